@@ -20,6 +20,7 @@ search out of time) stay private to their modules.
     ├── SourceError                 where an agent samples
     │   ├── SourceUnavailableError
     │   └── DriverCallError         a call of NVML or DCGM, with its code
+    │       ├── CallRefusedError
     │       ├── GpuLostError
     │       └── EngineLostError
     ├── JobSourceError              Slurm's files, the kubelet, processes
@@ -449,6 +450,10 @@ class DriverCallError(SourceError):
         """Keep the code beside the message."""
         self.code = code
         super().__init__(message)
+
+
+class CallRefusedError(DriverCallError):
+    """The library answers, and does not do this."""
 
 
 class GpuLostError(DriverCallError):

@@ -21,7 +21,7 @@ from typing import Any
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.agent.sources.dcgm.bindings import Bindings, Entity, Part, read_hierarchy
 from gpusonde.agent.sources.dcgm.fields import MetricGroup
-from gpusonde.errors import DriverCallError, EngineLostError, SourceError, SourceUnavailableError
+from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import MissingReason
 
 # dcgmReturn_t, dcgm_structs.h
@@ -110,13 +110,14 @@ def translated(structs: Any, what: str) -> Iterator[None]:
         what: What was tried, for the message.
 
     Raises:
-        DriverCallError: The call failed; :class:`EngineLostError` when there is no connection any more.
+        CallRefusedError: The call failed.
+        EngineLostError: There is no connection any more.
     """
     try:
         yield
     except structs.DCGMError as error:
         code = int(error.value)
-        kind = EngineLostError if code == CONNECTION_NOT_VALID else DriverCallError
+        kind = EngineLostError if code == CONNECTION_NOT_VALID else CallRefusedError
         raise kind(describe_failure(what, code, str(error)), code) from error
 
 
@@ -270,9 +271,7 @@ class Engine:
         """
         try:
             return read_hierarchy(self._call("MIG instances", "dcgmGetGpuInstanceHierarchy"))
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             log.info("%s", error)
             return ()
 
@@ -295,9 +294,7 @@ class Engine:
         try:
             for entity in entities:
                 self._call(f"entity {entity.id} of a group", "dcgmGroupAddEntity", group, entity.group, entity.id)
-        except EngineLostError:
-            raise
-        except DriverCallError:
+        except CallRefusedError:
             self.delete_group(group)
             raise
         return group
@@ -357,7 +354,7 @@ class Engine:
         function = getattr(self.bindings.agent, name, None)
         if function is None:
             problem = f"these bindings have no {name}"
-            raise DriverCallError(describe_failure(what, FUNCTION_NOT_FOUND, problem), FUNCTION_NOT_FOUND)
+            raise CallRefusedError(describe_failure(what, FUNCTION_NOT_FOUND, problem), FUNCTION_NOT_FOUND)
         if self._hung:
             # Another call on this connection would wait for the one before.
             raise _hang_error(what)

@@ -35,7 +35,7 @@ from gpusonde.agent.sources.dcgm.fields import (
 )
 from gpusonde.agent.sources.dcgm.gpu import EngineValue
 from gpusonde.agent.sources.dcgm.watch import Watch
-from gpusonde.errors import DriverCallError, EngineLostError
+from gpusonde.errors import CallRefusedError, DriverCallError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 log = logging.getLogger(__name__)
@@ -152,9 +152,7 @@ class Planner:
         try:
             # Fields of one group are refused together, and older engines do not know this one.
             return self._open_watch(FAST, self._gpus, [*fields, INSTANT_POWER_FIELD], self._interval_s)
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             log.info("power is the driver's average: %s", error)
             return self._open_watch(FAST, self._gpus, fields, self._interval_s)
 
@@ -199,18 +197,14 @@ class Planner:
     def _choose(self, gpu_id: int) -> ProfilingChoice | DriverCallError:
         try:
             return choose_profiling(self._engine.metric_groups(gpu_id))
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             if error.code not in (MODULE_NOT_LOADED, NOT_SUPPORTED, PROFILING_NOT_SUPPORTED):
                 return error
             # From Hopper on the engine profiles without the module that would answer.
             attempt = choose_profiling([MetricGroup(0, 0, EVERY_PROFILING_FIELD)])
             try:
                 self._open_watch("attempt", [Entity(GPU, gpu_id)], attempt.field_ids, self._interval_s).close()
-            except EngineLostError:
-                raise
-            except DriverCallError:
+            except CallRefusedError:
                 return error
             return attempt
 
@@ -220,9 +214,7 @@ class Planner:
             return None
         try:
             self._watches.profiling.append(self._open_watch(name, entities, choice.field_ids, self._interval_s))
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             if error.code == PROFILING_MULTI_PASS and choice.multiplexed:
                 log.warning("%s; watching only what one pass gives", error)
                 return self._open_choice(name, choice.single_pass(), entities)
@@ -238,9 +230,7 @@ class Planner:
         for wanted in choice.field_ids:
             try:
                 self._open_watch("attempt", entities, [wanted], self._interval_s).close()
-            except EngineLostError:
-                raise
-            except DriverCallError as refusal:
+            except CallRefusedError as refusal:
                 self._refused(entities, [wanted], refusal, quiet=True)
             else:
                 taken.append(wanted)
@@ -259,9 +249,7 @@ class Planner:
     ) -> None:
         try:
             opened.append(self._open_watch(name, entities, fields, interval_s))
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             self._refused(entities, fields, error)
 
     def _note(self, entity: Entity, names: Iterable[str], reason: MissingReason) -> None:

@@ -39,7 +39,7 @@ from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import DcgmGpu, EngineValue
 from gpusonde.agent.sources.dcgm.watch import Found, Watch, describe_devices, find
 from gpusonde.agent.sources.nvml.library import Nvml
-from gpusonde.errors import DriverCallError, EngineLostError, SourceUnavailableError
+from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceUnavailableError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,7 @@ class ProfilingPause:
             else:
                 engine.resume_profiling()
                 log.warning("%s is gone: profiling metrics are measured again", self._path)
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             log.warning("%s; tried again every %g s", error, _CHECK_INTERVAL_S)
             return
         self.paused = wanted
@@ -376,9 +374,7 @@ class DcgmSource:
         """Hand a watch's new values to their GPUs; return whether there were any with a time."""
         try:
             values = watch.read()
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             log.debug("%s", error)
             return False
         decides = watch in self._watches.plain
@@ -415,9 +411,7 @@ class DcgmSource:
         log.warning("the watch %s %s: renewing it", watch.name, why)
         try:
             watch.renew()
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             if watch is self._watches.plain[0]:
                 # Silent, and not even the plain metrics can be watched again: only a new connection can help.
                 raise _engine_lost(self.engine_address, error) from error

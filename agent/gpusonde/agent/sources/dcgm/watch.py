@@ -22,7 +22,7 @@ from gpusonde.agent.sources.dcgm.connection import NO_DATA, Engine
 from gpusonde.agent.sources.dcgm.gpu import EngineValue, is_blank_int32, plain_layout, read_number, text_of
 from gpusonde.agent.sources.nvml.gpu import Device, describe_device, mig_instances
 from gpusonde.agent.sources.nvml.library import Nvml
-from gpusonde.errors import DriverCallError, EngineLostError, SourceError, SourceUnavailableError
+from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import MissingReason
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,7 @@ def find(engine: Engine, load_nvml: Callable[[], Nvml]) -> Found:
     for gpu_id in engine.gpu_ids():
         try:
             attributes[gpu_id] = engine.gpu_attributes(gpu_id)
-        except EngineLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             log.warning("GPU %d cannot be sampled (%s); going on with the others", gpu_id, error)
     if not attributes:
         raise SourceUnavailableError(

@@ -36,7 +36,7 @@ from gpusonde.agent.sources.nvml.fast_reader import (
 from gpusonde.agent.sources.nvml.gpm_reader import GPM_METRICS, GpmReader
 from gpusonde.agent.sources.nvml.library import Nvml, blank_reason, call_error
 from gpusonde.agent.sources.nvml.slow_reader import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
-from gpusonde.errors import DriverCallError, GpuLostError
+from gpusonde.errors import CallRefusedError, DriverCallError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 
@@ -65,9 +65,7 @@ def is_split(nvml: Nvml, handle: Any) -> bool:
     """
     try:
         current, _pending = nvml.call("nvmlDeviceGetMigMode", handle)
-    except GpuLostError:
-        raise
-    except DriverCallError:
+    except CallRefusedError:
         # Boards and drivers without MIG refuse the question.
         return False
     return bool(current)
@@ -82,9 +80,7 @@ def mig_instances(nvml: Nvml, handle: Any) -> tuple[MigInstance, ...]:
     found = []
     try:
         slots = int(nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle))
-    except GpuLostError:
-        raise
-    except DriverCallError:
+    except CallRefusedError:
         return ()
     for slot in range(slots):
         try:
@@ -97,9 +93,7 @@ def mig_instances(nvml: Nvml, handle: Any) -> tuple[MigInstance, ...]:
                     int(nvml.call("nvmlDeviceGetComputeInstanceId", instance)),
                 )
             )
-        except GpuLostError:
-            raise
-        except DriverCallError:
+        except CallRefusedError:
             # Slots are sparse: an empty one is NOT_FOUND.
             continue
     return tuple(found)
@@ -307,9 +301,7 @@ class NvmlGpu:
         )
         try:
             gpm.open()
-        except GpuLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             refused = blank_reason(error.code) is MissingReason.NO_PERMISSION
             log.log(logging.WARNING if refused else logging.INFO, "%s gives no GPM metrics: %s", self.key, error)
             self.missing.update((m.name, blank_reason(error.code)) for m in GPM_METRICS)
@@ -451,9 +443,7 @@ class NvmlGpu:
                 for name, reason in try_out(FieldsReader(self._nvml, self.device.own_handle, (field,))).items()
                 if reason in LASTING_REASONS
             }
-        except GpuLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             refused = {field.metric: blank_reason(error.code) for field in wanted}
         working = [field for field in wanted if field.metric not in refused]
         for name, reason in refused.items():

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from gpusonde.errors import DriverCallError, GpuLostError, SourceError, SourceUnavailableError
+from gpusonde.errors import CallRefusedError, DriverCallError, GpuLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import MissingReason
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -60,7 +60,7 @@ _ADVICE = {
 
 def call_error(function: str, code: int, text: str) -> DriverCallError:
     """Return the error of a call that answered with an ``nvmlReturn_t``."""
-    kind = GpuLostError if code == _GPU_IS_LOST else DriverCallError
+    kind = GpuLostError if code == _GPU_IS_LOST else CallRefusedError
     return kind(f"{function}: {text} (NVML error {code})", code)
 
 
@@ -126,7 +126,8 @@ class Nvml:
         """Call a function of pynvml.
 
         Raises:
-            DriverCallError: It failed; :class:`GpuLostError` when the GPU is gone.
+            CallRefusedError: It failed.
+            GpuLostError: The GPU is gone.
             SourceError: The driver is gone as a whole.
         """
         return getattr(self.module, name)(*arguments)
@@ -136,7 +137,7 @@ class Nvml:
         """Return a function of the library itself, for what is called every tick: it returns a ``nvmlReturn_t``.
 
         Raises:
-            DriverCallError: The driver is older than the function.
+            CallRefusedError: The driver is older than the function.
         """
         return cast(Callable[..., int], self.module._nvmlGetFunctionPointer(name))
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from gpusonde.agent.sources.base import LASTING_REASONS, plausible
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, blank_reason
-from gpusonde.errors import DriverCallError, GpuLostError
+from gpusonde.errors import CallRefusedError
 from gpusonde.telemetry import MissingReason
 
 Values = Mapping[str, "float | MissingReason"]
@@ -107,9 +107,7 @@ class GetterReader:
         """See :class:`SlowReader`."""
         try:
             result = self._nvml.call(self._getter.function, self._handle, *self._getter.arguments)
-        except GpuLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             return {self._getter.metric: blank_reason(error.code)}
         return {self._getter.metric: plausible(self._getter.metric, self._getter.convert(result))}
 
@@ -128,9 +126,7 @@ class FieldReader:
         """See :class:`SlowReader`."""
         try:
             answers = self._nvml.call("nvmlDeviceGetFieldValues", self._handle, self._ids)
-        except GpuLostError:
-            raise
-        except DriverCallError as error:
+        except CallRefusedError as error:
             return dict.fromkeys(self.metrics, blank_reason(error.code))
         return {f.metric: _field_value(f, answer) for f, answer in zip(self._fields, answers, strict=True)}
 
