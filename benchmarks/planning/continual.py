@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +99,6 @@ def _replay(args: argparse.Namespace) -> list[str]:
             bar(args, "the same: cost against on demand, against always-cheapest-spot", "reported",
                 f"{percent(share)} of on demand; {_usd(ours) / _usd(spot):.2f} times always-cheapest-spot, which "
                 f"misses {percent(_missed(existed, spot) / len(existed))}", met=True)  # fmt: skip
-            by_deadline = _by_deadline(existed, outcomes)
         what = f"{campaign.name}, {days:.1f} days, {len(existed)} of {jobs} jobs"
         rows.append((what, f"{_usd(sure):,.0f}", *(_summary(existed, outcomes[rule.name], sure) for rule in RULES)))
     said = (
@@ -111,9 +110,6 @@ def _replay(args: argparse.Namespace) -> list[str]:
         said,
         "",
         *table(("traces", "on demand, USD", *(rule.name for rule in RULES)), rows),
-        f"The same by deadline, {campaigns[0].name}: missed / cost.",
-        "",
-        *by_deadline,
     ]
 
 
@@ -151,23 +147,6 @@ def _summary(jobs: Sequence[spot_jobs.SpotJob], outcomes: Sequence[Outcome], sur
     latest = f"{max(ends):.2f}" if len(ends) == len(outcomes) else "some never"
     share = percent(_usd(outcomes) / _usd(sure))
     return f"{_missed(jobs, outcomes)}; {share}; {latest}; {statistics.mean(o.preemptions for o in outcomes):.1f}"
-
-
-def _by_deadline(jobs: Sequence[spot_jobs.SpotJob], outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    rows = []
-    for deadline in spot_jobs.DEADLINES:
-        places = [place for place, job in enumerate(jobs) if job.deadline == deadline]
-        if not places:
-            continue
-        usd = {name: sum(results[place].usd for place in places) for name, results in outcomes.items()}
-        sure = usd[RULES[1].name]
-        missed = {
-            name: sum(not results[place].met(jobs[place].deadline_s) for place in places)
-            for name, results in outcomes.items()
-        }
-        cells = (f"{missed[rule.name]} / {percent(usd[rule.name] / sure, 0)}" for rule in RULES)
-        rows.append((f"{deadline:g}", len(places), *cells))
-    return table(("deadline", "jobs", *(rule.name for rule in RULES)), rows)
 
 
 _FIGURE = (

@@ -24,7 +24,6 @@ _LEAST_CANDIDATES = 8
 _MAGIC_BATCH = 64
 _EXPLORERS = 20  # seeds of Oracle-BO, whose mean counts
 _RANDOM_HALVES = range(10)
-_OTHER_HALF = "the other half of the placements known"
 
 
 @dataclass(frozen=True)
@@ -191,31 +190,31 @@ def _other_sets(rows: Sequence[sia.StepTime], candidates: Sequence[Estimates]) -
     sets = {
         "24 global batches": list(choices(candidates, batches=24)),
         "candidates within 10 %": list(choices(candidates, width=0.1)),
-        _OTHER_HALF: list(choices(estimates_of(rows, 1))),
+        "the other half of the placements known": list(choices(estimates_of(rows, 1))),
     }
     whos = (OURS, SEED, APM, "Oracle-BO")
     lines = []
     for what, found in sets.items():
-        for objective in ("time", "cost"):
-            asked = [choice for choice in found if choice.objective == objective]
-            regrets = [np.array([CHOOSERS[who](choice) for choice in asked]) for who in whos]
-            lines.append((f"{what}, {objective}", len(asked), *map(_mean_and_p90, regrets)))
+        asked = [[choice for choice in found if choice.objective == objective] for objective in ("time", "cost")]
+        regrets = [np.array([CHOOSERS[who](choice) for choice in each]) for each in asked for who in whos]
+        lines.append((what, sum(map(len, asked)), *map(_mean_and_p90, regrets)))
     drawn = [list(choices(estimates_of(rows, np.random.default_rng(seed)))) for seed in _RANDOM_HALVES]
-    means = []
+    means, cells, count = [], [], 0
     for objective in ("time", "cost"):
         asked = [[choice for choice in found if choice.objective == objective] for found in drawn]
         by_draw = {who: [np.array([CHOOSERS[who](choice) for choice in found]) for found in asked] for who in whos[:2]}
         pooled = [np.concatenate(regrets) for regrets in by_draw.values()]
-        what = f"half of the placements at random, {len(drawn)} draws, {objective}"
-        lines.append((what, pooled[0].size, *map(_mean_and_p90, pooled), "-", "-"))
+        cells += [*map(_mean_and_p90, pooled), *("-" for _ in whos[2:])]
+        count += pooled[0].size
         ours = [regrets.mean() for regrets in by_draw[OURS]]
         means.append(f"{min(ours):.3f} to {max(ours):.3f} for {objective}")
+    lines.append((f"half of the placements at random, {len(drawn)} draws", count, *cells))
     text = (
         "Other problems from the same rows, defined after the first ones: mean / 90th percentile. Which half of the "
         f"placements is known matters most: over {len(drawn)} random halves the mean is {' and '.join(means)}. "
         "Oracle-BO is scored on the very measurements that it took."
     )
-    columns = ("otherwise", "problems", *whos)
+    columns = ("otherwise", "problems", *(f"{objective}: {who}" for objective in ("time", "cost") for who in whos))
     return [text, "", *table(columns, lines)]
 
 

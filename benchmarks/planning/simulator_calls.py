@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from page import table
 
 from gpusonde.optimizer import MachineOffer, Problem, SimulatedSteps, solve
 from gpusonde.optimizer.paper import count_plans
@@ -37,24 +36,25 @@ class _Steady:
 
 
 def call_lines(global_batches: tuple[int, ...]) -> list[str]:
-    """Lines of the table."""
-    rows = []
+    """Lines of the section."""
+    said = []
     for global_batch in global_batches:
+        problem, steps = _problem(global_batch)
+        calls = {}
         for method in ("exact", "paper"):
-            problem, steps = _problem(global_batch)
             started = time.process_time()
             solution = solve(problem, steps, method=method, explain=False, time_limit_s=600.0)
             cpu_s = time.process_time() - started
-            rows.append((
-                str(global_batch), f"{count_plans(problem):,.0f}", method, str(solution.plan),
-                f"{solution.explored:,}", f"{cpu_s:.2f}",
-            ))  # fmt: skip
+            calls[method] = f"{solution.explored:,} calls, {cpu_s:.2f} s of CPU and {solution.plan}"
+        said.append(
+            f"With a batch of {global_batch} there are {count_plans(problem):,.0f} plans: exact {calls['exact']}, "
+            f"paper {calls['paper']}."
+        )
     text = (
         "With the iteration simulator behind it (three offers, quotas 32, 32 and 8, no limits) the seed simulates each "
         "of fewer than 10,000 plans, the exact search those that a bound does not dismiss."
     )
-    columns = ("global batch", "plans", "search", "plan", "simulator calls", "CPU s")
-    return ["### Simulator calls", "", text, "", *table(columns, rows)]
+    return ["### Simulator calls", "", " ".join([text, *said]), ""]
 
 
 def _problem(global_batch: int) -> tuple[Problem, SimulatedSteps]:
