@@ -163,10 +163,10 @@ def test_the_state_of_a_run_that_ended_is_removed_and_so_are_strangers(setup, re
     assert state_files(subject) == []
 
 
-def stored_midway(setup, records):
+def stored_midway(setup, records, count=120):
     """A store whose tracking was stopped in the middle of the run, and the content of its state."""
     subject = setup()
-    subject.feed(records[:120], 10)
+    subject.feed(records[:count], 10)
     subject.pipeline.finish()
     content = subject.store.states.read(KEY, 1)
     return subject, content
@@ -315,7 +315,8 @@ def test_a_hostile_tracker_state_is_left_out(setup, records, uninterrupted, capl
 
 
 def test_random_damage_behind_a_valid_checksum_never_stops_tracking(setup, records, caplog):
-    subject, content = stored_midway(setup, records)
+    # Whatever is not taken is read again, 25 times: one epoch and a half.
+    subject, content = stored_midway(setup, records, 30)
     (file,) = state_files(subject)
     chance = random.Random(3)
     for _ in range(25):

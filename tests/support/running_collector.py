@@ -25,11 +25,14 @@ QUICK = {
 
 
 class ThreadCollector:
-    """``run_collector`` in a thread; one at a time, because grpc.aio has one poller per process."""
+    """``run_collector`` in a thread; one at a time, because grpc.aio has one poller per process.
 
-    def __init__(self, directory: Path, files=None, make_tracker=None, **settings):
+    ``adapt`` makes another configuration of that of the ``settings``, to choose what is no key.
+    """
+
+    def __init__(self, directory: Path, files=None, make_tracker=None, adapt=lambda config: config, **settings):
         overrides = QUICK | {"store.directory": str(directory)} | {k.replace("__", "."): v for k, v in settings.items()}
-        self._config = CollectorConfig.load(overrides=overrides)
+        self._config = adapt(CollectorConfig.load(overrides=overrides))
         self._more = {"files": files} | ({"make_tracker": make_tracker} if make_tracker else {})
         self._stop = threading.Event()
         self._ready = threading.Event()

@@ -22,6 +22,11 @@ from gpusonde.telemetry import Trace
 SECONDS = 50
 
 
+@pytest.fixture(autouse=True)
+def _jobs_are_looked_for_often(monkeypatch):
+    monkeypatch.setattr("gpusonde.agent.jobs.watcher.POLL_INTERVAL_S", 0.1)
+
+
 class LiveSource(ReplaySource):
     """A replay that passes for the GPU itself."""
 
@@ -160,8 +165,7 @@ def test_jobs_are_told_again_after_a_new_inventory_and_those_of_its_new_gpus_wit
     for gpu, job in (("GPU-a", "1"), ("GPU-b", "2")):
         (tmp_path / "jobs" / gpu).write_text(f"{job}\n")
     with ScriptedCollector() as collector:
-        # Jobs are looked for twice: it lasts eight seconds.
-        sample(tmp_path, collector, source=GrowingSource("GPU-a", speed=6.0))
+        sample(tmp_path, collector, source=GrowingSource("GPU-a"))
         records = collector.records()
     told = [
         "inventory" if record.HasField("inventory") else [b.job_id for b in record.job_bindings.bindings]
@@ -190,7 +194,7 @@ def test_runs_shows_what_the_processes_on_the_gpu_belong_to(tmp_path, capsys, mo
     # The binding says when the process was started; that is long ago for the replay.
     monkeypatch.setattr("gpusonde.agent.jobs.processes.ProcFolder._start", lambda *_: 0)
     with ProcessCollector(tmp_path / "store") as collector:
-        sample(tmp_path, collector, source=LiveSource("GPU-a", speed=6.0))
+        sample(tmp_path, collector)
         (run,) = runs(collector, capsys)
     owner = ProcFolder().facts(os.getpid()).owner
     assert (run["job_id"], run["scheduler"]) == (owner.job_id, owner.scheduler.value)
