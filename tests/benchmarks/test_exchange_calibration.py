@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from exchange_calibration import ExchangeCalibration, MeasuredIteration, Overlap, even_trace
+from support.communication_queue import simulate_communication
 
 from gpusonde.errors import ProblemError
-from gpusonde.simulator.communication import BandwidthSharing, simulate_communication
+from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
 

@@ -11,10 +11,10 @@ from support.running_collector import ThreadCollector
 from support.trained_encoders import add_encoder
 from support.wire_agent import WireStream, batch, block, hello, inventory
 
+from gpusonde.cli.commands.fleet import HostsPayload, TrainingsPayload
 from gpusonde.cli.main import main
 from gpusonde.cli.workload.answers import StepsPayload
 from gpusonde.cli.workload.embed import EmbedPayload
-from gpusonde.cli.workload.listings import HostsPayload, TrainingsPayload
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2

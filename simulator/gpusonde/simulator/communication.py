@@ -1,12 +1,11 @@
 """How the gradients of a step are communicated: transfers that run at the same time share a machine's link.
 
-``simulate_communication`` follows one step as an event queue, as the seed does (Srifty, section 4.3), and is what
-``simulate_communications`` is checked against: the same for many steps at once, in arrays, which the optimizer calls.
+Srifty (section 4.3) follows one step as an event queue. ``simulate_communications`` does the same for many steps at
+once, in arrays, because the optimizer asks for many.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -52,128 +51,6 @@ class BandwidthSharing:
             raise ValueError(f"max_in_flight is 1 or more, not {self.max_in_flight}")
 
 
-@dataclass(frozen=True)
-class CommunicationTimeline:
-    """When every transfer ran.
-
-    Attributes:
-        start_s: Shape (n,), seconds after the start of the backward pass.
-        finish_s: Shape (n,), likewise.
-    """
-
-    start_s: FloatArray
-    finish_s: FloatArray
-
-    @property
-    def end_s(self) -> float:
-        """When the last transfer finished; 0 without transfers."""
-        return float(self.finish_s.max(initial=0.0))
-
-
-def share_bandwidth(wanted: FloatArray, sharing: BandwidthSharing) -> FloatArray:
-    """Return what each of the transfers in flight gets, bytes per second on the bus.
-
-    Args:
-        wanted: Shape (c,), bus bandwidth that each would reach alone.
-        sharing: The link's rules.
-    """
-    capacity = sharing.capacity_bytes_per_second
-    asked = wanted.sum()
-    if sharing.share is SharingRule.SEED:
-        return wanted if asked < capacity else np.minimum(wanted, capacity / wanted.size)
-    if asked <= capacity:
-        return wanted
-    ascending = np.argsort(wanted, kind="stable")
-    given = np.empty_like(wanted)
-    left = capacity
-    for place, index in enumerate(ascending):
-        given[index] = min(wanted[index], left / (wanted.size - place))
-        left -= given[index]
-    return given
-
-
-_READY, _FINISH = 0, 1
-
-
-def simulate_communication(
-    ready_s: npt.ArrayLike,
-    traffic_bytes: npt.ArrayLike,
-    bus_bytes_per_second: npt.ArrayLike,
-    sharing: BandwidthSharing | None = None,
-) -> CommunicationTimeline:
-    """Run the transfers of one step.
-
-    Args:
-        ready_s: Shape (n,), when each bucket of gradients is ready, seconds after the start of the backward pass.
-        traffic_bytes: Shape (n,), bytes that each moves over the bus: ``2 (world - 1) / world`` of its size in a ring.
-        bus_bytes_per_second: Shape (n,), bus bandwidth that each reaches alone.
-        sharing: The link's rules; by default a link that never binds.
-
-    Raises:
-        ValueError: Arrays of different lengths, negative or not finite figures, a bandwidth that is not above zero.
-    """
-    ready, traffic, wanted = check_transfers(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=1)
-    sharing = sharing or BandwidthSharing()
-    limit = sharing.max_in_flight or ready.size
-    queue: list[tuple[float, int, int, int]] = [(time_s, _READY, index, 0) for index, time_s in enumerate(ready)]
-    heapq.heapify(queue)
-    start, finish = np.zeros(ready.size), np.zeros(ready.size)
-    left = traffic.copy()
-    waiting: list[int] = []
-    running: list[int] = []
-    rate = np.zeros(ready.size)
-    # A rate that changes makes the finish that is queued for its transfer void; the generation tells them apart.
-    generation = 0
-    now_s = 0.0
-    while queue:
-        time_s, kind, index, born = heapq.heappop(queue)
-        if kind == _FINISH and born != generation:
-            continue
-        left[running] -= rate[running] * (time_s - now_s)
-        now_s = time_s
-        if kind == _READY:
-            waiting.append(index)
-        else:
-            running.remove(index)
-            left[index] = 0.0
-            finish[index] = now_s
-        while waiting and len(running) < limit:
-            begun = waiting.pop(0)
-            start[begun] = now_s
-            running.append(begun)
-        if running:
-            rate[running] = share_bandwidth(wanted[running], sharing)
-            generation += 1
-            for each in running:
-                due_s = now_s + max(0.0, left[each]) / rate[each]
-                heapq.heappush(queue, (due_s, _FINISH, each, generation))
-    return CommunicationTimeline(start, finish)
-
-
-def check_transfers(
-    ready_s: npt.ArrayLike, traffic_bytes: npt.ArrayLike, bus_bytes_per_second: npt.ArrayLike, *, dimensions: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the three arrays, of one shape.
-
-    Raises:
-        ValueError: They are not what the simulations take.
-    """
-    ready, traffic, wanted = (
-        np.asarray(each, dtype=np.float64) for each in (ready_s, traffic_bytes, bus_bytes_per_second)
-    )
-    if not ready.shape == traffic.shape == wanted.shape or ready.ndim != dimensions:
-        raise ValueError(
-            f"ready_s, traffic_bytes and bus_bytes_per_second need one shape with {dimensions} dimension(s)"
-        )
-    if not (np.isfinite(ready).all() and (ready >= 0).all()):
-        raise ValueError("ready_s must be finite and not negative")
-    if not (np.isfinite(traffic).all() and (traffic >= 0).all()):
-        raise ValueError("traffic_bytes must be finite and not negative")
-    if not ((wanted > 0).all() and (wanted < math.inf).all()):
-        raise ValueError("bus_bytes_per_second must be finite and above zero")
-    return ready, traffic, wanted
-
-
 # Finishes closer together than this share of a step are one event; the queue takes them one by one, to the same end.
 _SAME_TIME = 1e-13
 
@@ -192,17 +69,18 @@ def simulate_communications(
     Every case goes on by one event per turn, at its own time; the turns end when no case has anything left.
 
     Args:
-        ready_s: Shape (m, n), as in ``simulate_communication``.
-        traffic_bytes: Shape (m, n).
-        bus_bytes_per_second: Shape (m, n).
+        ready_s: Shape (m, n), when each bucket of gradients is ready, seconds after the start of the backward pass.
+        traffic_bytes: Shape (m, n), bytes that each moves over the bus: ``2 (world - 1) / world`` of its size in a
+            ring.
+        bus_bytes_per_second: Shape (m, n), bus bandwidth that each reaches alone.
         capacity_bytes_per_second: A number or shape (m,), bus bandwidth of the machine.
         max_in_flight: Transfers at a time; None for no limit.
         share: How a capacity that does not suffice is divided.
 
     Raises:
-        ValueError: As ``simulate_communication``.
+        ValueError: Arrays of different shapes, negative or not finite figures, a bandwidth that is not above zero.
     """
-    ready, traffic, wanted = check_transfers(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=2)
+    ready, traffic, wanted = _check_transfers(ready_s, traffic_bytes, bus_bytes_per_second)
     cases, count = ready.shape
     if count == 0:
         return np.zeros((cases, 0))
@@ -248,6 +126,24 @@ def simulate_communications(
     result = np.empty_like(finish)
     np.put_along_axis(result, order, finish, axis=1)
     return result
+
+
+def _check_transfers(
+    ready_s: npt.ArrayLike, traffic_bytes: npt.ArrayLike, bus_bytes_per_second: npt.ArrayLike
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the three arrays, of one shape."""
+    ready, traffic, wanted = (
+        np.asarray(each, dtype=np.float64) for each in (ready_s, traffic_bytes, bus_bytes_per_second)
+    )
+    if not ready.shape == traffic.shape == wanted.shape or ready.ndim != 2:
+        raise ValueError("ready_s, traffic_bytes and bus_bytes_per_second need one shape with 2 dimensions")
+    if not (np.isfinite(ready).all() and (ready >= 0).all()):
+        raise ValueError("ready_s must be finite and not negative")
+    if not (np.isfinite(traffic).all() and (traffic >= 0).all()):
+        raise ValueError("traffic_bytes must be finite and not negative")
+    if not ((wanted > 0).all() and (wanted < math.inf).all()):
+        raise ValueError("bus_bytes_per_second must be finite and above zero")
+    return ready, traffic, wanted
 
 
 def _unshared(ready: FloatArray, duration: FloatArray, *, one_at_a_time: bool) -> FloatArray:
