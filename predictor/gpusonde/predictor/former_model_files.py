@@ -60,7 +60,7 @@ def decode_zip(content: bytes, *, most_bytes: int) -> Content:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = dict(_members(archive, most_bytes))
+            members = dict(_read_members(archive, most_bytes))
         return _decode_model(members) if _MANIFEST in members else _decode_npz(members)
     except ModelError:
         raise
@@ -68,7 +68,7 @@ def decode_zip(content: bytes, *, most_bytes: int) -> Content:
         raise ModelError(f"not a model file, or damaged ({str(error)[:200]})") from error
 
 
-def _members(archive: zipfile.ZipFile, most_bytes: int) -> Iterator[tuple[str, bytes]]:
+def _read_members(archive: zipfile.ZipFile, most_bytes: int) -> Iterator[tuple[str, bytes]]:
     left = most_bytes
     for info in archive.infolist()[:_MOST_MEMBERS]:
         if info.compress_type not in _PACKINGS:

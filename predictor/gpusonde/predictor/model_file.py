@@ -76,7 +76,7 @@ def encode(document: Mapping[str, Any], arrays: Arrays) -> tuple[bytes, str]:
     """
     stored: dict[str, npt.NDArray[Any]] = {}
     for name, array in arrays.items():
-        little = np.asarray(array, order="C", dtype=_little(array))
+        little = np.asarray(array, order="C", dtype=_order_little(array))
         if little.dtype.str not in _TYPES:
             raise ModelError(f"array {name} of {array.dtype} cannot be saved")
         stored[name] = little
@@ -111,7 +111,7 @@ def decode(content: bytes, *, most_bytes: int) -> ModelFile:
         raise ModelError(f"not a model file, or damaged ({str(error)[:200]})") from error
     if digest != written:
         raise ModelError("damaged: it does not match its checksum")
-    if any(_little(array).str not in _TYPES for array in arrays.values()):
+    if any(_order_little(array).str not in _TYPES for array in arrays.values()):
         raise ModelError("it holds arrays of types that no model has")
     return ModelFile(document, arrays, written)
 
@@ -120,11 +120,11 @@ def _digest(document: Mapping[str, Any], arrays: Arrays) -> str:
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
     for name in sorted(arrays):
         array = arrays[name]
-        little = array.astype(_little(array), copy=False)
+        little = array.astype(_order_little(array), copy=False)
         digest.update(json.dumps([name, little.dtype.str, little.shape]).encode())
         digest.update(little.tobytes())
     return digest.hexdigest()
 
 
-def _little(array: npt.NDArray[Any]) -> np.dtype[Any]:
+def _order_little(array: npt.NDArray[Any]) -> np.dtype[Any]:
     return array.dtype.newbyteorder("<")

@@ -67,10 +67,10 @@ class Row:
         try:
             value = float(text)
         except ValueError:
-            raise self.error(f"{self._shown(text)} is not a number", column) from None
+            raise self.error(f"{self._quote(text)} is not a number", column) from None
         if not above < value < below:
             wanted = "positive and finite" if above == 0 else f"above {above:g}" if above > -math.inf else "finite"
-            raise self.error(f"{self._shown(text)} must be {wanted}", column)
+            raise self.error(f"{self._quote(text)} must be {wanted}", column)
         return value
 
     def count(self, column: str, default: int | None = None) -> int:
@@ -83,7 +83,7 @@ class Row:
             return default
         value = self.number(column, above=0, below=_LARGEST_COUNT)
         if value != int(value):
-            raise self.error(f"{self._shown(self.text(column))} must be a whole number of at least 1", column)
+            raise self.error(f"{self._quote(self.text(column))} must be a whole number of at least 1", column)
         return int(value)
 
     def choice(self, column: str, known: Mapping[str, _T]) -> _T:
@@ -94,7 +94,7 @@ class Row:
         """
         text = self.text(column)
         if text not in known:
-            raise self.error(f"{self._shown(text)} is unknown; use {', '.join(known)}", column)
+            raise self.error(f"{self._quote(text)} is unknown; use {', '.join(known)}", column)
         return known[text]
 
     def error(self, problem: str, column: str | None = None) -> TableError:
@@ -102,7 +102,7 @@ class Row:
         return TableError(problem, path=self.path, line=self.line, field=column)
 
     @staticmethod
-    def _shown(text: str) -> str:
+    def _quote(text: str) -> str:
         return repr(text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...")
 
 
@@ -134,25 +134,25 @@ def read_table(path: str | Path, *, required: Collection[str] = (), limits: Tabl
         OSError: It cannot be read.
     """
     path, limits = Path(path), limits or TableLimits()
-    every = _parsed(path, _text(path, limits), limits)
+    every = _parse(path, _read_text(path, limits), limits)
     heading = tuple(cell.strip() for cell in every[0]) if every else ()
     _check_heading(path, heading, required)
     rows: list[Row] = []
-    line = 1 + _line_breaks(every[0] if every else ())
+    line = 1 + _count_line_breaks(every[0] if every else ())
     for cells in every[1:]:
-        line += 1 + _line_breaks(cells)
+        line += 1 + _count_line_breaks(cells)
         if not cells:
             continue
         if len(rows) == limits.rows:
             raise TableError(f"more than {limits.rows} rows; split it", path=path, line=line)
         if len(cells) != len(heading):
-            raise TableError(_wrong_width(len(cells), len(heading)), path=path, line=line)
+            raise TableError(_describe_width(len(cells), len(heading)), path=path, line=line)
         named = {name: cell.strip() for name, cell in zip(heading, cells, strict=True)}
         rows.append(Row(path, line, named))
     return Table(path, heading, tuple(rows))
 
 
-def _parsed(path: Path, text: str, limits: TableLimits) -> list[list[str]]:
+def _parse(path: Path, text: str, limits: TableLimits) -> list[list[str]]:
     """Return the cells of every line, the heading's first; an empty line has none."""
     # A quarter of a second, which only who reads a table pays.
     import pandas as pd  # noqa: PLC0415
@@ -174,16 +174,16 @@ def _parsed(path: Path, text: str, limits: TableLimits) -> list[list[str]]:
         found = _TOO_MANY.search(str(error))
         if found:
             wanted, line, width = (int(number) for number in found.groups())
-            raise TableError(_wrong_width(width, wanted), path=path, line=line) from error
+            raise TableError(_describe_width(width, wanted), path=path, line=line) from error
         raise TableError(f"not a CSV text file ({error})", path=path, line=len(text.splitlines())) from error
     return [[cell for cell in row if isinstance(cell, str)] for row in frame.to_numpy()]
 
 
-def _wrong_width(width: int, wanted: int) -> str:
+def _describe_width(width: int, wanted: int) -> str:
     return f"{width} fields where the heading has {wanted}: a truncated line?"
 
 
-def _line_breaks(cells: Sequence[str]) -> int:
+def _count_line_breaks(cells: Sequence[str]) -> int:
     return sum(len(_LINE_BREAK.findall(cell)) for cell in cells)
 
 
@@ -200,7 +200,7 @@ def _check_heading(path: Path, heading: Sequence[str], required: Collection[str]
             raise TableError("the column is missing; every row needs it", path=path, line=1, field=name)
 
 
-def _text(path: Path, limits: TableLimits) -> str:
+def _read_text(path: Path, limits: TableLimits) -> str:
     with path.open("rb") as file:
         data = file.read(limits.file_bytes + 1)
     if len(data) > limits.file_bytes:

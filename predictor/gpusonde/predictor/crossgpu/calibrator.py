@@ -44,14 +44,14 @@ class Calibrator:
 
     def calibrate(self, regimes: Collection[Regime]) -> Mapping[Regime, Calibration]:
         """Calibrate the prior and the given regimes; those with too few left-out pairs are left out."""
-        prior = calibrate_worst(self._by_gpu(self._prior_only()), self._coverage)
+        prior = calibrate_worst(self._group_by_gpu(self._measure_prior_only()), self._coverage)
         found = {Regime.PRIOR_ONLY: prior}
         if Regime.STATIC_ONLY in regimes:
-            found[Regime.STATIC_ONLY] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
+            found[Regime.STATIC_ONLY] = calibrate_worst(self._group_by_gpu(self._measure_static_only()), self._coverage)
         if Regime.SEEN_GPUS in regimes:
-            self._add(found, Regime.SEEN_GPUS, self._seen_gpus())
+            self._add(found, Regime.SEEN_GPUS, self._measure_seen_gpus())
         if Regime.ONE_UNSEEN_GPU in regimes:
-            self._add(found, Regime.ONE_UNSEEN_GPU, self._one_unseen_gpu())
+            self._add(found, Regime.ONE_UNSEEN_GPU, self._measure_one_unseen_gpu())
         return found
 
     def _add(self, found: dict[Regime, Calibration], regime: Regime, parts: Sequence[LeftOut]) -> None:
@@ -65,7 +65,7 @@ class Calibrator:
             like=self._whole, weights=self._weights[rows],
         )  # fmt: skip
 
-    def _seen_gpus(self) -> list[LeftOut]:
+    def _measure_seen_gpus(self) -> list[LeftOut]:
         """Return errors on configurations left out, and on whole workloads left out.
 
         The scale makes the two comparable, so either's quantile would do in theory; the larger one is taken.
@@ -73,9 +73,9 @@ class Calibrator:
         pairs = self._pairs
         by_configuration = grouped_folds(pairs.configuration, _CONFIGURATION_FOLDS, self._settings.seed)
         by_workload = grouped_folds(pairs.workload, len(pairs), self._settings.seed)
-        return [LeftOut.join(self._left_out(folds)) for folds in (by_configuration, by_workload)]
+        return [LeftOut.join(self._measure_left_out(folds)) for folds in (by_configuration, by_workload)]
 
-    def _left_out(self, folds: Iterable[tuple[BoolArray, BoolArray]]) -> list[LeftOut]:
+    def _measure_left_out(self, folds: Iterable[tuple[BoolArray, BoolArray]]) -> list[LeftOut]:
         parts = []
         for training, held_out in folds:
             if training.sum() >= _MINIMUM_ERRORS:
@@ -83,7 +83,7 @@ class Calibrator:
                 parts.append(LeftOut(predicted - self._residual[held_out], deviation))
         return parts
 
-    def _one_unseen_gpu(self) -> list[LeftOut]:
+    def _measure_one_unseen_gpu(self) -> list[LeftOut]:
         """Return errors with every GPU left out in turn, with all pairs it is in."""
         pairs = self._pairs
         parts = []
@@ -95,7 +95,7 @@ class Calibrator:
                 parts.append(LeftOut(errors, np.full(len(errors), rate_uncertainty(pairs.gpus[gpu]))))
         return parts
 
-    def _by_gpu(self, log_errors: FloatArray) -> list[LeftOut]:
+    def _group_by_gpu(self, log_errors: FloatArray) -> list[LeftOut]:
         """Return the errors of the prior, which has seen no GPU, by the GPU they come from."""
         pairs = self._pairs
         between = np.array([[rate_uncertainty(a, b) for b in pairs.gpus] for a in pairs.gpus])
@@ -104,8 +104,8 @@ class Calibrator:
         parts = [LeftOut(log_errors[mask], scales[mask]) for mask in masks]
         return [part for part in parts if len(part.log_errors)]
 
-    def _prior_only(self) -> FloatArray:
+    def _measure_prior_only(self) -> FloatArray:
         return self._residual
 
-    def _static_only(self) -> FloatArray:
+    def _measure_static_only(self) -> FloatArray:
         return self._pairs.static - self._pairs.log_ratio

@@ -45,7 +45,7 @@ def log_compute_rate(gpu: GpuSpec, precision: Precision, tensor_weight: float) -
     """
     if not gpu.fp32_tflops or gpu.fp32_tflops <= 0:
         raise ValueError(f"{gpu.name} has no known fp32_tflops")
-    cores = gpu.fp32_tflops * _issued_share(gpu)
+    cores = gpu.fp32_tflops * _estimate_issued_share(gpu)
     if precision is Precision.FP64:
         return math.log(gpu.fp64_tflops or cores)
     if precision in (Precision.FP16, Precision.MIXED):
@@ -56,7 +56,7 @@ def log_compute_rate(gpu: GpuSpec, precision: Precision, tensor_weight: float) -
     return (1 - tensor_weight) * math.log(cores) + tensor_weight * math.log(matrix)
 
 
-def _issued_share(gpu: GpuSpec) -> float:
+def _estimate_issued_share(gpu: GpuSpec) -> float:
     lanes = _LANES_SINGLE_ISSUE if gpu.compute_capability >= _FIRST_SINGLE_ISSUE else _LANES_DUAL_ISSUE
     return min(1.0, lanes / gpu.cores_per_sm) if gpu.cores_per_sm else 1.0
 
@@ -140,19 +140,19 @@ def feature_matrix(source: SourceMeasurement, targets: Sequence[GpuSpec]) -> Flo
     Raises:
         MeasurementError: A required metric, or a figure of the source GPU or of a target, is not known.
     """
-    own, figures = _source_features(source)
+    own, figures = _describe_source(source)
     busy, memory_share = own[1], own[18]
     busy_quartile_3, memory = own[4], own[7]
     rows = []
     for target in targets:
-        ratios = [math.log(figures[name] / _figure(target, name)) for name in _RATIO_ATTRIBUTES]
+        ratios = [math.log(figures[name] / _read_figure(target, name)) for name in _RATIO_ATTRIBUTES]
         bandwidth, compute = ratios[4], ratios[6]
         rows.append(
             own
             + ratios
             + [source.gpu.compute_capability - target.compute_capability]
             + [busy * compute, busy * bandwidth, memory_share * bandwidth, (1 - memory_share) * compute]
-            + _priors(busy, busy_quartile_3, memory, min(1.0, memory_share), compute, bandwidth)
+            + _compute_priors(busy, busy_quartile_3, memory, min(1.0, memory_share), compute, bandwidth)
         )
     return np.array(rows, dtype=np.float64).reshape(-1, len(FEATURES))
 
@@ -162,7 +162,7 @@ def has_figures(target: GpuSpec) -> bool:
     return all((getattr(target, name) or 0) > 0 for name in _RATIO_ATTRIBUTES)
 
 
-def _source_features(source: SourceMeasurement) -> tuple[list[float], dict[str, float]]:
+def _describe_source(source: SourceMeasurement) -> tuple[list[float], dict[str, float]]:
     missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
     if missing:
         raise MeasurementError(f"the measurement lacks {', '.join(missing)}, which the learned model needs")
@@ -194,7 +194,7 @@ def _source_features(source: SourceMeasurement) -> tuple[list[float], dict[str, 
     return own, figures
 
 
-def _priors(
+def _compute_priors(
     busy: float, busy_quartile_3: float, memory: float, memory_share: float, compute: float, bandwidth: float
 ) -> list[float]:
     """Return six rooflines; the model sees where they disagree. ``compute`` and ``bandwidth`` are log ratios."""
@@ -211,7 +211,7 @@ def _priors(
     ]
 
 
-def _figure(target: GpuSpec, name: str) -> float:
+def _read_figure(target: GpuSpec, name: str) -> float:
     value = getattr(target, name)
     if value is None or value <= 0:
         raise MeasurementError(f"{target.name} has no known {name}")

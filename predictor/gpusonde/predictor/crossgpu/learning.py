@@ -99,7 +99,7 @@ def learn(
     Raises:
         TooFewRunsError: Together there are fewer than 30 pairs.
     """
-    source, target = _newest_pairs(fleet, now_unix_s, half_life_s)
+    source, target = _choose_newest(fleet, now_unix_s, half_life_s)
     own = Pairs.from_runs(fleet, (source, target))
     known = current.state.pairs
     # What the fleet still has is taken from there; what it no longer has is remembered by the model.
@@ -128,7 +128,10 @@ def learn(
         held_out[positions[part]] = True
         candidate = fitted(LatencyModel(quick), ~held_out)
         asked = fleet, source[held_out], target[held_out]
-        of_current[held_out], of_candidate[held_out] = _errors(current, *asked), _errors(candidate, *asked)
+        of_current[held_out], of_candidate[held_out] = (
+            _measure_errors(current, *asked),
+            _measure_errors(candidate, *asked),
+        )
         progress((number + 1) / (len(folds) + 1))
     comparison = Comparison(count, int(new.sum()), float(of_current[new].mean()), float(of_candidate[new].mean()))
     if comparison.candidate_mape >= comparison.current_mape:
@@ -137,7 +140,7 @@ def learn(
     return Lesson(len(own), len(carried), comparison, whole, "the candidate is better on runs new to both")
 
 
-def _newest_pairs(fleet: RunsTable, now_unix_s: float, half_life_s: float) -> tuple[IndexArray, IndexArray]:
+def _choose_newest(fleet: RunsTable, now_unix_s: float, half_life_s: float) -> tuple[IndexArray, IndexArray]:
     """Return the pairs that ended last, without those that are too old to count, in the order of ``Pairs.of``."""
     source, target = fleet.pairs()
     ends = np.array([run.end_unix_s for run in fleet.runs])
@@ -148,7 +151,7 @@ def _newest_pairs(fleet: RunsTable, now_unix_s: float, half_life_s: float) -> tu
     return source[order], target[order]
 
 
-def _errors(model: LatencyModel, fleet: RunsTable, source: IndexArray, target: IndexArray) -> FloatArray:
+def _measure_errors(model: LatencyModel, fleet: RunsTable, source: IndexArray, target: IndexArray) -> FloatArray:
     """Return absolute relative errors; a pair that a model has no answer for counts as being wrong altogether."""
     runs = fleet.runs
     predicted = [
@@ -338,12 +341,12 @@ class ModelInService:
     def model(self) -> LatencyModel:
         """Return the model in service; while the newest one cannot be used, the one that was."""
         with self._lock:
-            seen = self._state_of_list()
+            seen = self._stat_list()
             if self._model is None or seen != self._seen:
-                self._model, self._seen = self._changed(), seen
+                self._model, self._seen = self._load_changed(), seen
             return self._model
 
-    def _changed(self) -> LatencyModel:
+    def _load_changed(self) -> LatencyModel:
         if self._model is None:
             model, problems = self._versions.in_service()
             for problem in problems:
@@ -358,7 +361,7 @@ class ModelInService:
         _LOG.info("model %s is in service instead of %s", model.version, self._model.version)
         return model
 
-    def _state_of_list(self) -> tuple[int, int, int] | None:
+    def _stat_list(self) -> tuple[int, int, int] | None:
         try:
             found = (self._versions.folder / LIST).stat()
         except OSError:

@@ -128,14 +128,14 @@ class SourceMeasurement:
             )
         for name, distribution in self.metrics.items():
             if name not in METRIC_BY_NAME:
-                raise MeasurementError(f"metrics: {_unknown(name)}")
+                raise MeasurementError(f"metrics: {_explain_unknown(name)}")
             if problem := distribution.fault(METRIC_BY_NAME[name].maximum):
                 raise MeasurementError(f"metrics[{name!r}]: {problem}")
         for name, value in self.static_attributes.items():
             if not (math.isfinite(value) and value >= 0):
                 raise MeasurementError(f"static_attributes[{name!r}] is {value}; it must be a finite number >= 0")
             known = getattr(self.gpu, name, None)
-            if value and isinstance(known, int | float) and known and not _same_magnitude(value, known):
+            if value and isinstance(known, int | float) and known and not _is_same_magnitude(value, known):
                 raise MeasurementError(
                     f"static_attributes[{name!r}] is {value:g} where {self.gpu.name} has {known:g}: "
                     "another unit, or another GPU?"
@@ -198,11 +198,11 @@ def run_distributions(trace: Trace) -> dict[str, MetricDistribution]:
     return found
 
 
-def _same_magnitude(a: float, b: float) -> bool:
+def _is_same_magnitude(a: float, b: float) -> bool:
     return 1 / _LARGEST_DIFFERENCE <= a / b <= _LARGEST_DIFFERENCE
 
 
-def _unknown(name: str) -> str:
+def _explain_unknown(name: str) -> str:
     try:
         metric(name)
     except KeyError as error:

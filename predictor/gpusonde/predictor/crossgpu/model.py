@@ -75,36 +75,38 @@ class Query:
 
     def predict(self, targets: Sequence[GpuSpec]) -> list[LatencyPrediction]:
         """Answer for each target, in order."""
-        answers = {index: self._same_chip(target) for index, target in enumerate(targets) if self._is_same_chip(target)}
+        answers = {
+            index: self._answer_same_chip(target) for index, target in enumerate(targets) if self._is_same_chip(target)
+        }
         level = metric_level(self._source, REQUIRED_METRICS)
         if level is MetricLevel.NVIDIA_SMI and self._source.precision is Precision.FP32:
             others = [(index, target) for index, target in enumerate(targets) if index not in answers]
-            answers.update(self._with_residual(others))
+            answers.update(self._answer_with_residual(others))
         predictions = []
         for index, target in enumerate(targets):
             try:
-                answer = answers.get(index) or self._prior_only(target, level)
+                answer = answers.get(index) or self._answer_by_prior(target, level)
             except ValueError as error:
-                predictions.append(self._unsupported(target, str(error)))
+                predictions.append(self._refuse_target(target, str(error)))
             else:
-                predictions.append(self._prediction(target, answer))
+                predictions.append(self._make_prediction(target, answer))
         return predictions
 
     def _is_same_chip(self, target: GpuSpec) -> bool:
         return TrainedGpu.from_spec(self._source.gpu).is_same_chip(target)
 
-    def _same_chip(self, target: GpuSpec) -> _RatioEstimate:
+    def _answer_same_chip(self, target: GpuSpec) -> _RatioEstimate:
         """Answer for the GPU that was measured, or a variant of it with, say, more memory: no model adds anything."""
         if target.name == self._source.gpu.name:
             return _RatioEstimate(0.0, 0.0, _MEASURED, False, ())
         # What runs of one workload on one GPU differ by is all that remains.
-        spread = self._seen_half_width(target, self._state.residual.process.noise)
+        spread = self._find_seen_half_width(target, self._state.residual.process.noise)
         return _RatioEstimate(0.0, spread, "same chip", False, ())
 
-    def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _RatioEstimate]:
+    def _answer_with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _RatioEstimate]:
         """Answer for the targets that the learned part can say something about, by their index."""
         state, source = self._state, self._source
-        usable = [(index, target, len(self._unseen(target))) for index, target in targets if has_figures(target)]
+        usable = [(index, target, len(self._find_unseen(target))) for index, target in targets if has_figures(target)]
         usable = [found for found in usable if found[2] < 2]
         if not usable:
             return {}
@@ -119,23 +121,23 @@ class Query:
         for (index, target, unseen), residual, deviation in zip(
             usable, residuals.tolist(), deviations.tolist(), strict=True
         ):
-            answers[index] = self._learned(target, line, unseen, residual, deviation, distance)
+            answers[index] = self._answer_learned(target, line, unseen, residual, deviation, distance)
         return answers
 
-    def _learned(
+    def _answer_learned(
         self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, distance: float
     ) -> _RatioEstimate:
         source = self._source
         weight = self._settings.one_unseen_weight if unseen else 1.0
         reasons = []
         if unseen:
-            half_width = self._half_width(Regime.ONE_UNSEEN_GPU, target) * self._inflation(target)
-            reasons.append(self._unseen_reason(target))
+            half_width = self._find_half_width(Regime.ONE_UNSEEN_GPU, target) * self._find_inflation(target)
+            reasons.append(self._name_unseen(target))
         else:
-            half_width = self._seen_half_width(target, deviation)
+            half_width = self._find_seen_half_width(target, deviation)
         if distance > 1.0:
             weight *= max(0.0, (_DISTANCE_LIMIT - distance) / (_DISTANCE_LIMIT - 1.0))
-            half_width = max(half_width, self._half_width(Regime.PRIOR_ONLY, target))
+            half_width = max(half_width, self._find_half_width(Regime.PRIOR_ONLY, target))
             half_width *= min(distance, _MOST_INFLATION)
             reasons.append(
                 f"the run's metrics are {distance:.1f} times as far from the fitted runs as a new workload usually is"
@@ -144,7 +146,7 @@ class Query:
         method = "prior + residual" if weight > 0 else "prior only"
         return _RatioEstimate(log_ratio, half_width, method, bool(reasons), tuple(reasons))
 
-    def _prior_only(self, target: GpuSpec, level: MetricLevel) -> _RatioEstimate:
+    def _answer_by_prior(self, target: GpuSpec, level: MetricLevel) -> _RatioEstimate:
         """Answer by the prior alone: neither GPU was seen, or the metrics do not suffice for more.
 
         Raises:
@@ -160,12 +162,12 @@ class Query:
         else:
             log_ratio = log_latency_ratio(source, target, roofline(source, level))
         regime = Regime.STATIC_ONLY if static else Regime.PRIOR_ONLY
-        half_width = self._half_width(regime, target)
+        half_width = self._find_half_width(regime, target)
         reasons = []
         seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
         if not seen:
-            half_width *= self._inflation(target)
-            reasons.append(self._unseen_reason(target))
+            half_width *= self._find_inflation(target)
+            reasons.append(self._name_unseen(target))
         missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
         if missing:
             reasons.append(f"no {', '.join(missing)} from the source, so nothing learned applies")
@@ -174,35 +176,39 @@ class Query:
             reasons.append(f"the model was fitted on FP32 training, this is {source.precision.value}")
         if level is MetricLevel.DCGM:
             # No measurement tells how good this level is: as wide as if nothing dynamic were known.
-            half_width = max(half_width, self._half_width(Regime.STATIC_ONLY, target))
+            half_width = max(half_width, self._find_half_width(Regime.STATIC_ONLY, target))
             reasons.append("weights from DCGM activity metrics are unvalidated")
         method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
         extrapolated = not seen or other_precision or level is MetricLevel.DCGM
         return _RatioEstimate(log_ratio, half_width, method, extrapolated, tuple(reasons))
 
-    def _half_width(self, regime: Regime, target: GpuSpec) -> float:
+    def _find_half_width(self, regime: Regime, target: GpuSpec) -> float:
         """Return the half width where only data sheets of GPUs are known; the prior's where the regime has none."""
         state = self._state
         calibrated = regime in state.calibrations
         learned = regime is Regime.ONE_UNSEEN_GPU and calibrated
-        gpus = self._unseen(target) if learned else [self._source.gpu, target]
+        gpus = self._find_unseen(target) if learned else [self._source.gpu, target]
         calibration = state.calibrations[regime if calibrated else Regime.PRIOR_ONLY]
         return calibration.quantile * rate_uncertainty(*map(TrainedGpu.from_spec, gpus))
 
-    def _seen_half_width(self, target: GpuSpec, deviation: float) -> float:
+    def _find_seen_half_width(self, target: GpuSpec, deviation: float) -> float:
         calibration = self._state.calibrations.get(Regime.SEEN_GPUS)
-        return self._half_width(Regime.PRIOR_ONLY, target) if calibration is None else calibration.quantile * deviation
+        return (
+            self._find_half_width(Regime.PRIOR_ONLY, target)
+            if calibration is None
+            else calibration.quantile * deviation
+        )
 
-    def _unseen(self, target: GpuSpec) -> list[GpuSpec]:
+    def _find_unseen(self, target: GpuSpec) -> list[GpuSpec]:
         return [gpu for gpu in (self._source.gpu, target) if not self._state.gpus.seen(gpu)]
 
-    def _inflation(self, target: GpuSpec) -> float:
-        return max(self._state.gpus.interval_inflation(gpu) for gpu in self._unseen(target))
+    def _find_inflation(self, target: GpuSpec) -> float:
+        return max(self._state.gpus.interval_inflation(gpu) for gpu in self._find_unseen(target))
 
-    def _unseen_reason(self, target: GpuSpec) -> str:
-        return f"the model was not fitted on {' and '.join(gpu.name for gpu in self._unseen(target))}"
+    def _name_unseen(self, target: GpuSpec) -> str:
+        return f"the model was not fitted on {' and '.join(gpu.name for gpu in self._find_unseen(target))}"
 
-    def _prediction(self, target: GpuSpec, answer: _RatioEstimate) -> LatencyPrediction:
+    def _make_prediction(self, target: GpuSpec, answer: _RatioEstimate) -> LatencyPrediction:
         source, settings = self._source, self._settings
         normal = NormalDist().inv_cdf(0.5 + settings.coverage / 2)
         # The detector's error and the model's are independent; both are about normal in log space.
@@ -226,7 +232,7 @@ class Query:
             model_version=self._version,
         )
 
-    def _unsupported(self, target: GpuSpec, reason: str) -> LatencyPrediction:
+    def _refuse_target(self, target: GpuSpec, reason: str) -> LatencyPrediction:
         return LatencyPrediction(
             target_gpu=target.name,
             epoch_latency_s=math.nan,

@@ -230,7 +230,7 @@ class GpuNeighbourhood:
         usual_distance, usual_generations = self._usual
         distance = min(known.distance(gpu) for known in self.gpus)
         by_distance = max(1.0, distance / max(usual_distance, _SAME_CHIP))
-        by_generation = max(1.0, _generations(gpu, self.gpus) / max(usual_generations, 1))
+        by_generation = max(1.0, _count_generations(gpu, self.gpus) / max(usual_generations, 1))
         return min(_LARGEST, by_distance * by_generation)
 
     @cached_property
@@ -239,11 +239,11 @@ class GpuNeighbourhood:
         rest = [(known, [other for other in self.gpus if other is not known]) for known in self.gpus]
         return (
             max(min(known.distance(other) for other in others) for known, others in rest),
-            max(_generations(known, others) for known, others in rest),
+            max(_count_generations(known, others) for known, others in rest),
         )
 
 
-def _generations(gpu: GpuSpec | TrainedGpu, others: Sequence[TrainedGpu]) -> int:
+def _count_generations(gpu: GpuSpec | TrainedGpu, others: Sequence[TrainedGpu]) -> int:
     """Return by how many major compute capabilities the GPU lies outside of the others' range."""
     generations = [int(other.compute_capability) for other in others]
     own = int(gpu.compute_capability)

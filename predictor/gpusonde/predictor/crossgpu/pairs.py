@@ -84,10 +84,10 @@ class Pairs:
             static += [log_static_ratio(measurement, gpu) for gpu in targets]
         measured = np.array([run.epoch_latency_s for run in runs])
         detected = np.array([run.detected_epoch_latency_s for run in runs])
-        configurations, configuration = _numbered(["|".join(run.configuration) for run in runs])
-        workloads, workload = _numbered([run.configuration.model for run in runs])
+        configurations, configuration = _number_labels(["|".join(run.configuration) for run in runs])
+        workloads, workload = _number_labels([run.configuration.model for run in runs])
         ends = np.array([run.end_unix_s for run in runs])
-        names, gpu = _numbered([run.gpu.name for run in runs])
+        names, gpu = _number_labels([run.gpu.name for run in runs])
         known = {run.gpu.name: TrainedGpu.from_spec(run.gpu) for run in runs}
         return cls(
             features=np.concatenate(features) if features else np.zeros((0, 0)),
@@ -204,7 +204,7 @@ def grouped_folds(groups: IndexArray, folds: int, seed: int) -> Iterator[tuple[B
         yield ~held_out, held_out
 
 
-def _numbered(labels: Sequence[str]) -> tuple[tuple[str, ...], IndexArray]:
+def _number_labels(labels: Sequence[str]) -> tuple[tuple[str, ...], IndexArray]:
     names = tuple(sorted(set(labels)))
     numbers = {label: number for number, label in enumerate(names)}
     return names, np.array([numbers[label] for label in labels], dtype=np.intp)

@@ -77,7 +77,7 @@ def paper_features(source: SourceMeasurement, targets: Sequence[GpuSpec], groups
     dynamic = [getattr(source.metrics[m], s) for m in DYNAMIC_METRICS for s in _STATISTICS] if groups.dynamic else []
     rows = []
     for target in targets:
-        static = [_ratio(source.figure(name), getattr(target, name)) for name in STATIC_ATTRIBUTES]
+        static = [_divide(source.figure(name), getattr(target, name)) for name in STATIC_ATTRIBUTES]
         rows.append(
             [*dynamic, *(static if groups.static else ()), *([source.epoch_latency_s] if groups.latency else ())]
         )
@@ -130,10 +130,10 @@ class PaperStack:
         y = np.array([runs.runs[index].epoch_latency_s for index in target])
         configurations = [runs.runs[index].configuration for index in source]
         out_of_fold = np.zeros((len(y), 2))
-        for training, held_out in self._folds(len(y), configurations):
-            for column, regressor in enumerate(self._regressors()):
+        for training, held_out in self._cut_folds(len(y), configurations):
+            for column, regressor in enumerate(self._make_regressors()):
                 out_of_fold[held_out, column] = regressor.fit(x[training], y[training]).predict(x[held_out])
-        self._base = [regressor.fit(x, y) for regressor in self._regressors()]
+        self._base = [regressor.fit(x, y) for regressor in self._make_regressors()]
         self._meta = HistGradientBoostingRegressor(random_state=self.seed).fit(out_of_fold, y)
         return self
 
@@ -163,7 +163,7 @@ class PaperStack:
         ]
         return np.concatenate(rows)
 
-    def _regressors(self) -> list[Any]:
+    def _make_regressors(self) -> list[Any]:
         from catboost import CatBoostRegressor  # noqa: PLC0415
         from sklearn.ensemble import RandomForestRegressor  # noqa: PLC0415
 
@@ -175,7 +175,7 @@ class PaperStack:
             ),
         ]  # fmt: skip
 
-    def _folds(self, rows: int, configurations: Sequence[object]) -> Iterator[tuple[IndexArray, IndexArray]]:
+    def _cut_folds(self, rows: int, configurations: Sequence[object]) -> Iterator[tuple[IndexArray, IndexArray]]:
         """Split as scikit-learn's StackingRegressor with cv=5 does: contiguous fifths of the shuffled pairs."""
         from sklearn.model_selection import GroupKFold, KFold  # noqa: PLC0415
 
@@ -185,5 +185,5 @@ class PaperStack:
             yield from KFold(5, shuffle=True, random_state=self.seed).split(np.zeros(rows))
 
 
-def _ratio(numerator: float | None, denominator: float | None) -> float:
+def _divide(numerator: float | None, denominator: float | None) -> float:
     return numerator / float(denominator) if numerator and denominator else float("nan")

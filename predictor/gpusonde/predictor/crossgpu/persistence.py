@@ -49,7 +49,7 @@ def write_model(path: str | Path, settings: ModelSettings, state: LatencyModelSt
 
 def encode_model(settings: ModelSettings, state: LatencyModelState) -> tuple[bytes, str]:
     """Make the bytes of a model file, and the model's version."""
-    arrays = {name: array.astype(_ARRAY_TYPES[name]) for name, array in _arrays(state).items()}
+    arrays = {name: array.astype(_ARRAY_TYPES[name]) for name, array in _collect_arrays(state).items()}
     document = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -72,7 +72,7 @@ def encode_model(settings: ModelSettings, state: LatencyModelState) -> tuple[byt
         },
     }
     content, digest = encode(document, arrays)
-    return content, _version(FORMAT_VERSION, digest)
+    return content, _name_version(FORMAT_VERSION, digest)
 
 
 def read_model(content: bytes, path: str) -> tuple[ModelSettings, LatencyModelState, str]:
@@ -96,8 +96,8 @@ def read_model(content: bytes, path: str) -> tuple[ModelSettings, LatencyModelSt
     try:
         # A tree that ends early has infinite borders; nothing else may be other than a number.
         file.check_finite(infinite=("trees_border",))
-        version = _version(file.document["format_version"], file.digest)
-        return _settings(file.document), _state(file.document, file.arrays, path), version
+        version = _name_version(file.document["format_version"], file.digest)
+        return _read_settings(file.document), _read_state(file.document, file.arrays, path), version
     except ModelFileError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -129,7 +129,7 @@ _ARRAY_TYPES = {
 _PAIR_ARRAYS = tuple(name for name in _ARRAY_TYPES if name.startswith("pairs_"))
 
 
-def _arrays(state: LatencyModelState) -> dict[str, npt.NDArray[Any]]:
+def _collect_arrays(state: LatencyModelState) -> dict[str, npt.NDArray[Any]]:
     process, trees, runs = state.residual.process, state.residual.trees, state.runs
     return {
         "process_center": process.center,
@@ -164,7 +164,7 @@ def _check(file: ModelFile, path: str) -> None:
         raise ModelFileError(path, "damaged: its arrays are not those of a latency model; restore or fit it again")
 
 
-def _settings(document: Mapping[str, Any]) -> ModelSettings:
+def _read_settings(document: Mapping[str, Any]) -> ModelSettings:
     stored = document["settings"]
     return ModelSettings(
         residual=ResidualSettings(**stored["residual"]),
@@ -174,7 +174,7 @@ def _settings(document: Mapping[str, Any]) -> ModelSettings:
     )
 
 
-def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> LatencyModelState:
+def _read_state(document: Mapping[str, Any], arrays: Arrays, path: str) -> LatencyModelState:
     features, own = len(FEATURES), SOURCE_FEATURE_COUNT
     points, feature, border, leaves = (
         arrays[name] for name in ("process_points", "trees_feature", "trees_border", "trees_leaves")
@@ -200,7 +200,7 @@ def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> LatencyMod
         center=arrays["process_center"], spread=arrays["process_spread"], points=points.astype(np.float64),
         weights=arrays["process_weights"], **document["process"],
     )  # fmt: skip
-    pairs = _pairs(document["pairs"], arrays, process, path)
+    pairs = _read_pairs(document["pairs"], arrays, process, path)
     known = {gpu.name: gpu for gpu in pairs.gpus}
     return LatencyModelState(
         residual=ResidualModel(
@@ -218,7 +218,7 @@ def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> LatencyMod
     )  # fmt: skip
 
 
-def _pairs(document: Mapping[str, Any], arrays: Arrays, process: GaussianProcess, path: str) -> Pairs:
+def _read_pairs(document: Mapping[str, Any], arrays: Arrays, process: GaussianProcess, path: str) -> Pairs:
     configurations, workloads = tuple(map(str, document["configurations"])), tuple(map(str, document["workloads"]))
     gpus = tuple(TrainedGpu(**gpu) for gpu in document["gpus"])
     for name, labels in (
@@ -240,5 +240,5 @@ def _pairs(document: Mapping[str, Any], arrays: Arrays, process: GaussianProcess
     )
 
 
-def _version(format_version: int, digest: str) -> str:
+def _name_version(format_version: int, digest: str) -> str:
     return f"crossgpu-{format_version}-{digest[:12]}"

@@ -79,7 +79,7 @@ class GaussianProcess:
         scale = np.where(spread > 1e-9, spread, 1.0).astype(np.float64)
         # Rounded, so that a stored and loaded process gives exactly the same answers.
         points = ((x - center) / scale).astype(np.float32).astype(np.float64)
-        distances = _squared_distances(points, points)
+        distances = _square_distances(points, points)
         features = points.shape[1]
         given = np.ones(len(y)) if weights is None else weights
         precision = given.copy()
@@ -110,7 +110,7 @@ class GaussianProcess:
             Two arrays of shape (queries,).
         """
         queries = (x - self.center) / self.spread
-        distances = _squared_distances(queries, self.points)
+        distances = _square_distances(queries, self.points)
         covariance = _matern(distances, self.points.shape[1], self.length, self.amplitude)[0]
         nearest = covariance.max(axis=1) / self.amplitude**2
         deviation = np.sqrt(self.noise**2 + self.amplitude**2 * np.maximum(1.0 - nearest**2, 0.0))
@@ -128,7 +128,7 @@ def _matern(
     return (1.0 + distance) * decay, scaled * decay
 
 
-def _squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
+def _square_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     squares = np.einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b)[None, :] - 2.0 * (a @ b.T)
     result: FloatArray = np.maximum(squares, 0.0)
     return result
@@ -238,10 +238,10 @@ class ObliviousTrees:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.json"
             model.save_model(str(path), format="json")
-            return cls._from_json(json.loads(path.read_text(encoding="utf-8")), depth)
+            return cls._read_json(json.loads(path.read_text(encoding="utf-8")), depth)
 
     @classmethod
-    def _from_json(cls, model: dict[str, Any], depth: int) -> ObliviousTrees:
+    def _read_json(cls, model: dict[str, Any], depth: int) -> ObliviousTrees:
         trees = model["oblivious_trees"]
         # CatBoost numbers the features it used; "flat" is the column of x.
         column = {

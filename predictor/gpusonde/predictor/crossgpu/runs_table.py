@@ -110,7 +110,7 @@ def classify_columns(path: Path, heading: Sequence[str]) -> Columns:
         if statistic in STATISTICS and stem in AGGREGATES:
             stems.setdefault(stem, set()).add(statistic)
         elif not _is_known(name, stem, statistic):
-            raise TableError(_advice(name, stem, statistic), path=path, line=1, field=name)
+            raise TableError(_advise(name, stem, statistic), path=path, line=1, field=name)
     for name in (*CONFIGURATION_COLUMNS, LATENCY_COLUMN):
         if name not in heading:
             raise TableError("the column is missing; every run needs it", path=path, line=1, field=name)
@@ -161,7 +161,7 @@ def _refuse_incomplete(path: Path, stems: Mapping[str, set[str]]) -> None:
             refuse(f"{stem}_mean", f"the aggregates of {metric} are missing ({stem}_mean ... _max)")
 
 
-def _advice(name: str, stem: str, statistic: str) -> str:
+def _advise(name: str, stem: str, statistic: str) -> str:
     if statistic in STATISTICS:
         nearest = difflib.get_close_matches(stem, AGGREGATES, n=1, cutoff=0.6)
         if nearest:
@@ -293,7 +293,7 @@ def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
         OSError: The file cannot be read.
     """
     table = read_table(path)
-    reader = _RunReader(classify_columns(table.path, table.heading), gpus or load_gpus())
+    reader = _RowReader(classify_columns(table.path, table.heading), gpus or load_gpus())
     runs = tuple(reader.read(number, row) for number, row in enumerate(table.rows))
     if not runs:
         raise TableError("the table has a heading but no runs", path=table.path)
@@ -305,7 +305,7 @@ def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
     return RunsTable(runs)
 
 
-class _RunReader:
+class _RowReader:
     """Reads the rows of one table whose heading is known."""
 
     def __init__(self, columns: Columns, gpus: GpuCatalog) -> None:
@@ -315,15 +315,15 @@ class _RunReader:
 
     def read(self, number: int, row: Row) -> Run:
         latency = row.number(LATENCY_COLUMN, above=0)
-        static = self._static(row)
+        static = self._read_static(row)
         run = Run(
             row=number,
             line=row.line,
             instance=row.text("Instances"),
-            gpu=self._gpu(row, static.get("memory_bytes", 0.0)),
+            gpu=self._resolve_gpu(row, static.get("memory_bytes", 0.0)),
             configuration=RunConfiguration(*(row.text(name) for name in CONFIGURATION_COLUMNS)),
             epoch_latency_s=latency,
-            metrics=MappingProxyType(self._metrics(row)),
+            metrics=MappingProxyType(self._read_metrics(row)),
             static_attributes=MappingProxyType(static),
             detected_epoch_latency_s=latency,
         )
@@ -333,7 +333,7 @@ class _RunReader:
             raise row.error(str(error)) from error
         return run
 
-    def _metrics(self, row: Row) -> dict[str, MetricDistribution]:
+    def _read_metrics(self, row: Row) -> dict[str, MetricDistribution]:
         found: dict[str, MetricDistribution] = {}
         for stem in self.columns.aggregates:
             name, scale = AGGREGATES[stem]
@@ -343,14 +343,14 @@ class _RunReader:
             found[name] = distribution
         return found
 
-    def _static(self, row: Row) -> dict[str, float]:
+    def _read_static(self, row: Row) -> dict[str, float]:
         found = {attribute: row.number(column) * scale for column, (attribute, scale) in self.columns.static.items()}
         bandwidth = recomputed_memory_bandwidth(found.pop("memory_clock_mhz", 0.0), found.get("memory_bus_bits", 0.0))
         if bandwidth:
             found["memory_bandwidth_bytes_per_second"] = bandwidth
         return {attribute: value for attribute, value in found.items() if value > 0}
 
-    def _gpu(self, row: Row, memory_bytes: float) -> GpuSpec:
+    def _resolve_gpu(self, row: Row, memory_bytes: float) -> GpuSpec:
         name = row.text(self.columns.gpu)
         key = (name, memory_bytes)
         if key not in self._resolved:

@@ -11,6 +11,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.svm import SVR
 
 from gpusonde.errors import ModelError
+from gpusonde.predictor.workload.engine.estimator import Candidate
 from gpusonde.predictor.workload.engine.fitting import (
     ValidatedCandidate,
     default_candidates,
@@ -18,7 +19,6 @@ from gpusonde.predictor.workload.engine.fitting import (
     grouped_folds,
     paper_candidates,
 )
-from gpusonde.predictor.workload.engine.learning.estimator import Candidate
 from gpusonde.predictor.workload.engine.regressors import Standardisation, fit_regressor
 
 DRAWN = np.random.default_rng(3)

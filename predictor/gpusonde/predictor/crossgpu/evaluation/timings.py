@@ -78,13 +78,13 @@ def read_timings(path: str | Path, *, gpus: GpuCatalog | None = None) -> tuple[T
     gpus = gpus or load_gpus()
     known: dict[str, GpuSpec] = {}
     table = read_table(path, required=COLUMNS)
-    timings = tuple(_timing(row, gpus, known) for row in table.rows if row.text("t_rel"))
+    timings = tuple(_read_timing(row, gpus, known) for row in table.rows if row.text("t_rel"))
     if not timings:
         raise TableError("the table has a heading but no timings", path=table.path)
     return timings
 
 
-def _timing(row: Row, gpus: GpuCatalog, known: dict[str, GpuSpec]) -> Timing:
+def _read_timing(row: Row, gpus: GpuCatalog, known: dict[str, GpuSpec]) -> Timing:
     name = row.text("gpu")
     if name not in known:
         try:
@@ -124,20 +124,20 @@ def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_mai
             jobs[timing.job][timing.gpu.name].append(timing)
     parts = []
     for by_gpu in jobs.values():
-        ran = [_median(repeats) for repeats in by_gpu.values()]
+        ran = [_make_median(repeats) for repeats in by_gpu.values()]
         for source in ran if len(ran) > 1 else ():
-            parts.append(_errors(model, source, [other for other in ran if other is not source]))
+            parts.append(_measure_errors(model, source, [other for other in ran if other is not source]))
     if not parts:
         raise TooFewRunsError("no job of the table ran on two GPUs, so nothing can be predicted")
     return LatencyEvaluation.from_parts([(0, PairErrors.join(parts))])
 
 
-def _median(repeats: Sequence[Timing]) -> Timing:
+def _make_median(repeats: Sequence[Timing]) -> Timing:
     # In the logarithm, like the errors.
     return replace(repeats[0], seconds=math.exp(float(np.median([math.log(one.seconds) for one in repeats]))))
 
 
-def _errors(model: LatencyModel, source: Timing, others: Sequence[Timing]) -> PairErrors:
+def _measure_errors(model: LatencyModel, source: Timing, others: Sequence[Timing]) -> PairErrors:
     measurement = SourceMeasurement(source.gpu, source.seconds, precision=source.precision)
     predictions = model.predict(measurement, [other.gpu for other in others])
     return PairErrors(

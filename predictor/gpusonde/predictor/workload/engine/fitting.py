@@ -19,6 +19,7 @@ from gpusonde.errors import ModelError, TooFewRunsError
 from gpusonde.predictor.crossgpu.neighbourhood import Calibration, GpuNeighbourhood, TrainedGpu
 from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
+from gpusonde.predictor.workload.engine.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.features import (
     ANALYTIC,
     EMBEDDED,
@@ -27,7 +28,6 @@ from gpusonde.predictor.workload.engine.features import (
     WITH_EMBEDDING,
     FeatureTable,
 )
-from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.out_of_distribution import (
     Intervals,
     Newness,

@@ -17,6 +17,7 @@ from gpusonde.predictor.model_file import Arrays, decode, encode
 from gpusonde.predictor.workload.embedding.weights import check_dataset_type
 from gpusonde.predictor.workload.engine.calibration import LEVELS, CalibratedRoofline
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
+from gpusonde.predictor.workload.engine.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.features import (
     ANALYTIC,
     ANALYTIC_COLUMNS,
@@ -31,7 +32,6 @@ from gpusonde.predictor.workload.engine.features import (
     Encoding,
 )
 from gpusonde.predictor.workload.engine.fitting import KINDS, FittedEstimator, WorkloadModelState
-from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.out_of_distribution import (
     HostRange,
     Intervals,

@@ -78,7 +78,7 @@ def fit_regressor(name: str, options: Mapping[str, Any], x: FloatArray, y: Float
 
     Args:
         name: One of ``REGRESSORS``.
-        options: Of the regressor; see ``learning/selection.py`` for those that are tried.
+        options: Of the regressor; see ``fitting.py`` for those that are tried.
         x: Columns, shape (n, columns).
         y: Target, shape (n,).
 

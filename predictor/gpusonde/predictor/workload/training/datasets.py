@@ -241,11 +241,14 @@ def read_folder(
             f"{folder}: {count} images of {image_size} x {image_size} need more than {limits.memory_bytes >> 20} MiB; "
             "use smaller or fewer images"
         )
-    reader = _ImageReader(image_size, _MODES[channels], limits)
+    try:
+        pillow: Any = importlib.import_module("PIL.Image")
+    except ModuleNotFoundError as error:
+        raise EncoderError("a folder of images needs Pillow; install gpusonde[training]") from error
     train: list[tuple[Images, Labels]] = []
     test: list[tuple[Images, Labels]] = []
     for label, paths in enumerate(files.values()):
-        images = np.stack([reader.read(each) for each in paths])
+        images = np.stack([_read_image(pillow, each, image_size, _MODES[channels], limits) for each in paths])
         labels = np.full(len(paths), label, np.int64)
         tested = min(max(1, round(len(paths) * test_share)), len(paths) - 1)
         order = np.random.default_rng(label).permutation(len(paths))
@@ -277,33 +280,23 @@ def _list_files(folder: Path, limits: FolderLimits) -> dict[str, list[Path]]:
     return files
 
 
-class _ImageReader:
-    """Scales images to one size."""
+def _read_image(pillow: Any, path: Path, image_size: int, mode: str, limits: FolderLimits) -> Images:
+    """Read an image at one size as (channels, height, width), -1..1."""
+    if path.stat().st_size > limits.file_bytes:
+        raise EncoderError(f"{path} is larger than {limits.file_bytes >> 20} MiB")
+    try:
+        scaled = _scale_image(pillow, path, image_size, mode, limits)
+    except EncoderError:
+        raise
+    except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
+        raise EncoderError(f"{path} cannot be read as an image ({error}); remove it") from error
+    pixels = np.asarray(scaled, np.float32) / 127.5 - 1
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
-    def __init__(self, image_size: int, mode: str, limits: FolderLimits) -> None:
-        self._size, self._mode, self._limits = (image_size, image_size), mode, limits
-        self._pillow: Any
-        try:
-            self._pillow = importlib.import_module("PIL.Image")
-        except ModuleNotFoundError as error:
-            raise EncoderError("a folder of images needs Pillow; install gpusonde[training]") from error
 
-    def read(self, path: Path) -> Images:
-        """Return an image as (channels, height, width), -1..1."""
-        if path.stat().st_size > self._limits.file_bytes:
-            raise EncoderError(f"{path} is larger than {self._limits.file_bytes >> 20} MiB")
-        try:
-            scaled = self._scale(path)
-        except EncoderError:
-            raise
-        except (OSError, ValueError, SyntaxError, EOFError, self._pillow.DecompressionBombError) as error:
-            raise EncoderError(f"{path} cannot be read as an image ({error}); remove it") from error
-        pixels = np.asarray(scaled, np.float32) / 127.5 - 1
-        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-    def _scale(self, path: Path) -> Any:
-        with self._pillow.open(path, formats=_FORMATS) as image:
-            # The header tells the size before anything is decoded.
-            if image.width * image.height > self._limits.pixels:
-                raise EncoderError(f"{path} has {image.width} x {image.height} pixels; remove it or make it smaller")
-            return image.convert(self._mode).resize(self._size, self._pillow.Resampling.BILINEAR)
+def _scale_image(pillow: Any, path: Path, image_size: int, mode: str, limits: FolderLimits) -> Any:
+    with pillow.open(path, formats=_FORMATS) as image:
+        # The header tells the size before anything is decoded.
+        if image.width * image.height > limits.pixels:
+            raise EncoderError(f"{path} has {image.width} x {image.height} pixels; remove it or make it smaller")
+        return image.convert(mode).resize((image_size, image_size), pillow.Resampling.BILINEAR)

@@ -1,1 +1,0 @@
-"""Fitting a model: candidates, their validation, and what is kept."""
