@@ -10,7 +10,7 @@ from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
-from gpusonde.cli.workload.sources import GraphOptions, parse_input_shape, take_graph
+from gpusonde.cli.workload.sources import parse_input_shape, take_graph
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph
@@ -93,9 +93,8 @@ def run_graph(args: argparse.Namespace) -> int:
 
     output = Output(as_json=args.json)
     check_writable(args.out)
-    options = GraphOptions(args.input or [], args.batch_size, args.name)
     with output.progress("reading the network"):
-        graph = take_graph(args.source, options)
+        graph = take_graph(args.source, args.input or (), args.batch_size, args.name)
     write_durably(args.out, f"{dump_graph(graph)}\n".encode())
     found = payload(graph, args.source, args.out)
     output.result(found, lambda screen: _render(screen, found))

@@ -12,9 +12,8 @@ import dataclasses
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpusonde.cli.errors import error_context, one_line
 from gpusonde.errors import CommandError, UsageError
@@ -23,37 +22,11 @@ if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _ZOO, _KERAS = "zoo:", "keras:"
-_IMAGE = ((3, 224, 224), "float32")
+# One input of a network: the extents of a sample, without the batch, and its numbers' type, as torch calls it.
+InputShape: TypeAlias = tuple[tuple[int, ...], str]
+_IMAGE: InputShape = ((3, 224, 224), "float32")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "bool")
 _MOST_DIMENSIONS = 8
-
-
-@dataclass(frozen=True)
-class InputShape:
-    """One input of a network.
-
-    Attributes:
-        extents: Of one sample, without the batch.
-        dtype: Its numbers' type, as torch calls it.
-    """
-
-    extents: tuple[int, ...]
-    dtype: str = "float32"
-
-
-@dataclass(frozen=True)
-class GraphOptions:
-    """How a graph is to be taken.
-
-    Attributes:
-        inputs: Of a function's network; empty for one image of 3 x 224 x 224.
-        batch_size: Samples to take it with; None for 1, or what the source has.
-        name: What to call it; None for what the source calls it.
-    """
-
-    inputs: Sequence[InputShape] = ()
-    batch_size: int | None = None
-    name: str | None = None
 
 
 def parse_input_shape(text: str) -> InputShape:
@@ -67,7 +40,7 @@ def parse_input_shape(text: str) -> InputShape:
         found = ()
     if not 0 < len(found) <= _MOST_DIMENSIONS or min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 3x224x224, or int64:128")
-    return InputShape(found, dtype or _DTYPES[0])
+    return found, dtype or _DTYPES[0]
 
 
 def read_graphs(sources: Sequence[str]) -> list[WorkloadGraph]:
@@ -90,22 +63,30 @@ def read_graphs(sources: Sequence[str]) -> list[WorkloadGraph]:
     return found
 
 
-def take_graph(source: str, options: GraphOptions) -> WorkloadGraph:
+def take_graph(
+    source: str, inputs: Sequence[InputShape] = (), batch_size: int | None = None, name: str | None = None
+) -> WorkloadGraph:
     """Return the graph of a source; the code of a function runs here.
+
+    Args:
+        source: A file, a known network, or a function that makes one.
+        inputs: Of a function's network; empty for one image of 3 x 224 x 224.
+        batch_size: Samples to take it with; None for 1, or what the source has.
+        name: What to call it; None for what the source calls it.
 
     Raises:
         UsageError: The options do not fit the source.
         GraphError: There is no graph to be had.
         CommandError: There is no such network, or importing the user's code fails.
     """
-    graph = _read_data(source, options.batch_size)
+    graph = _read_data(source, batch_size)
     if graph is None:
-        graph = _trace(source, options)
-    elif options.inputs or (options.batch_size is not None and graph.front_end != "onnx"):
+        return _trace(source, inputs, batch_size or 1, name or _function_name(source))
+    if inputs or (batch_size is not None and graph.front_end != "onnx"):
         raise UsageError(
             f"--input belongs to factories, --batch-size to them and to ONNX; the shapes of {source} are in it already"
         )
-    return graph if options.name is None else dataclasses.replace(graph, name=options.name)
+    return graph if name is None else dataclasses.replace(graph, name=name)
 
 
 def _read_data(source: str, batch_size: int | None = None) -> WorkloadGraph | None:
@@ -157,7 +138,7 @@ def _suggest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
 
 
-def _trace(source: str, options: GraphOptions) -> WorkloadGraph:
+def _trace(source: str, inputs: Sequence[InputShape], batch_size: int, name: str) -> WorkloadGraph:
     """Return the graph of what ``FILE.py:FACTORY`` or ``PACKAGE.MODULE:FACTORY`` makes."""
     place = source.rpartition(":")[0]
     if place.endswith(".py") and not Path(place).is_file():
@@ -169,25 +150,22 @@ def _trace(source: str, options: GraphOptions) -> WorkloadGraph:
         factory = load_function(source)
     from gpusonde.predictor.workload.graph.torch import build, example, from_torch
 
-    inputs = [(shape.extents, shape.dtype) for shape in options.inputs] or [_IMAGE]
-    batch_size = options.batch_size or 1
     with contextlib.redirect_stdout(sys.stderr):
         module = build(factory)
     # torch prints pages while it gives up; what can be read of them is in the error.
-    with contextlib.redirect_stdout(io.StringIO()), _name_default_input(options):
-        name = options.name or _function_name(source)
-        return from_torch(module, example(inputs, batch_size), name=name, batch_size=batch_size)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.nullcontext() if inputs else _name_default_input():
+        return from_torch(module, example(inputs or [_IMAGE], batch_size), name=name, batch_size=batch_size)
 
 
 @contextlib.contextmanager
-def _name_default_input(options: GraphOptions) -> Iterator[None]:
+def _name_default_input() -> Iterator[None]:
     """Say in an error that the input was a guess: a network that takes no images fails for no reason of the user's."""
     from gpusonde.errors import UnsupportedGraphError
 
     try:
         yield
     except UnsupportedGraphError as error:
-        if type(error) is UnsupportedGraphError and not options.inputs and "torch says" in str(error):
+        if type(error) is UnsupportedGraphError and "torch says" in str(error):
             error.args = (f"{error} (its input was taken to be an image of 3x224x224; --input says another shape)",)
         raise
 
