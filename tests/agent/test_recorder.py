@@ -8,6 +8,7 @@ import pytest
 
 from gpusonde.agent import ReplaySource, record
 from gpusonde.agent.sources.base import (
+    Clocks,
     GpuDescription,
     GpuEventKind,
     GpuTicks,
@@ -82,7 +83,7 @@ def test_a_finite_source_is_recorded_to_its_end_and_reads_back_the_same(tmp_path
 def test_the_file_carries_wall_clock_and_inventory(tmp_path):
     stop = threading.Event()
     source = Ticking(lambda s: stop.set() if s.tick >= 5 else None)
-    record(source, tmp_path / "out.csv", interval_s=0.01, stop=stop, wall_ns=lambda: ORIGIN_NS)
+    record(source, tmp_path / "out.csv", interval_s=0.01, stop=stop, clocks=Clocks(wall_ns=lambda: ORIGIN_NS))
     back = read_trace(tmp_path / "out.csv", gpu="GPU-1")
     assert back.origin_unix_s == 1_700_000_000.0
     assert back.time_s[0] == pytest.approx(0.25)
@@ -110,7 +111,7 @@ def test_the_recording_ends_after_its_duration(tmp_path):
         clock["s"] += 0.05
         return clock["s"]
 
-    record(Ticking(), tmp_path / "out.csv", interval_s=0.01, duration_s=1.0, monotonic=monotonic)
+    record(Ticking(), tmp_path / "out.csv", interval_s=0.01, duration_s=1.0, clocks=Clocks(monotonic=monotonic))
     assert clock["s"] < 3.0
 
 
@@ -138,7 +139,9 @@ def test_a_clock_step_does_not_bend_the_recording(tmp_path, step_s):
             stop.set()
         return None
 
-    report = record(Ticking(script), tmp_path / "out.csv", interval_s=0.01, stop=stop, wall_ns=lambda: ORIGIN_NS)
+    report = record(
+        Ticking(script), tmp_path / "out.csv", interval_s=0.01, stop=stop, clocks=Clocks(wall_ns=lambda: ORIGIN_NS)
+    )
     back = read_trace(tmp_path / "out.csv", gpu=0)
     np.testing.assert_allclose(np.diff(back.time_s), 0.01, atol=1e-6)
     assert report.dropped_ticks == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading, Sampler
-from gpusonde.agent.sources.base import GpuDescription, GpuEventKind, GpuSource, GpuTicks, SourceInventory
+from gpusonde.agent.sources.base import Clocks, GpuDescription, GpuEventKind, GpuSource, GpuTicks, SourceInventory
 from gpusonde.telemetry import TraceMetadata, TraceWriter
 
 log = logging.getLogger(__name__)
@@ -55,8 +54,7 @@ def record(
     stop: threading.Event | None = None,
     on_progress: Callable[[SelfCounters], None] | None = None,
     attributes: dict[str, str] | None = None,
-    wall_ns: Callable[[], int] = time.time_ns,
-    monotonic: Callable[[], float] = time.monotonic,
+    clocks: Clocks | None = None,
 ) -> RecordReport:
     """Record a source until it ends, ``duration_s`` is over, ``stop`` is set or Ctrl-C; the file is finished each time.
 
@@ -70,18 +68,20 @@ def record(
         stop: Ends the recording.
         on_progress: Called ten times a second with the counters.
         attributes: Facts to keep in the file, for example what was running.
-        wall_ns: Unix time in nanoseconds.
-        monotonic: Seconds, never set back.
+        clocks: What time it is.
 
     Raises:
         gpusonde.agent.sources.base.SourceError: The source cannot be used.
         gpusonde.telemetry.TraceError: The file's name or metrics are unusable.
         OSError: The file cannot be written.
     """
+    clocks = clocks or Clocks()
     inventory = source.open()
     try:
-        recorder = _Recorder(inventory, Path(path), interval_s, wall_ns() // 10**9 * 10**9, attributes or {})
-        return recorder.run(source, duration_s, stop or threading.Event(), on_progress or (lambda _: None), monotonic)
+        recorder = _Recorder(inventory, Path(path), interval_s, clocks.wall_ns() // 10**9 * 10**9, attributes or {})
+        return recorder.run(
+            source, duration_s, stop or threading.Event(), on_progress or (lambda _: None), clocks.monotonic
+        )
     finally:
         source.close()
 

@@ -74,8 +74,7 @@ def read_dcgmi(
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: The file is not a trace; the error names line and field.
-        TraceFormatError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is not a trace, or larger than ``max_bytes``; the error names line and field.
     """
     log = _Log(path, max_bytes)
     labels = GpuLabels(path)

@@ -49,8 +49,7 @@ def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO
 
     Raises:
         OSError: The file cannot be opened.
-        TraceFormatError: It is not a regular file (readers look at a file twice), or it is empty.
-        TraceFormatError: It is larger than ``max_bytes``.
+        TraceFormatError: It is not a regular file (readers look at a file twice), empty, or larger than ``max_bytes``.
     """
     # Non-blocking, so that a FIFO is refused instead of waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -75,8 +74,8 @@ def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) 
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: Wrong encoding, NUL characters, or a line of more than a million characters.
-        TraceFormatError: The file is larger than ``max_bytes``.
+        TraceFormatError: Wrong encoding, NUL characters, a line of more than a million characters, or a file that is
+            larger than ``max_bytes``.
     """
     file, left = open_regular(path, max_bytes)
     with file:
@@ -176,6 +175,27 @@ class TimestampParser:
                 offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
                 seconds += -offset if zone[0] == "+" else offset
         return _in_range(seconds * NANOSECONDS + (int(fraction.ljust(9, "0")) if fraction else 0), text)
+
+    def parse(
+        self,
+        cells: Sequence[str],
+        path: str | os.PathLike[str],
+        lines: Sequence[int],
+        field: str,
+        place: str = "",
+    ) -> npt.NDArray[np.int64]:
+        """Return the nanoseconds since 1970 of the cells of one column, whose file, lines and name are given.
+
+        Raises:
+            TraceFormatError: One is no time stamp.
+        """
+        times = np.empty(len(cells), dtype=np.int64)
+        for index, cell in enumerate(cells):
+            try:
+                times[index] = self.nanoseconds(cell)
+            except ValueError as error:
+                raise TraceFormatError(path, str(error), line=lines[index], field=field, place=place) from None
+        return times
 
     def seconds(self, times: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], float, dict[str, str]]:
         """Return seconds after the first of all times, its Unix time, and what a trace is to say of its time zone."""

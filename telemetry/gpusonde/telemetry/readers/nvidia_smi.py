@@ -257,8 +257,7 @@ def read_nvidia_smi(
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: The file is not a trace; the error names line and field.
-        TraceFormatError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is not a trace, or larger than ``max_bytes``; the error names line and field.
     """
     file = DelimitedFile(path, max_bytes=max_bytes, is_message=lambda line: _MESSAGE.match(line) is not None)
     file.read_header()
@@ -276,7 +275,7 @@ def read_nvidia_smi(
                 f"line {block.lines[0]}: the last row has no line end and was left out; the file was cut there"
             )
             continue
-        times.append(_times(path, block.columns[columns.timestamp], block.lines, parser))
+        times.append(parser.parse(block.columns[columns.timestamp], path, block.lines, _TIMESTAMP))
         numbers = [column.parse(block.columns[index], path, block.lines) for index, column in columns.columns]
         for (_, column), parsed in zip(columns.columns, numbers, strict=True):
             column.take(parsed, block.lines)
@@ -377,18 +376,6 @@ def _find_columns(file: DelimitedFile) -> _LogColumns:
         sorted(chosen.values(), key=lambda item: item[0]),
         [warn_of_columns(unknown)] if unknown else [],
     )
-
-
-def _times(
-    path: str | os.PathLike[str], cells: Sequence[str], lines: Sequence[int], parser: TimestampParser
-) -> IntArray:
-    times = np.empty(len(cells), dtype=np.int64)
-    for index, cell in enumerate(cells):
-        try:
-            times[index] = parser.nanoseconds(cell)
-        except ValueError as error:
-            raise TraceFormatError(path, str(error), line=lines[index], field=_TIMESTAMP) from None
-    return times
 
 
 def _take_turns(file: DelimitedFile, time_s: FloatArray, lines: IntArray, gpus: int | None) -> tuple[IntArray, int]:

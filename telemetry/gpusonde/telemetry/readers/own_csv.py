@@ -37,8 +37,7 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: The file is not a trace; the error names line and field.
-        TraceFormatError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is not a trace, or larger than ``max_bytes``; the error names line and field.
     """
     file = DelimitedFile(path, max_bytes=max_bytes)
     file.read_header()
@@ -105,13 +104,7 @@ class _CsvTimes:
         cells = block.columns[self.columns.time]
         if self.columns.time_field == TIME_S:
             return self._seconds(cells, block.lines)
-        times = np.empty(len(cells), dtype=np.int64)
-        for index, cell in enumerate(cells):
-            try:
-                times[index] = self.parser.nanoseconds(cell)
-            except ValueError as error:
-                raise self._error(block.lines[index], str(error)) from None
-        return times
+        return self.parser.parse(cells, self.path, block.lines, self.columns.time_field)
 
     def _seconds(self, cells: Sequence[str], lines: Sequence[int]) -> FloatArray:
         if self.decimal_comma:

@@ -46,9 +46,8 @@ def read_own_parquet(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_M
 
     Raises:
         OSError: The file cannot be opened.
-        TraceFormatError: pyarrow is not installed.
-        TraceFormatError: The file is damaged or not a trace; its ``line`` is the row, counted from 1.
-        TraceFormatError: The file, or what it unpacks to, is larger than ``max_bytes``.
+        TraceFormatError: The file is damaged or not a trace (``line`` is the row, counted from 1), the file or what it
+            unpacks to is larger than ``max_bytes``, or pyarrow is not installed.
     """
     try:
         import pyarrow as pa  # noqa: PLC0415 - optional, and slow to import
@@ -187,7 +186,8 @@ class _ParquetTimes:
         elif self._types.is_timestamp(self._kind):
             self._parts.append(column.cast(_timestamp_ns(self._kind)).cast("int64").to_numpy(zero_copy_only=False))
         elif self._text:
-            self._parts.append(self._parsed(column.to_pylist(), rows))
+            texts = [text.strip() for text in column.to_pylist()]
+            self._parts.append(self._parser.parse(texts, self._path, rows, self._name, _ROW))
         else:
             self._parts.append(self._unix(column, rows))
 
@@ -197,15 +197,6 @@ class _ParquetTimes:
                 rows[int(np.argmin(np.isfinite(values)))], "not a finite time; complete or delete the row"
             )
         return values
-
-    def _parsed(self, texts: list[str], rows: range) -> IntArray:
-        times = np.empty(len(texts), dtype=np.int64)
-        for index, text in enumerate(texts):
-            try:
-                times[index] = self._parser.nanoseconds(text.strip())
-            except ValueError as error:
-                raise self._error(rows[index], str(error)) from None
-        return times
 
     def _unix(self, column: Any, rows: range) -> IntArray:
         values = self._finite(_floats(column), rows)

@@ -40,8 +40,7 @@ def sniff(path: str | os.PathLike[str], max_bytes: int) -> Format:
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: It is none of ours; the error quotes the line that shows it.
-        TraceFormatError: The file is larger than ``max_bytes``.
+        TraceFormatError: It is none of ours, and the error quotes the line that shows it, or larger than ``max_bytes``.
     """
     file, _ = open_regular(path, max_bytes)
     with file:
@@ -118,9 +117,8 @@ def read_traces(
 
     Raises:
         OSError: The file cannot be opened or read.
-        TraceFormatError: The file, or a place in it, is not a trace.
-        TraceFormatError: The file is larger than ``max_bytes``.
-        TraceFormatError: A Parquet file, and pyarrow is not installed.
+        TraceFormatError: The file, or a place in it, is not a trace; it is larger than ``max_bytes``; it is a Parquet
+            file, and pyarrow is not installed.
         ValueError: ``gpus`` or ``interval_s`` is not positive.
     """
     if gpus is not None and not 1 <= gpus <= MAX_GPUS:
@@ -163,8 +161,8 @@ def read_trace(
         max_bytes: As in ``read_traces``.
 
     Raises:
-        TraceError: There are several traces and ``gpu`` is None, or none is the chosen one; the error lists them.
-        TraceError: Anything that ``read_traces`` refuses.
+        TraceError: There are several traces and ``gpu`` is None, or none is the chosen one (the error lists them), or
+            ``read_traces`` refuses the file.
         OSError: The file cannot be opened or read.
     """
     traces = read_traces(path, gpus=gpus, interval_s=interval_s, max_bytes=max_bytes)
