@@ -13,7 +13,6 @@ from support.wire_agent import wait_until
 from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
-from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.epoch_detect import EpochTracker, detect
 from gpusonde.errors import StoreFullError
 
@@ -218,7 +217,7 @@ def test_one_gpu_with_a_fault_in_its_tracking_leaves_the_others_alone(setup, rec
     def make_follower(agent, gpu, resume, state):
         if gpu == "GPU-bad":
             raise RuntimeError("a fault of ours")
-        return GpuFollower(agent, gpu, subject.store, RunPolicy(), EpochTracker, resume, state)
+        return GpuFollower(agent, gpu, subject.store, RunsConfig(), EpochTracker, resume, state)
 
     subject = setup()
     subject.pipeline._make_follower = make_follower

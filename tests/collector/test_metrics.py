@@ -13,7 +13,7 @@ from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, inventory, wait_until
 
 from gpusonde.collector.client import Client
-from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures, loss_reason
+from gpusonde.collector.metrics import CollectorCounters, CollectorMetrics, StoreFigures, loss_reason
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.collector.workload.training import TrainingCounters
 from gpusonde.service.durable_files import OsFiles
@@ -152,19 +152,17 @@ def test_every_counter_is_shown_under_its_agreed_name():
     registry = CollectorRegistry()
     registry.register(
         CollectorMetrics(
-            CollectorFigures(
-                counters=counters,
-                store=store,
-                held=StoreFigures({"raw": 1000, "log": 10}, 5000, agents=4, gpus=32),
-                reloads=ReloadCounters(),
-                version="1.2.3",
-                engine="local",
-                streams=lambda: 3,
-                ingest_lag_s=lambda: 1.5,
-                taking_records=lambda: True,
-                tracking_backlog=lambda: 7,
-                certificate_expiry_unix_s=lambda: 2e9,
-            )
+            counters=counters,
+            store=store,
+            held=StoreFigures({"raw": 1000, "log": 10}, 5000, agents=4, gpus=32),
+            reloads=ReloadCounters(),
+            version="1.2.3",
+            engine="local",
+            streams=lambda: 3,
+            ingest_lag_s=lambda: 1.5,
+            taking_records=lambda: True,
+            tracking_backlog=lambda: 7,
+            certificate_expiry_unix_s=lambda: 2e9,
         )
     )
     text = generate_latest(registry).decode()

@@ -7,16 +7,17 @@ import random
 import pytest
 from support.gpu_story import seconds, story
 
+from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.tracking.run_state import RunState
-from gpusonde.collector.tracking.runs import RunEnded, RunPolicy, RunStarted, RunTicks, RunTracker
+from gpusonde.collector.tracking.runs import RunEnded, RunStarted, RunTicks, RunTracker
 from gpusonde.service.wire import Binding
 
 GIB = float(1 << 30)
 
 
 def tracker(**more):
-    return RunTracker("agent-1", "GPU-a", RunPolicy(), **more)
+    return RunTracker("agent-1", "GPU-a", RunsConfig(), **more)
 
 
 def runs_of(samples, chunk=10, subject=None):

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from gpusonde.agent.metrics import AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.sources.base import SourceStatistics
-from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
+from gpusonde.collector.metrics import CollectorCounters, CollectorMetrics, StoreFigures
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.service.reload import ReloadCounters
 
@@ -25,7 +25,7 @@ def agent_metrics() -> list[Metric]:
 
 
 def collector_metrics() -> list[Metric]:
-    figures = CollectorFigures(
+    figures = CollectorMetrics(
         CollectorCounters(),
         StoreCounters(),
         StoreFigures(),
@@ -38,7 +38,7 @@ def collector_metrics() -> list[Metric]:
         tracking_backlog=lambda: 0,
         certificate_expiry_unix_s=lambda: None,
     )
-    return list(CollectorMetrics(figures).collect())
+    return list(figures.collect())
 
 
 @pytest.mark.parametrize(("page", "metrics"), [("agent", agent_metrics), ("collector", collector_metrics)])

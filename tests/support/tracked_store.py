@@ -7,7 +7,6 @@ from gpusonde.collector.config import RunsConfig, StoreConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline
-from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
@@ -65,8 +64,8 @@ class TrackedStore:
         self.pipeline.restore(self.store.followed())
 
     def follow(self, agent, gpu, resume, state):
-        policy, restore = RunPolicy(), self.restore_tracker
-        return GpuFollower(agent, gpu, self.store, policy, self._make_tracker, resume, state, restore)
+        config, restore = RunsConfig(), self.restore_tracker
+        return GpuFollower(agent, gpu, self.store, config, self._make_tracker, resume, state, restore)
 
     def feed(self, records, group):
         for i in range(0, len(records), group):

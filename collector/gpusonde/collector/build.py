@@ -33,7 +33,6 @@ from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
-from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.collector.workload.service import WorkloadService
@@ -198,10 +197,8 @@ def _build_pipeline(
     make_tracker: TrackerFactory,
     restore_tracker: TrackerRestorer,
 ) -> EpochPipeline:
-    policy = _run_policy(config)
-
     def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
-        return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state, restore_tracker)
+        return GpuFollower(agent_id, gpu_uuid, store, config.runs, make_tracker, resume, state, restore_tracker)
 
     states = StateKeeper(
         store, time.monotonic, interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s
@@ -259,17 +256,6 @@ def _connection(config: CollectorConfig) -> Connection:
         ca_file=options.tls_ca,
         certificate_file=options.tls_certificate,
         key_file=options.tls_key,
-    )
-
-
-def _run_policy(config: CollectorConfig) -> RunPolicy:
-    """Return when a run begins and ends."""
-    runs = config.runs
-    return RunPolicy(
-        activity_threshold=runs.activity_threshold,
-        idle_end_s=runs.idle_end_s,
-        held_end_s=runs.held_end_s,
-        gap_end_s=runs.gap_end_s,
     )
 
 

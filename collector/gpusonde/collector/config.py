@@ -229,6 +229,25 @@ class RunsConfig:
         least="1s",
         most="1d",
     )
+    # No keys: nobody has had to change them.
+    min_active_s: float = 1.0  # activity that makes a run; less is a blip
+    clock_tolerance_s: float = 2.0  # by which the host's clock may step back; beyond it the run ends
+    lead_in_s: float = 10.0  # idle time before the first activity that the epoch tracker gets to see
+    binding_slack_s: float = 60.0  # by which a job may be bound after its first activity and still own it
+
+    @property
+    def policy(self) -> dict[str, float]:
+        """What decides where runs begin and end; what was found under another one may be another run."""
+        return {
+            "activity_threshold": self.activity_threshold,
+            "min_active_s": self.min_active_s,
+            "idle_end_s": self.idle_end_s,
+            "held_end_s": self.held_end_s,
+            "gap_end_s": self.gap_end_s,
+            "clock_tolerance_s": self.clock_tolerance_s,
+            "lead_in_s": self.lead_in_s,
+            "binding_slack_s": self.binding_slack_s,
+        }
 
 
 @dataclass(frozen=True)

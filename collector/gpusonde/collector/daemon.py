@@ -19,7 +19,7 @@ import grpc.aio
 from gpusonde.collector.build import THREADS, CollectorParts, build_parts, make_store
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admin import AdminService
-from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
+from gpusonde.collector.metrics import CollectorMetrics, StoreFigures
 from gpusonde.collector.server import bind, build_server
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.remote import TrackerProcesses
@@ -259,19 +259,17 @@ class _Collector:
         store_counters.on_segment = parts.counters.segment_write.observe
         store_counters.on_compaction = parts.counters.compaction.observe
         return CollectorMetrics(
-            CollectorFigures(
-                counters=parts.counters,
-                store=store_counters,
-                held=self._held,
-                reloads=self._supervisor.reloads,
-                version=importlib.metadata.version("gpusonde"),
-                engine=self._config.store.engine,
-                streams=lambda: len(parts.agents.sessions()),
-                ingest_lag_s=self._ingest_lag_s,
-                taking_records=lambda: parts.admission.rejection is None,
-                tracking_backlog=lambda: parts.pipeline.backlog,
-                certificate_expiry_unix_s=lambda: parts.access.tls.expiry_unix_s if parts.access.tls else None,
-            )
+            counters=parts.counters,
+            store=store_counters,
+            held=self._held,
+            reloads=self._supervisor.reloads,
+            version=importlib.metadata.version("gpusonde"),
+            engine=self._config.store.engine,
+            streams=lambda: len(parts.agents.sessions()),
+            ingest_lag_s=self._ingest_lag_s,
+            taking_records=lambda: parts.admission.rejection is None,
+            tracking_backlog=lambda: parts.pipeline.backlog,
+            certificate_expiry_unix_s=lambda: parts.access.tls.expiry_unix_s if parts.access.tls else None,
         )
 
     async def _beat_for_commits(self) -> None:

@@ -124,9 +124,9 @@ class StoreFigures:
     gpus: int = 0
 
 
-@dataclass(frozen=True)
-class CollectorFigures:
-    """What there is to tell.
+@dataclass(frozen=True, eq=False)  # the registry hashes it
+class CollectorMetrics:
+    """A collector for a ``CollectorRegistry``, of what there is to tell.
 
     Attributes:
         counters: Of all parts.
@@ -154,36 +154,22 @@ class CollectorFigures:
     tracking_backlog: Callable[[], int]
     certificate_expiry_unix_s: Callable[[], float | None]
 
-
-class CollectorMetrics:
-    """A collector for a ``CollectorRegistry``.
-
-    Args:
-        figures: What there is to tell.
-    """
-
-    def __init__(self, figures: CollectorFigures) -> None:
-        self._figures = figures
-
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
-        figures = self._figures
-        yield metrics.info(
-            f"{_PREFIX}_build_info", "What runs.", {"version": figures.version, "engine": figures.engine}
-        )
-        yield from self._ingest(figures.counters)
-        yield from self._durability(figures.counters)
-        yield from self._store(figures)
-        yield from self._tracking(figures.counters)
-        yield from self._workloads(figures.counters)
-        yield from self._access(figures)
-        yield from figures.reloads.families(_PREFIX)
+        yield metrics.info(f"{_PREFIX}_build_info", "What runs.", {"version": self.version, "engine": self.engine})
+        yield from self._ingest(self.counters)
+        yield from self._durability(self.counters)
+        yield from self._store()
+        yield from self._tracking(self.counters)
+        yield from self._workloads(self.counters)
+        yield from self._access()
+        yield from self.reloads.families(_PREFIX)
 
     def _ingest(self, counters: CollectorCounters) -> Iterable[Metric]:
         counts = counters.ingest
-        yield metrics.gauge(f"{_PREFIX}_streams", "Open streams of agents.", self._figures.streams())
-        yield metrics.gauge(f"{_PREFIX}_agents_known", "Agents ever seen.", self._figures.held.agents)
-        yield metrics.gauge(f"{_PREFIX}_gpus_known", "GPUs and MIG instances ever described.", self._figures.held.gpus)
+        yield metrics.gauge(f"{_PREFIX}_streams", "Open streams of agents.", self.streams())
+        yield metrics.gauge(f"{_PREFIX}_agents_known", "Agents ever seen.", self.held.agents)
+        yield metrics.gauge(f"{_PREFIX}_gpus_known", "GPUs and MIG instances ever described.", self.held.gpus)
         yield metrics.counter(f"{_PREFIX}_records_received", "Records taken to be stored.", counts["records"])
         yield metrics.counter(
             f"{_PREFIX}_records_duplicate", "Records that were there already and dropped.", counts["repetitions"]
@@ -209,14 +195,14 @@ class CollectorMetrics:
         yield metrics.gauge(
             f"{_PREFIX}_ingest_lag_seconds",
             "Age of the newest tick of the stream that is furthest behind.",
-            self._figures.ingest_lag_s(),
+            self.ingest_lag_s(),
         )
 
     def _durability(self, counters: CollectorCounters) -> Iterable[Metric]:
         yield metrics.gauge(
             f"{_PREFIX}_taking_records",
             "Whether records are taken; not while the disk is full or the collector shuts down.",
-            self._figures.taking_records(),
+            self.taking_records(),
         )
         yield metrics.histogram(
             f"{_PREFIX}_ack_latency_seconds", "Time from a record's arrival to its durability.", counters.ack_latency
@@ -228,29 +214,29 @@ class CollectorMetrics:
             f"{_PREFIX}_segment_write_seconds", "Time of writing one segment.", counters.segment_write
         )
 
-    def _store(self, figures: CollectorFigures) -> Iterable[Metric]:
+    def _store(self) -> Iterable[Metric]:
         yield metrics.histogram(
-            f"{_PREFIX}_compaction_seconds", "Time of compacting one file.", figures.counters.compaction
+            f"{_PREFIX}_compaction_seconds", "Time of compacting one file.", self.counters.compaction
         )
         yield metrics.counter(
             f"{_PREFIX}_compaction_failures",
             "Compactions that did not succeed; the segments stay as they are.",
-            figures.store.compaction_failures,
+            self.store.compaction_failures,
         )
         yield metrics.counters(
             f"{_PREFIX}_retention_deleted_bytes",
             "Bytes deleted for their age or for room, by tier.",
             "tier",
-            figures.store.deleted_bytes(),
+            self.store.deleted_bytes(),
         )
-        yield metrics.gauges(f"{_PREFIX}_store_bytes", "Size on disk, by tier.", "tier", figures.held.tier_bytes)
-        yield metrics.gauge(f"{_PREFIX}_store_free_bytes", "Free space where the store lies.", figures.held.free_bytes)
+        yield metrics.gauges(f"{_PREFIX}_store_bytes", "Size on disk, by tier.", "tier", self.held.tier_bytes)
+        yield metrics.gauge(f"{_PREFIX}_store_free_bytes", "Free space where the store lies.", self.held.free_bytes)
 
     def _tracking(self, counters: CollectorCounters) -> Iterable[Metric]:
         yield metrics.gauge(
             f"{_PREFIX}_tracking_backlog_gpus",
             "GPUs with records that tracking has not looked at.",
-            self._figures.tracking_backlog(),
+            self.tracking_backlog(),
         )
         yield metrics.gauge(
             f"{_PREFIX}_tracking_round_seconds", "Time of the latest round of tracking.", counters.tracking_round_s
@@ -296,8 +282,8 @@ class CollectorMetrics:
             counters.trainings.failed_starts,
         )
 
-    def _access(self, figures: CollectorFigures) -> Iterable[Metric]:
-        counters = figures.counters
+    def _access(self) -> Iterable[Metric]:
+        counters = self.counters
         yield metrics.counters(
             f"{_PREFIX}_requests_refused",
             "Refused calls and streams, by reason.",
@@ -307,5 +293,5 @@ class CollectorMetrics:
         yield metrics.gauge(
             f"{_PREFIX}_certificate_expiry_timestamp_seconds",
             "When the collector's certificate expires, as Unix time; absent without one.",
-            figures.certificate_expiry_unix_s(),
+            self.certificate_expiry_unix_s(),
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 
+from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.model import RunUpdate
 from gpusonde.collector.storage.samples import BindingEntry, TicksEntry
 from gpusonde.collector.storage.store import Store, UnusableStateError
@@ -13,7 +13,6 @@ from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.runs import (
     RunEnded,
     RunEvent,
-    RunPolicy,
     RunStarted,
     RunTicks,
     RunTracker,
@@ -31,14 +30,14 @@ class GpuFollower:
         agent_id: The agent.
         gpu_uuid: The GPU.
         store: Where the ticks are.
-        policy: When runs begin and end.
+        config: When runs begin and end.
         make_tracker: Makes epoch trackers.
         resume: Where to begin.
         state: What an earlier follower knew; this one goes on there instead.
         restore_tracker: Makes an epoch tracker of its state.
 
     Raises:
-        UnusableStateError: The state was made under another policy, or the epoch tracker cannot be rebuilt.
+        UnusableStateError: The state was made under other rules, or the epoch tracker cannot be rebuilt.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class GpuFollower:
         agent_id: str,
         gpu_uuid: str,
         store: Store,
-        policy: RunPolicy,
+        config: RunsConfig,
         make_tracker: TrackerFactory,
         resume: Resume,
         state: FollowerState | None = None,
@@ -56,13 +55,13 @@ class GpuFollower:
         self._gpu_uuid = gpu_uuid
         self._store = store
         self._make_tracker = make_tracker
-        self._policy = policy
+        self._policy = config.policy
         self._run_id = ""
         self._epochs: RunEpochTracker | None = None
         self._reached = resume.position
         self._restored = state is not None
         if state:
-            if state.policy != asdict(policy):
+            if state.policy != config.policy:
                 raise UnusableStateError("the options that say when runs begin and end have changed")
             self._reached = state.reached
             self._run_id = state.run_id
@@ -70,7 +69,7 @@ class GpuFollower:
         self._runs = RunTracker(
             agent_id,
             gpu_uuid,
-            policy,
+            config,
             has_activity=has_activity(store.facts.metrics(gpu_uuid)),
             resume=resume,
             bindings=[
@@ -99,7 +98,7 @@ class GpuFollower:
         runs, epochs = self._runs.state(), self._epochs.state() if self._epochs else None
         if runs is None or epochs is None:
             return None
-        return FollowerState(self._agent_id, self._gpu_uuid, asdict(self._policy), self._reached, runs, epochs)
+        return FollowerState(self._agent_id, self._gpu_uuid, self._policy, self._reached, runs, epochs)
 
     @property
     def has_changes(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.model import Position, RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
 from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunState
@@ -45,31 +46,6 @@ def measure_activity(samples: Samples) -> FloatArray:
 _MEMORY = "framebuffer_used_bytes"
 # Less than this above the idle level is the driver's own memory, not a job's.
 _LEAST_HELD_BYTES = 64.0 * (1 << 20)
-
-
-@dataclass(frozen=True)
-class RunPolicy:
-    """When a run begins and ends.
-
-    Attributes:
-        activity_threshold: A tick is active when any activity ratio exceeds this.
-        min_active_s: Activity that makes a run; less is a blip.
-        idle_end_s: Idle time after which a run is over. Stalls of 120 s occur inside of training.
-        held_end_s: The same while the job still holds its device memory.
-        gap_end_s: Time without any tick after which a run is over.
-        clock_tolerance_s: A step back of the host's clock beyond this ends the run; ticks of a smaller one are kept.
-        lead_in_s: Idle time before the first activity that the epoch tracker gets to see.
-        binding_slack_s: By how much a job may be bound after its first activity and still own it.
-    """
-
-    activity_threshold: float = 0.05
-    min_active_s: float = 1.0
-    idle_end_s: float = 300.0
-    held_end_s: float = 1800.0
-    gap_end_s: float = 600.0
-    clock_tolerance_s: float = 2.0
-    lead_in_s: float = 10.0
-    binding_slack_s: float = 60.0
 
 
 _BEGINNING = Resume()
@@ -115,7 +91,7 @@ class RunTracker:
     Args:
         agent_id: The agent.
         gpu_uuid: The GPU.
-        policy: When runs begin and end.
+        config: When runs begin and end.
         has_activity: Whether the GPU has any activity ratio; without one, every tick counts as active.
         resume: Where the tracker begins.
         bindings: Job bindings up to there, or up to where the state was taken.
@@ -126,7 +102,7 @@ class RunTracker:
         self,
         agent_id: str,
         gpu_uuid: str,
-        policy: RunPolicy,
+        config: RunsConfig,
         *,
         has_activity: bool = True,
         resume: Resume = _BEGINNING,
@@ -135,7 +111,7 @@ class RunTracker:
     ) -> None:
         self._agent_id = agent_id
         self._gpu_uuid = gpu_uuid
-        self._policy = policy
+        self._config = config
         self._resume = resume
         self._bindings: dict[tuple[str, int], Binding] = {(b.job_id, b.start_unix_nano): b for b in bindings}
         self._open: OpenRun | None = None
@@ -229,7 +205,7 @@ class RunTracker:
             return []
         if run.job and run.job.job_id != binding.job_id and _is_shared(binding):
             return []
-        took_over = binding.start_unix_nano > run.start + _nano(self._policy.binding_slack_s)
+        took_over = binding.start_unix_nano > run.start + _nano(self._config.binding_slack_s)
         if run.job.job_id != binding.job_id if run.job else took_over:
             return self._end(f"job {binding.job_id} took the GPU")
         run.job = binding
@@ -252,14 +228,14 @@ class RunTracker:
         if self._last_time is None:
             return ""
         step_s = (time - self._last_time) / 1e9
-        if step_s > self._policy.gap_end_s:
+        if step_s > self._config.gap_end_s:
             return f"no ticks for {step_s:.0f} s"
-        if step_s < -self._policy.clock_tolerance_s:
+        if step_s < -self._config.clock_tolerance_s:
             return f"the host's clock was set back by {-step_s:.1f} s"
         return ""
 
     def _is_active(self, activity: float) -> bool:
-        return activity > self._policy.activity_threshold if self._has_activity else True
+        return activity > self._config.activity_threshold if self._has_activity else True
 
     def _step_idle(self, time: int, active: bool) -> bool:
         """Take one tick outside of a run; return whether a run has begun."""
@@ -270,8 +246,8 @@ class RunTracker:
             elif self._last_time is not None:
                 idle.active_s += (time - self._last_time) / 1e9
             idle.last_active = time
-            return idle.active_s >= self._policy.min_active_s
-        if idle.candidate is not None and time - idle.last_active > _nano(self._policy.lead_in_s):
+            return idle.active_s >= self._config.min_active_s
+        if idle.candidate is not None and time - idle.last_active > _nano(self._config.lead_in_s):
             idle.candidate = None
         return False
 
@@ -283,9 +259,9 @@ class RunTracker:
             run.last_active = time
             return ""
         idle_s = (time - run.last_active) / 1e9
-        if idle_s >= self._policy.held_end_s:
+        if idle_s >= self._config.held_end_s:
             return f"idle for {idle_s:.0f} s while holding device memory"
-        if idle_s >= self._policy.idle_end_s and not self._holds_memory(run):
+        if idle_s >= self._config.idle_end_s and not self._holds_memory(run):
             return f"idle for {idle_s:.0f} s"
         return ""
 
@@ -300,7 +276,7 @@ class RunTracker:
         pieces = [*idle.recent, newest]
         metrics = list(dict.fromkeys(name for piece in pieces for name in piece.columns))
         samples = concatenate(pieces, metrics)
-        samples = samples.between(start - _nano(self._policy.lead_in_s), 1 << 62)
+        samples = samples.between(start - _nano(self._config.lead_in_s), 1 << 62)
         inside = samples.between(start, 1 << 62)
         first = Position(int(inside.spool[0]), int(inside.sequence[0]))
         run_id = _run_id(self._agent_id, self._gpu_uuid, start, first)
@@ -335,7 +311,7 @@ class RunTracker:
         idle = self._idle
         idle.recent.append(samples)
         newest = idle.candidate if idle.candidate is not None else int(samples.time_unix_nano[-1])
-        horizon = newest - _nano(self._policy.lead_in_s)
+        horizon = newest - _nano(self._config.lead_in_s)
         while len(idle.recent) > 1 and idle.recent[0].time_unix_nano[-1] < horizon:
             del idle.recent[0]
 
@@ -347,7 +323,7 @@ class RunTracker:
         return [RunEnded(row)]
 
     def _job_at(self, time: int) -> Binding | None:
-        slack = _nano(self._policy.binding_slack_s)
+        slack = _nano(self._config.binding_slack_s)
         holders = [
             b
             for b in self._bindings.values()
