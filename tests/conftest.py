@@ -53,9 +53,10 @@ def chdb_directory() -> Iterator[Path]:
     """The one directory of this process's engine, kept open: opening it anew takes longer than most tests."""
     from support.store_engines import quick_directory
 
-    from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+    from gpusonde.collector.config import ClickHouseConfig
+    from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 
     with quick_directory() as directory:
-        keeper = ClickHouseSql(Connection(f"chdb://{directory}", "keeper"))
+        keeper = ClickHouseSql(ClickHouseConfig(f"chdb://{directory}", "keeper"))
         yield directory
         keeper.close()

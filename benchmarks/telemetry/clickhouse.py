@@ -21,7 +21,7 @@ from storage_records import GPUS_PER_HOST, START_NS, TICKS_PER_SECOND, Agents, W
 
 from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position
 
@@ -61,8 +61,8 @@ class Measured:
 def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, directory: Path, database: str) -> Measured:
     agents = PresentAgents(workload, gpus, seconds * TICKS_PER_SECOND)
     samples = gpus * seconds * TICKS_PER_SECOND * len(workload.metrics)
-    sql = ClickHouseSql(Connection(f"chdb://{directory}", database))
-    store = ClickHouseStore(sql, Ownership("benchmark"), ClickHouseConfig(database=database), StoreConfig())
+    sql = ClickHouseSql(ClickHouseConfig(f"chdb://{directory}", database))
+    store = ClickHouseStore(sql, Ownership("benchmark"), StoreConfig())
     store.open()
     for host in range(0, gpus, GPUS_PER_HOST):
         store.samples.register_agent(AgentRow(f"agent-{host:06d}", "spool", "instance", START_NS, "host", "1.0", b""))
@@ -131,7 +131,7 @@ def main() -> None:
     found: list[Measured] = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         directory = Path(folder) / "chdb"
-        keeper = ClickHouseSql(Connection(f"chdb://{directory}", "keeper"))
+        keeper = ClickHouseSql(ClickHouseConfig(f"chdb://{directory}", "keeper"))
         for i, workload in enumerate(workloads):
             # A quarter of the GPUs tells the bytes as well.
             main = workload is workloads[-2]

@@ -8,16 +8,15 @@ import sys
 
 from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 
 directory, database, agent_id, gpu_uuid = sys.argv[1:]
 store = ClickHouseStore(
-    ClickHouseSql(Connection(f"chdb://{directory}", database)),
+    ClickHouseSql(ClickHouseConfig(f"chdb://{directory}", database)),
     Ownership("reader"),
-    ClickHouseConfig(database=database),
     StoreConfig(),
 )
 store.open()

@@ -21,7 +21,7 @@ from support.faulty_files import FaultyFiles
 from gpusonde.collector import LocalStore
 from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.store import ResultStore, StateStore
 from gpusonde.errors import StoreError
@@ -96,8 +96,8 @@ class BreakingSql(ClickHouseSql):
 class ClickHouseEngine:
     """The store in a database of its own."""
 
-    def __init__(self, connection: Connection, collector: str = "collector-1", clock_ns=time.time_ns) -> None:
-        self.connection = connection
+    def __init__(self, config: ClickHouseConfig, collector: str = "collector-1", clock_ns=time.time_ns) -> None:
+        self.config = config
         self.collector = collector
         self.clock_ns = clock_ns
         self.ownership: Ownership | None = None
@@ -107,12 +107,11 @@ class ClickHouseEngine:
     def open(self) -> ClickHouseStore:
         """A new store on the same data; the one before is closed."""
         self.close()
-        self.sql = BreakingSql(self.connection)
+        self.sql = BreakingSql(self.config)
         self.ownership = Ownership(self.collector, self.clock_ns)
         self.store = ClickHouseStore(
             self.sql,
             self.ownership,
-            ClickHouseConfig(database=self.connection.database),
             StoreConfig(),
             wall_clock_ns=self.clock_ns,
         )
@@ -131,7 +130,7 @@ class ClickHouseEngine:
 
     def beside(self, collector: str, clock_ns=time.time_ns) -> ClickHouseEngine:
         """Another collector on the same database; the caller opens and closes it."""
-        return ClickHouseEngine(self.connection, collector, clock_ns)
+        return ClickHouseEngine(self.config, collector, clock_ns)
 
     def settle(self) -> None:
         """Do what the engine does in the background: merge."""
@@ -154,8 +153,8 @@ class ClickHouseEngine:
     def drop(self) -> None:
         """Close the store and remove its database."""
         self.close()
-        sql = ClickHouseSql(self.connection)
-        sql.run(f"DROP DATABASE {self.connection.database}")
+        sql = ClickHouseSql(self.config)
+        sql.run(f"DROP DATABASE {self.config.database}")
         sql.close()
 
 
@@ -165,7 +164,8 @@ def make_engine(kind: str, directory: Path, chdb_directory: Path) -> LocalEngine
         return LocalEngine(directory)
     name = f"gpusonde_test_{uuid.uuid4().hex}"
     if kind == "chdb":
-        return ClickHouseEngine(Connection(f"chdb://{chdb_directory}", name))
+        return ClickHouseEngine(ClickHouseConfig(f"chdb://{chdb_directory}", name))
     user = os.environ.get("GPUSONDE_CLICKHOUSE_USER", "default")
-    password = os.environ.get("GPUSONDE_CLICKHOUSE_PASSWORD", "")
-    return ClickHouseEngine(Connection(SERVER_URL, name, user, password))
+    password = directory / "clickhouse-password"
+    password.write_text(os.environ.get("GPUSONDE_CLICKHOUSE_PASSWORD", ""))
+    return ClickHouseEngine(ClickHouseConfig(SERVER_URL, name, user, str(password)))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
@@ -25,7 +24,7 @@ from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.security.authentication import AccessControl
 from gpusonde.collector.server import Health
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.store import Store
@@ -234,28 +233,10 @@ def make_store(config: CollectorConfig, files: FileLayer | None = None) -> Store
     except OSError as error:
         raise StoreError(f"{config.directory}: {error.strerror or error}") from error
     return ClickHouseStore(
-        ClickHouseSql(_connection(config), create_database=options.create_schema),
+        ClickHouseSql(options),
         Ownership(config.collector_id),
-        options,
         config.store,
         place=f"{options.url}, database {options.database}",
-    )
-
-
-def _connection(config: CollectorConfig) -> Connection:
-    options = config.clickhouse
-    try:
-        password = Path(options.password_file).read_text().rstrip("\n") if options.password_file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"the password of ClickHouse cannot be read from {options.password_file}: {error}") from error
-    return Connection(
-        options.url,
-        options.database,
-        options.user,
-        password,
-        ca_file=options.tls_ca,
-        certificate_file=options.tls_certificate,
-        key_file=options.tls_key,
     )
 
 

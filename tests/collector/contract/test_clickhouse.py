@@ -1,6 +1,7 @@
 """What only the engine on ClickHouse has: its schema and how it grows, averages, retention, failures."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +10,17 @@ from support.store_engines import BreakingSql
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
-from gpusonde.collector.config import ClickHouseConfig, StoreConfig
+from gpusonde.collector.config import ClickHouseConfig, CollectorConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse import schema
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.model import Position
-from gpusonde.errors import StoreError, StoreFullError
+from gpusonde.errors import ConfigError, StoreError, StoreFullError
 
 SCHEMA_FILE = Path(__file__).parents[3] / "deploy" / "clickhouse" / "schema.sql"
 DAY_S = 86_400
+CLICKHOUSE = StoreConfig(engine="clickhouse")
 
 
 @pytest.fixture
@@ -27,11 +29,10 @@ def open_with(clickhouse):
     opened = []
 
     def open_one(create_schema=True, **options):
-        sql = BreakingSql(clickhouse.connection)
+        sql = BreakingSql(replace(clickhouse.config, create_schema=create_schema))
         opened.append(sql)
         more = {"wall_clock_ns": options.pop("wall_clock_ns")} if "wall_clock_ns" in options else {}
-        database = ClickHouseConfig(database=clickhouse.connection.database, create_schema=create_schema)
-        store = ClickHouseStore(sql, Ownership("collector-1"), database, StoreConfig(**options), **more)
+        store = ClickHouseStore(sql, Ownership("collector-1"), StoreConfig(**options), **more)
         store.open()
         return sql, store
 
@@ -112,7 +113,7 @@ def lifetimes(sql, database):
 
 
 def test_another_retention_is_applied_at_the_next_start(open_with, clickhouse):
-    database = clickhouse.connection.database
+    database = clickhouse.config.database
     sql, _ = open_with(raw_retention_s=5, second_retention_s=6)
     assert lifetimes(sql, database) == {"samples": "5", "samples_1s": "6"}
     open_with(raw_retention_s=7, second_retention_s=0)
@@ -165,9 +166,9 @@ def test_a_database_of_a_newer_collector_is_left_alone(open_with):
 
 
 def test_a_schema_that_is_not_ours_to_make_has_to_be_there(open_with, clickhouse):
+    sql = ClickHouseSql(clickhouse.config)
     with pytest.raises(StoreError, match=r"apply deploy/clickhouse/schema\.sql"):
         open_with(create_schema=False)
-    sql = ClickHouseSql(clickhouse.connection)
     for statement in SCHEMA_FILE.read_text().split(";\n"):
         if statement.strip():
             sql.run(statement)
@@ -183,7 +184,7 @@ def test_the_shipped_schema_is_that_of_the_code():
 
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(StoreError, match=r"ClickHouse at http://127\.0\.0\.1:1: "):
-        ClickHouseSql(Connection("http://127.0.0.1:1", connect_timeout_s=0.5))
+        ClickHouseSql(ClickHouseConfig("http://127.0.0.1:1", connect_timeout_s=0.5))
 
 
 def test_a_server_without_room_is_a_full_store_and_anything_else_is_not(open_with):
@@ -207,11 +208,14 @@ def test_a_server_without_room_is_a_full_store_and_anything_else_is_not(open_wit
 
 @pytest.mark.parametrize("url", ["clickhouse:9000", "tcp://host:9000", ""])
 def test_an_address_that_cannot_be_is_refused(url):
-    with pytest.raises(ValueError, match="write https://host:8443"):
-        Connection(url)
+    with pytest.raises(ConfigError, match="write https://host:8443"):
+        CollectorConfig(store=CLICKHOUSE, clickhouse=ClickHouseConfig(url)).check()
 
 
 @pytest.mark.parametrize("name", ["a b", "x; DROP DATABASE y", "", "ü", "a" * 64, "1a"])
 def test_a_name_that_cannot_be_one_of_a_database_is_refused(name):
-    with pytest.raises(ValueError, match="cannot name a database"):
-        Connection("http://host", name)
+    with pytest.raises(ConfigError, match="is no name") as caught:
+        CollectorConfig(
+            store=StoreConfig(engine="clickhouse"), clickhouse=ClickHouseConfig("http://host", name)
+        ).check()
+    assert caught.value.field == "clickhouse.database"

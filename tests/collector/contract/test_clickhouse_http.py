@@ -10,7 +10,8 @@ from support.store_records import EVER, Feed
 from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector.client import Client
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.config import ClickHouseConfig
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.errors import StoreError
 
 NAME = "it's; DROP TABLE samples -- \\ {gpu:String} %s ü&?=#+/"
@@ -23,9 +24,16 @@ def server(chdb_directory):
 
 
 @pytest.fixture
-def engine(server):
+def password(tmp_path):
+    path = tmp_path / "password"
+    path.write_text("s3cret\n")
+    return path
+
+
+@pytest.fixture
+def engine(server, password):
     name = f"gpusonde_test_http_{uuid.uuid4().hex}"
-    made = ClickHouseEngine(Connection(server.url, name, "gpusonde", "s3cret", timeout_s=20.0))
+    made = ClickHouseEngine(ClickHouseConfig(server.url, name, "gpusonde", str(password), timeout_s=20.0))
     yield made
     server.broken = False
     made.drop()
@@ -58,9 +66,10 @@ def test_a_connection_that_breaks_stores_nothing_that_counts_and_is_made_again(e
     assert store.facts.losses() == []
 
 
-def test_a_wrong_password_is_refused_and_not_in_the_error(server):
+def test_a_wrong_password_is_refused_and_not_in_the_error(server, password):
+    password.write_text("wr0ng")
     with pytest.raises(StoreError, match=r"AUTHENTICATION_FAILED") as caught:
-        ClickHouseSql(Connection(server.url, "x", "gpusonde", "wr0ng"))
+        ClickHouseSql(ClickHouseConfig(server.url, "x", "gpusonde", str(password)))
     assert "wr0ng" not in str(caught.value)
     assert server.refusals
 
@@ -71,13 +80,11 @@ def test_an_error_of_a_statement_is_an_error_of_the_store(engine):
         engine.sql.rows("SELECT * FROM nothing_of_that_name")
 
 
-def test_a_collector_whose_database_goes_away_sends_agents_off_and_takes_them_again(tmp_path, engine, server):
-    password = tmp_path / "password"
-    password.write_text("s3cret\n")
+def test_a_collector_whose_database_goes_away_sends_agents_off_and_takes_them_again(tmp_path, engine, server, password):
     settings = {
         "store__engine": "clickhouse",
         "clickhouse__url": server.url,
-        "clickhouse__database": engine.connection.database,
+        "clickhouse__database": engine.config.database,
         "clickhouse__user": "gpusonde",
         "clickhouse__password_file": str(password),
         "clickhouse__insert_interval": "20ms",

@@ -11,13 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
-from gpusonde.collector.storage.clickhouse import DATABASE_NAME
+from gpusonde.collector.config import ClickHouseConfig
 from gpusonde.collector.storage.model import PendingRecord, Position, RejectedRecord
 from gpusonde.collector.storage.samples import StoredBlock, join_blocks
 from gpusonde.errors import StoreError, StoreFullError
@@ -165,7 +166,6 @@ def progress_table(reached: Mapping[int, int]) -> pa.Table:
 
 Parameters = Mapping[str, int | str | Sequence[int] | Sequence[str]]
 
-_SCHEMES = ("http", "https", "chdb")
 # NOT_ENOUGH_SPACE and CANNOT_WRITE_TO_FILE_DESCRIPTOR, which is what a full disk looks like in the middle of a part.
 _FULL = (243, 75)
 _SETTINGS = {
@@ -176,71 +176,33 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Connection:
-    """Where the database is and how to get in.
-
-    Attributes:
-        url: ``https://host:8443``, ``http://host:8123``, or ``chdb:///directory`` for the engine in this process.
-        database: Its name; made if it is not there and the schema is ours to make.
-        user: User.
-        password: Password; empty for none.
-        connect_timeout_s: Time to reach the server.
-        timeout_s: Time for one statement.
-        ca_file: PEM file of the authorities that sign the server's certificate; empty: the system's.
-        certificate_file: PEM file of our certificate; empty: none is shown.
-        key_file: PEM file of its key.
-    """
-
-    url: str
-    database: str = "gpusonde"
-    user: str = "default"
-    password: str = ""
-    connect_timeout_s: float = 10.0
-    timeout_s: float = 60.0
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
-
-    def __post_init__(self) -> None:
-        """Check the address and the name.
-
-        Raises:
-            ValueError: One of them cannot be.
-        """
-        if urlsplit(self.url).scheme not in _SCHEMES:
-            raise ValueError(f"{self.url!r} is no address of ClickHouse; write https://host:8443 or http://host:8123")
-        if not DATABASE_NAME.fullmatch(self.database):
-            raise ValueError(f"{self.database!r} cannot name a database: letters, digits and _, at most 63")
-
-
 class ClickHouseSql:
     """``Sql`` over ClickHouse's own client: HTTP to a server, or the engine in this process (chdb).
 
     Args:
-        connection: Where.
-        create_database: Whether to make the database if it is not there.
+        config: Where the database is and how to get in; it is made if it is not there and the schema is ours to make.
 
     Raises:
-        StoreError: The client is not installed, the server cannot be reached or does not let us in.
+        StoreError: The client is not installed, the password cannot be read, the server cannot be reached or does not
+            let us in.
     """
 
-    def __init__(self, connection: Connection, *, create_database: bool = True) -> None:
-        self.connection = connection
-        with _naming_failures(connection.url):
-            self._client = _connect(connection)
-            if create_database:
-                self._client.command(f"CREATE DATABASE IF NOT EXISTS {connection.database}")
-            self._client.database = connection.database
+    def __init__(self, config: ClickHouseConfig) -> None:
+        self.config = config
+        with _naming_failures(config.url):
+            self._client = _connect(config)
+            if config.create_schema:
+                self._client.command(f"CREATE DATABASE IF NOT EXISTS {config.database}")
+            self._client.database = config.database
 
     @property
     def embedded(self) -> bool:
         """Whether the engine runs in this process and its data belong to it alone."""
-        return urlsplit(self.connection.url).scheme == "chdb"
+        return urlsplit(self.config.url).scheme == "chdb"
 
     def table(self, statement: str, parameters: Parameters | None = None) -> pa.Table:
         """Return the answer to a query, column by column."""
-        with _naming_failures(self.connection.url):
+        with _naming_failures(self.config.url):
             return self._client.query_arrow(statement, parameters=dict(parameters or {}))
 
     def rows(self, statement: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
@@ -250,12 +212,12 @@ class ClickHouseSql:
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert rows; when it returns, the server has them in a part."""
-        with _naming_failures(self.connection.url):
+        with _naming_failures(self.config.url):
             self._client.insert_arrow(table, rows)
 
     def run(self, statement: str) -> None:
         """Run a statement that answers nothing."""
-        with _naming_failures(self.connection.url):
+        with _naming_failures(self.config.url):
             self._client.command(statement)
 
     def close(self) -> None:
@@ -269,31 +231,38 @@ def binary_column(table: pa.Table, name: str) -> list[bytes]:
     return values
 
 
-def _connect(connection: Connection) -> Any:
+def _connect(config: ClickHouseConfig) -> Any:
     try:
         import clickhouse_connect  # noqa: PLC0415 - an extra that only this engine needs
     except ImportError as error:
         raise StoreError(
             "the ClickHouse engine needs its client: pip install 'gpusonde[collector,clickhouse]'"
         ) from error
-    address = urlsplit(connection.url)
+    address = urlsplit(config.url)
     if address.scheme == "chdb":
         return clickhouse_connect.get_client(interface="chdb", path=address.path, settings=dict(_SETTINGS))
     return clickhouse_connect.get_client(
         host=address.hostname or "localhost",
         port=address.port or (8443 if address.scheme == "https" else 8123),
         interface=address.scheme,
-        username=connection.user,
-        password=connection.password,
-        connect_timeout=connection.connect_timeout_s,
-        send_receive_timeout=connection.timeout_s,
-        ca_cert=connection.ca_file or None,
-        client_cert=connection.certificate_file or None,
-        client_cert_key=connection.key_file or None,
+        username=config.user,
+        password=_read_password(config.password_file),
+        connect_timeout=config.connect_timeout_s,
+        send_receive_timeout=config.timeout_s,
+        ca_cert=config.tls_ca or None,
+        client_cert=config.tls_certificate or None,
+        client_cert_key=config.tls_key or None,
         # With a session of its own a client may run one statement at a time; ours is used by several threads.
         autogenerate_session_id=False,
         settings=dict(_SETTINGS),
     )
+
+
+def _read_password(path: str) -> str:
+    try:
+        return Path(path).read_text().rstrip("\n") if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"the password of ClickHouse cannot be read from {path}: {error}") from error
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from gpusonde.collector.config import ClickHouseConfig, StoreConfig
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
 from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseSamples
@@ -32,7 +32,6 @@ class ClickHouseStore:
     Args:
         sql: The database.
         ownership: Which agents are this collector's.
-        database: Its name, and whether its tables are ours to make.
         config: For how long samples are kept.
         place: Where it is, for a human reader.
         wall_clock_ns: Unix time in nanoseconds.
@@ -43,7 +42,6 @@ class ClickHouseStore:
         self,
         sql: ClickHouseSql,
         ownership: Ownership,
-        database: ClickHouseConfig,
         config: StoreConfig,
         *,
         place: str = "",
@@ -52,7 +50,6 @@ class ClickHouseStore:
     ) -> None:
         self._sql = sql
         self._ownership = ownership
-        self._database = database
         self._config = config
         self.place = place
         self.counters = StoreCounters()
@@ -75,7 +72,7 @@ class ClickHouseStore:
         Raises:
             StoreError: The database cannot be used, or belongs to a newer collector.
         """
-        database = self._database
+        database = self._sql.config
         try:
             prepare(self._sql, database.database, self._config, may_change=database.create_schema)
             self._ownership.restore(self.facts.owners())
