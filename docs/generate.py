@@ -322,15 +322,30 @@ def _holds(words: str) -> str:
     """Shorten what a key holds: articles, usual lengths of texts and words for ranges go."""
     words = re.sub(r"an object \(in TOML a table\)", "table", words)
     words = re.sub(r"a text of 1 to [\d,]+ characters", "text", words)
-    words = words.replace(f" to {1 << 53:,}", "")  # what no counter holds
-    words = re.sub(r"whole number from ([\d,]+) to ([\d,]+)", r"integer \1–\2", words)
-    words = re.sub(r"whole number from ([\d,]+)", r"integer ≥ \1", words)
-    words = re.sub(r"number above ([\de+.-]+) and at most ([\de+.-]+)", r"number in (\1, \2]", words)
-    words = re.sub(r"number at least ([\de+.-]+) and at most ([\de+.-]+)", r"number in [\1, \2]", words)
-    words = re.sub(r"number above ([\de+.-]+)", r"number > \1", words)
-    words = re.sub(r"number at least ([\de+.-]+)", r"number ≥ \1", words)
+    words = re.sub(r"whole number from ([\d,]+)(?: to ([\d,]+))?", _range("integer", "≥"), words)
+    words = re.sub(r"number above ([\de+.-]+)(?: and at most ([\de+.-]+))?", _range("number", ">"), words)
+    words = re.sub(r"number at least ([\de+.-]+)(?: and at most ([\de+.-]+))?", _range("number", "≥"), words)
     words = re.sub(r"a list, each (a |an )?", "list: ", words)
-    return re.sub(r"^an? ", "", words).replace("e+", "e")
+    return re.sub(r"^an? ", "", words)
+
+
+# A bound from here on is there for slips of the hand, and left out: the error names it.
+_NEVER = 1e6
+
+
+def _range(kind: str, sign: str) -> Callable[[re.Match[str]], str]:
+    """Return what draws a range's least and most, each where anybody reaches it."""
+
+    def drawn(found: re.Match[str]) -> str:
+        least, most = (float((each or "inf").replace(",", "")) for each in found.groups())
+        ends = [f"{sign} {found[1]}"] if least > -_NEVER else []
+        if 0 < least < 1 / _NEVER:
+            ends = ["> 0"]
+        if most < _NEVER:
+            ends.append(f"≤ {found[2]}")
+        return " ".join([kind, " and ".join(ends)]).strip()
+
+    return drawn
 
 
 def _meaning(text: str) -> str:
