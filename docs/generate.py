@@ -149,7 +149,7 @@ def _keys_in(kind: Any) -> dict[str, Any]:
 
     if is_typeddict(kind):
         return get_type_hints(kind, include_extras=True)
-    if not dataclasses.is_dataclass(kind):
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return {}
     told, hints = attributes_of(kind), get_type_hints(kind)
     return {
