@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gpusonde.documents import ListOf, Number, Text, Whole
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer.problem import BatchSize
 from gpusonde.optimizer.step_times import DEFAULT_SHARING
-from gpusonde.simulator.allreduce import AllreduceMeasurement
+from gpusonde.simulator.allreduce import AllreduceMeasurement, ModelKind
 from gpusonde.simulator.communication import BandwidthSharing, SharingRule
 from gpusonde.simulator.compute import (
     ComputeCurve,
@@ -131,7 +131,7 @@ class JobKeys:
     gradients: Gradients | None = None
     optimizer_s: Annotated[float, Number(least=0.0, most=LONGEST_S)] = 0.0
     allreduce: Annotated[tuple[AllreduceMeasurement, ...], ListOf(_MOST_MEASUREMENTS)] = ()
-    allreduce_model: Literal["default", "paper"] = "default"
+    allreduce_model: ModelKind = "default"
     link: LinkKeys = field(default_factory=LinkKeys)
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class Job:
     gradients: GradientTrace
     optimizer_s: float
     allreduce: tuple[AllreduceMeasurement, ...]
-    allreduce_model: str
+    allreduce_model: ModelKind
     sharing: BandwidthSharing
     notes: tuple[str, ...]
 

@@ -30,10 +30,10 @@ class _Measurements:
 @dataclass(frozen=True)
 class _Model:
     measurements: _Rows
-    kind: ModelKind = ModelKind.DEFAULT
+    kind: ModelKind = "default"
     half_life_s: Annotated[float, Number(most=1e18)] = DEFAULT_HALF_LIFE_S
     now_s: Annotated[float, Number(least=-1e18, most=1e18)] | None = None
-    residual: ResidualUse = ResidualUse.AUTO
+    residual: ResidualUse = "auto"
     topologies: Any = None
 
 
@@ -56,11 +56,11 @@ def model_to_json(model: AllreduceModel) -> str:
     """Return a model as a JSON document: what it was made from and how. Reading it makes it again."""
     head = {
         "format": MODEL_FORMAT,
-        "kind": model.kind.value,
+        "kind": model.kind,
         "half_life_s": model.decay.half_life_s,
         "now_s": model.decay.now_s,
         # What was tried and found of no use is not tried again.
-        "residual": (model.residual_use if model.residual is not None else ResidualUse.OFF).value,
+        "residual": model.residual_use if model.residual is not None else "off",
         "topologies": {
             fabric: [[one, other, count] for (one, other), count in sorted(topology.links.items())]
             for fabric, topology in sorted(model.topologies.items())

@@ -6,7 +6,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -35,18 +35,12 @@ _WORLDS_TO_TELL = 4
 _OTHER_FABRIC_SPREAD = 1.0
 
 
-class ModelKind(Enum):
-    """How a model predicts."""
-
-    DEFAULT = "default"  # interpolation in logarithms, with a boosted residual where it helps
-    PAPER = "paper"  # Srifty's two XGBoost models
-
-
-class ResidualUse(Enum):
-    """Whether the default corrects its interpolation with boosted trees."""
-
-    AUTO = "auto"  # where there is enough data and cross-validation shows a gain
-    OFF = "off"
+# How a model predicts: by interpolation in logarithms, with a boosted residual where it helps, or by Srifty's two
+# XGBoost models.
+ModelKind: TypeAlias = Literal["default", "paper"]
+# Whether the default corrects its interpolation with boosted trees: where there is enough data and cross-validation
+# shows a gain, or never.
+ResidualUse: TypeAlias = Literal["auto", "off"]
 
 
 @dataclass(frozen=True)
@@ -78,11 +72,11 @@ class AllreduceModel:
         cls,
         measurements: Iterable[AllreduceMeasurement],
         *,
-        kind: ModelKind | str = ModelKind.DEFAULT,
+        kind: ModelKind = "default",
         now_s: float | None = None,
         half_life_s: float = DEFAULT_HALF_LIFE_S,
         topologies: Mapping[str, LinkTopology] | None = None,
-        residual: ResidualUse | str = ResidualUse.AUTO,
+        residual: ResidualUse = "auto",
     ) -> AllreduceModel:
         """Return the model of measurements, in any order.
 
@@ -95,7 +89,7 @@ class AllreduceModel:
             residual: "auto" or "off"; of the default only.
 
         Raises:
-            ValueError: No measurements, or an unknown kind.
+            ValueError: No measurements, or an unknown kind or use of a residual.
             CommandError: The paper's kind without XGBoost.
         """
         decay = Decay(half_life_s, now_s)
@@ -104,15 +98,17 @@ class AllreduceModel:
             raise ValueError("an allreduce model needs measurements: take some with gpusonde probe allreduce")
         told = dict(topologies or {})
         links = fit_link_curves(found, decay, told)
-        is_default, use = ModelKind(kind) is ModelKind.DEFAULT, ResidualUse(residual)
+        if kind not in get_args(ModelKind) or residual not in get_args(ResidualUse):
+            raise ValueError(f"there is no allreduce model {kind!r} with the residual {residual!r}")
+        is_default = kind == "default"
         return cls(
             measurements=found,
-            kind=ModelKind(kind),
+            kind=kind,
             decay=decay,
             topologies=told,
-            residual_use=use,
+            residual_use=residual,
             links=links,
-            residual=learn_residual(links) if is_default and use is ResidualUse.AUTO else None,
+            residual=learn_residual(links) if is_default and residual == "auto" else None,
             paper=None if is_default else PaperModel(found, decay),
         )
 
