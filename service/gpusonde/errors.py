@@ -17,15 +17,13 @@ search out of time) stay private to their modules.
     ├── TotalEpochsError            how many epochs a job is said to have
     ├── TraceError                  traces and trace files
     │   └── TraceFormatError
-    ├── SourceError                 where an agent samples
+    ├── SourceError                 where an agent samples, and who tells it of jobs
     │   ├── SourceUnavailableError
     │   └── DriverCallError         a call of NVML or DCGM, with its code
     │       ├── CallRefusedError
     │       ├── GpuLostError
     │       └── EngineLostError
-    ├── JobSourceError              Slurm's files, the kubelet, processes
     ├── SpoolError                  what an agent keeps
-    │   └── SpoolCorruptError
     ├── StoreError                  what a collector keeps
     │   ├── StoreFullError
     │   └── StoreCorruptError
@@ -432,7 +430,7 @@ class TlsError(ConfigError):
 
 
 class SourceError(GpusondeError):
-    """A source of samples cannot do what it was asked to, or has stopped working as a whole."""
+    """A source of samples or of jobs cannot do what it was asked to, or has stopped working as a whole."""
 
 
 class SourceUnavailableError(SourceError):
@@ -464,13 +462,5 @@ class EngineLostError(DriverCallError):
     """The connection to the host engine is gone."""
 
 
-class JobSourceError(GpusondeError):
-    """A source of jobs does not answer; the message says why and what to do."""
-
-
 class SpoolError(GpusondeError):
-    """A spool cannot be used, or its directory cannot."""
-
-
-class SpoolCorruptError(SpoolError):
-    """The files are not a spool, or damaged beyond what losses can describe."""
+    """A spool cannot be used: its directory, or files that are damaged beyond what losses can describe."""

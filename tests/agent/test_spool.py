@@ -11,7 +11,7 @@ from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import HEADER, RECORD, encode_header, encode_record, scan
 from gpusonde.common.v1 import gpu_pb2
-from gpusonde.errors import DirectoryLockedError, SpoolCorruptError, SpoolError
+from gpusonde.errors import DirectoryLockedError, SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 
 LOSS = ingest_pb2.LossReason
@@ -254,16 +254,16 @@ def test_damage_that_appears_while_running_is_a_reported_loss(directory):
 def test_files_of_another_kind_are_refused_with_what_to_do(directory):
     directory.mkdir()
     (directory / "notes.seg").write_text("mine")
-    with pytest.raises(SpoolCorruptError, match="move the file away"):
+    with pytest.raises(SpoolError, match="move the file away"):
         opened(directory)
     (directory / "notes.seg").unlink()
     (directory / "identity.json").write_text("{")
-    with pytest.raises(SpoolCorruptError, match="remove the file"):
+    with pytest.raises(SpoolError, match="remove the file"):
         opened(directory)
     (directory / "identity.json").unlink()
     (directory / "00000000000000000001.seg").write_bytes(encode_header(1, b""))
     (directory / "00000000000099999999.seg").write_bytes(encode_header(99999999, b""))
-    with pytest.raises(SpoolCorruptError, match="move the spool directory away"):
+    with pytest.raises(SpoolError, match="move the spool directory away"):
         opened(directory)
 
 

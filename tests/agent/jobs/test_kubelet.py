@@ -11,7 +11,7 @@ from gpusonde.agent.jobs.kubelet import KubeletPods, list_pods
 from gpusonde.agent.jobs.ownership import Scheduler
 from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.agent.sources.base import GpuDescription
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 
 STARTED, NOW = 1_700_000_000_000_000_000, 1_700_000_100_000_000_000
 GPUS = [GpuDescription("GPU-a", 0), GpuDescription("GPU-b", 1), GpuDescription("GPU-c", 2, mig_uuid="MIG-1")]
@@ -91,7 +91,7 @@ def test_a_kubelet_that_goes_away_is_an_error_and_its_return_is_none(kubelet, so
     kubelet.pods = [("a", "one", "c", "nvidia.com/gpu", ["GPU-a"])]
     subject.owners(NOW)
     kubelet.stop()
-    with pytest.raises(JobSourceError, match="is gone"):
+    with pytest.raises(SourceError, match="is gone"):
         subject.owners(NOW)
     kubelet.start()
     assert subject.owners(NOW)["GPU-a"][0].job_id == "a/one"
@@ -99,26 +99,26 @@ def test_a_kubelet_that_goes_away_is_an_error_and_its_return_is_none(kubelet, so
 
 def test_a_kubelet_that_refuses_is_quoted(kubelet, socket):
     kubelet.refuse = grpc.StatusCode.PERMISSION_DENIED
-    with pytest.raises(JobSourceError, match=r"PERMISSION_DENIED: refused by the test"):
+    with pytest.raises(SourceError, match=r"PERMISSION_DENIED: refused by the test"):
         pods(socket).owners(NOW)
 
 
 def test_a_kubelet_that_hangs_is_given_up_after_two_seconds(kubelet, socket):
     kubelet.delay_s = 2.5
-    with pytest.raises(JobSourceError, match="DEADLINE_EXCEEDED"):
+    with pytest.raises(SourceError, match="DEADLINE_EXCEEDED"):
         pods(socket).owners(NOW)
 
 
 def test_a_file_that_is_no_socket_is_an_error(socket):
     socket.write_text("")
-    with pytest.raises(JobSourceError, match="does not answer"):
+    with pytest.raises(SourceError, match="does not answer"):
         pods(socket).owners(NOW)
 
 
 def test_an_answer_that_is_no_message_is_an_error(socket):
     broken = FakeKubelet(socket)
     broken._list = lambda *_: b"\xff\xff\xff\xff"
-    with broken, pytest.raises(JobSourceError, match="does not answer"):
+    with broken, pytest.raises(SourceError, match="does not answer"):
         list_pods(socket)
 
 

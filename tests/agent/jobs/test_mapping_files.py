@@ -7,7 +7,7 @@ import pytest
 from gpusonde.agent.jobs.ownership import Scheduler
 from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 
 NOW = 1_800_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -141,7 +141,7 @@ def test_an_empty_file_and_a_folder_that_is_not_there_name_nobody(tmp_path):
 
 def test_a_folder_that_cannot_be_listed_says_so(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(JobSourceError, match="must be able to list it"):
+    with pytest.raises(SourceError, match="must be able to list it"):
         files(tmp_path / "file").owners(NOW)
 
 

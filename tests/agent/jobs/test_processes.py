@@ -13,7 +13,7 @@ from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, SourceInventory
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 
 BOOT_S = 1_799_990_000
 NOW = 1_800_000_000_000_000_000
@@ -119,7 +119,7 @@ def test_a_process_that_ends_under_our_eyes_is_no_error(proc):
 def test_processes_that_are_hidden_from_the_agent_are_reported_as_such(proc):
     subject = source(proc, {"GPU-a": (10,)})
     assert twice(subject) == {}
-    with pytest.raises(JobSourceError, match=r"hostPID.*ProtectProc"):
+    with pytest.raises(SourceError, match=r"hostPID.*ProtectProc"):
         subject.owners(NOW)
 
 

@@ -10,7 +10,7 @@ from gpusonde.agent.jobs.watcher import JobWatcher, StateFile
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.common.v1 import job_pb2
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 from gpusonde.service.durable_files import OsFiles
 
 T = 1_700_000_000_000_000_000
@@ -124,7 +124,7 @@ def test_owners_of_gpus_that_are_not_sampled_are_not_told(rig):
 def test_what_a_failing_source_said_stays_in_force_and_it_is_asked_less_often(rig, caplog):
     rig.kubelet.jobs = {"GPU-a": ["ns/pod"]}
     rig.poll()
-    rig.kubelet.error = JobSourceError("the kubelet is away")
+    rig.kubelet.error = SourceError("the kubelet is away")
     asked = rig.kubelet.asked
     assert [rig.poll() for _ in range(200)] == [[]] * 200
     assert rig.kubelet.asked - asked == 8
@@ -144,7 +144,7 @@ def test_a_source_that_breaks_in_a_new_way_does_not_take_the_others_with_it(rig,
 
 
 def test_a_pod_waits_for_the_name_that_a_silent_kubelet_will_give_it(rig):
-    rig.kubelet.error = JobSourceError("starting")
+    rig.kubelet.error = SourceError("starting")
     rig.processes.jobs = {"GPU-a": [Owner(Scheduler.KUBERNETES, "uid-of-pod")], "GPU-b": ["uid-1"]}
     assert rig.poll() == [("GPU-b", "uid-1", True)]
     rig.kubelet.error = None

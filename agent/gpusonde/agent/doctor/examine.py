@@ -25,7 +25,7 @@ from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader
 from gpusonde.agent.sources.dcgm.fields import AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_process_reader, make_source, profiles
-from gpusonde.errors import JobSourceError, SourceError
+from gpusonde.errors import SourceError
 from gpusonde.telemetry import METRICS, Metric, MissingReason, SamplingClass, TraceError
 
 # Processes count from their second sighting, and are called hidden at the third without any.
@@ -116,7 +116,7 @@ def _ask(source: JobSource, now_ns: Callable[[], int]) -> JobSourceFinding:
     try:
         for _ in range(_LOOKS):
             owners = source.owners(now_ns())
-    except JobSourceError as error:
+    except SourceError as error:
         return JobSourceFinding(source.name, usable=False, reason=str(error))
     return JobSourceFinding(source.name, usable=True, owners=owners)
 

@@ -11,7 +11,7 @@ import grpc
 
 from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
 from gpusonde.agent.jobs.sources import DeviceNames, bounded
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 from gpusonde.kubelet.v1 import pod_resources_pb2
 
 _METHOD = "/v1.PodResourcesLister/List"
@@ -37,7 +37,7 @@ def list_pods(socket: Path) -> pod_resources_pb2.ListPodResourcesResponse:
     A channel of its own for each question outlives no restart of the kubelet and keeps no thread awake in between.
 
     Raises:
-        JobSourceError: It does not answer.
+        SourceError: It does not answer.
     """
     with grpc.insecure_channel(f"unix:{socket.absolute()}", options=_CHANNEL_OPTIONS) as channel:
         ask = channel.unary_unary(
@@ -52,7 +52,7 @@ def list_pods(socket: Path) -> pod_resources_pb2.ListPodResourcesResponse:
         except grpc.RpcError as error:
             # A failed call is its own outcome, which the type of the exception does not say.
             code, details = error.code(), error.details()
-            raise JobSourceError(f"{socket}: the kubelet does not answer ({code.name}: {details})") from error
+            raise SourceError(f"{socket}: the kubelet does not answer ({code.name}: {details})") from error
         return answer
 
 
@@ -101,7 +101,7 @@ class KubeletPods:
         if not self.is_there():
             if self._first:
                 return {}
-            raise JobSourceError(f"{self._socket} {_NOT_THERE}")
+            raise SourceError(f"{self._socket} {_NOT_THERE}")
         start = self._started_unix_nano if self._first else now_unix_nano
         found: dict[str, dict[str, Owner]] = {}
         time_sliced: set[str] = set()

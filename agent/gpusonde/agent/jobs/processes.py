@@ -25,7 +25,7 @@ from pathlib import Path
 
 from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
 from gpusonde.agent.jobs.sources import bounded
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 
 _MOST_LINES = 64
 _SHORT_CONTAINER_ID = 12
@@ -242,7 +242,7 @@ class ProcessOwners:
                     present[key] = replace(known, start_unix_nano=start)
         self._blind_polls = self._blind_polls + 1 if hidden and hidden == asked else 0
         if self._blind_polls >= _HIDDEN_POLLS:
-            raise JobSourceError(
+            raise SourceError(
                 f"none of the {hidden} processes on the GPUs can be looked up in /proc: they belong to another PID "
                 "namespace (in Kubernetes set hostPID) or are hidden (hidepid, or ProtectProc= in the unit)"
             )

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
 from gpusonde.agent.sources.base import GpuDescription
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 
 DRIVER_FOLDER = Path("/proc/driver/nvidia")
 _LARGEST_INFORMATION_BYTES = 1 << 16
@@ -142,7 +142,7 @@ class JobSource(Protocol):
         """Return the owners of every GPU that has one.
 
         Raises:
-            JobSourceError: It does not answer now; what it said before stays in force.
+            SourceError: It does not answer now; what it said before stays in force.
         """
         ...
 
@@ -224,7 +224,7 @@ class MappingFiles:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise JobSourceError(
+            raise SourceError(
                 f"{self._folder}: {error.strerror}; the agent must be able to list it and read its files"
             ) from error
         return sorted(names)

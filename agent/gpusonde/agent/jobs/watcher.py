@@ -28,7 +28,7 @@ from gpusonde.agent.jobs.sources import (
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, ProcessReader, SourceInventory
 from gpusonde.common.v1 import job_pb2
-from gpusonde.errors import JobSourceError
+from gpusonde.errors import SourceError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import FileLayer, OsFiles, write_durably
 
@@ -131,7 +131,7 @@ class _Asked:
             self._skip = min(2**self._failures - 2, _MOST_POLLS_SKIPPED)
             self._on_failure(self.name)
             if self._failures == 1:
-                expected = isinstance(error, JobSourceError)
+                expected = isinstance(error, SourceError)
                 log.warning("jobs from %s: %s", self.name, error, exc_info=None if expected else error)
             return
         if self._failures:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpusonde.errors import SpoolCorruptError
+from gpusonde.errors import SpoolError
 from gpusonde.service.durable_files import FileLayer, write_durably
 
 _IDENTITY_FILE = "identity.json"
@@ -31,7 +31,7 @@ def load_identity(directory: Path) -> Identity | None:
     """Return the identity stored in a spool directory, None in a new one.
 
     Raises:
-        SpoolCorruptError: The file is there but is not an identity.
+        SpoolError: The file is there but is not an identity.
     """
     path = directory / _IDENTITY_FILE
     try:
@@ -40,7 +40,7 @@ def load_identity(directory: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise SpoolCorruptError(
+        raise SpoolError(
             f"{path}: not an identity ({error}); remove the file to continue this spool under new names"
         ) from error
 

@@ -15,7 +15,7 @@ from gpusonde.agent.spool.identity import Identity, load_identity
 from gpusonde.agent.spool.segment import SUFFIX, Segment
 from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, recover
 from gpusonde.agent.spool.spool import SegmentReader
-from gpusonde.errors import SpoolCorruptError, SpoolError
+from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles
 
@@ -123,11 +123,11 @@ def _report(directory: Path, held_by: str | None, files: FileLayer, *, repair: b
     identity: Identity | None = None
     try:
         identity = load_identity(directory)
-    except SpoolCorruptError as error:
+    except SpoolError as error:
         findings.append(Finding(directory / "identity.json", FindingKind.UNUSABLE, str(error)))
     try:
         recovery = recover(directory, files) if repair else examine(directory, files, in_use=held_by is not None)
-    except SpoolCorruptError as error:
+    except SpoolError as error:
         findings.append(Finding(directory, FindingKind.UNUSABLE, str(error)))
         recovery = Recovery([], b"", 0, 0)
     findings += recovery.findings

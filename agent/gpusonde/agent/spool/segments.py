@@ -32,7 +32,7 @@ from gpusonde.agent.spool.segment import (
     scan,
     segment_path,
 )
-from gpusonde.errors import SpoolCorruptError
+from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import FileLayer, write_durably
 
@@ -95,7 +95,7 @@ def recover(directory: Path, files: FileLayer) -> Recovery:
     """Read every segment, cut or repair what is damaged, and return what is left.
 
     Raises:
-        SpoolCorruptError: More is missing than losses can describe.
+        SpoolError: More is missing than losses can describe.
         OSError: The disk failed.
     """
     findings = [_leftover(path) for path in sorted(directory.glob("*.tmp"))]
@@ -114,7 +114,7 @@ def examine(directory: Path, files: FileLayer, *, in_use: bool) -> Recovery:
         in_use: An agent may be writing: segments may go meanwhile, and the newest may end unfinished.
 
     Raises:
-        SpoolCorruptError: As for :func:`recover`.
+        SpoolError: As for :func:`recover`.
         OSError: The disk failed.
     """
     findings = [] if in_use else [_leftover(path) for path in sorted(directory.glob("*.tmp"))]
@@ -189,7 +189,7 @@ def _first_sequences(directory: Path) -> list[int]:
     firsts = []
     for path in directory.glob(f"*{SUFFIX}"):
         if not path.stem.isdecimal() or int(path.stem) < 1:
-            raise SpoolCorruptError(f"{path}: not a name the spool gives; move the file away")
+            raise SpoolError(f"{path}: not a name the spool gives; move the file away")
         firsts.append(int(path.stem))
     return sorted(firsts)
 
@@ -205,7 +205,7 @@ def _recover_segment(
         last += 1
     holes = last - first + 1 - len(kept)
     if holes > _MAX_HOLES:
-        raise SpoolCorruptError(
+        raise SpoolError(
             f"{path}: {holes} records are missing before the next segment; "
             "move the spool directory away and the agent starts a new one"
         )
@@ -252,7 +252,7 @@ def _parse(record: ScannedRecord, path: Path) -> ingest_pb2.Record:
     try:
         return ingest_pb2.Record.FromString(record.payload)
     except DecodeError as error:
-        raise SpoolCorruptError(
+        raise SpoolError(
             f"{path}: record {record.sequence} has a right checksum but is no record ({error}); "
             "it was written by another program or version: move the spool directory away"
         ) from error

@@ -285,8 +285,7 @@ class Spool:
 
         Raises:
             DirectoryLockedError: Another agent uses it.
-            SpoolError: It cannot be used.
-            SpoolCorruptError: Its files are damaged beyond repair.
+            SpoolError: It cannot be used, or its files are damaged beyond repair.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
