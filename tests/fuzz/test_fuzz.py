@@ -21,7 +21,7 @@ from fuzz.targets import TARGETS, seeds_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-_EXAMPLES = int(os.environ.get("GPUSONDE_FUZZ_EXAMPLES", "60"))
+_EXAMPLES = int(os.environ.get("GPUSONDE_FUZZ_EXAMPLES", "30"))
 _SECONDS = int(os.environ.get("GPUSONDE_FUZZ_SECONDS", "0"))
 _STRANGERS = ("stream_request", "zstd_values", "workload_json", "workload_onnx", "workload_program")
 _WITH_ATHERIS = tuple(TARGETS) if _SECONDS else _STRANGERS

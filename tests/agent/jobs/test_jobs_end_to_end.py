@@ -42,9 +42,17 @@ class LiveSource(ReplaySource):
         return replace(inventory, gpus=(replace(gpu, gpu_uuid=self._uuid, replayed=False),))
 
 
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory):
+    """One for all: every test has an agent of its own."""
+    with ProcessCollector(tmp_path_factory.mktemp("collector") / "store") as running:
+        yield running
+
+
 def sample(folder, collector, source=None, **settings):
-    """Run an agent over the whole trace."""
+    """Run an agent over the whole trace; it has the folder's name."""
     overrides = {
+        "agent.id": folder.name,
         "spool.directory": str(folder / "spool"),
         "uplink.collector": collector.target,
         "jobs.slurm_mapping_dir": str(folder / "jobs"),
@@ -56,64 +64,53 @@ def sample(folder, collector, source=None, **settings):
     return report
 
 
-def runs(collector, capsys, count=1):
-    """What ``gpusonde runs --json`` says, once it names so many runs."""
+def runs(folder, collector, capsys):
+    """What ``gpusonde runs --json`` says of the folder's agent, once its run is over."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         capsys.readouterr()
         assert main(["runs", "--collector", collector.target, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["runs"]
-        if len(found) >= count and not any(run["active"] for run in found):
+        found = [run for run in json.loads(capsys.readouterr().out)["runs"] if run["agent_id"] == folder.name]
+        if found and not any(run["active"] for run in found):
             return found
         time.sleep(0.1)
     pytest.fail("no run in a minute and a half")
     return []
 
 
-def test_runs_shows_the_slurm_job_of_a_mapping_file(tmp_path, capsys):
+def test_runs_shows_the_slurm_job_of_a_mapping_file(tmp_path, collector, capsys):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "0").write_text("4711\n")
     long_ago = time.time() - 3600
     os.utime(tmp_path / "jobs" / "0", (long_ago, long_ago))
-    with ProcessCollector(tmp_path / "store") as collector:
-        report = sample(tmp_path, collector)
-        (run,) = runs(collector, capsys)
+    report = sample(tmp_path, collector)
+    (run,) = runs(tmp_path, collector, capsys)
     assert (run["job_id"], run["scheduler"], run["replayed"]) == ("4711", "slurm", False)
     assert report.counters.job_bindings == 1
     assert report.counters.job_source_failures == {}
 
 
-def test_runs_shows_the_pod_that_the_kubelet_names(tmp_path, capsys):
+def test_runs_shows_the_pod_that_the_kubelet_names(tmp_path, collector, capsys):
     with tempfile.TemporaryDirectory() as folder, FakeKubelet(Path(folder) / "k.sock") as kubelet:
         kubelet.pods = [("training", "resnet-0", "main", "nvidia.com/gpu", ["GPU-a"])]
-        with ProcessCollector(tmp_path / "store") as collector:
-            sample(tmp_path, collector, jobs__kubelet_socket=str(kubelet.socket))
-            (run,) = runs(collector, capsys)
+        sample(tmp_path, collector, jobs__kubelet_socket=str(kubelet.socket))
+    (run,) = runs(tmp_path, collector, capsys)
     assert (run["job_id"], run["scheduler"]) == ("training/resnet-0", "kubernetes")
 
 
-def test_a_host_without_any_scheduler_has_runs_without_jobs(tmp_path, capsys):
-    with ProcessCollector(tmp_path / "store") as collector:
-        report = sample(tmp_path, collector)
-        (run,) = runs(collector, capsys)
+def test_a_host_without_any_scheduler_has_runs_without_jobs(tmp_path, collector, capsys):
+    report = sample(tmp_path, collector)
+    (run,) = runs(tmp_path, collector, capsys)
     assert (run["job_id"], run["scheduler"]) == (None, None)
     assert report.counters.job_bindings == 0
 
 
-def test_a_replay_is_not_given_to_the_job_that_runs_here(tmp_path, capsys):
+def test_a_replay_is_not_given_to_the_job_that_runs_here(tmp_path, collector, capsys):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "0").write_text("4711\n")
     trace = Trace(np.arange(1000) * 0.1, {"sm_active": np.full(1000, 0.8)})
-    with ProcessCollector(tmp_path / "store") as collector:
-        config = AgentConfig.load(
-            overrides={
-                "spool.directory": str(tmp_path / "spool"),
-                "uplink.collector": collector.target,
-                "jobs.slurm_mapping_dir": str(tmp_path / "jobs"),
-            }
-        )
-        run_agent(config, source=ReplaySource([trace], speed=100.0), exit_when_acked=True)
-        (run,) = runs(collector, capsys)
+    sample(tmp_path, collector, source=ReplaySource([trace], speed=100.0))
+    (run,) = runs(tmp_path, collector, capsys)
     assert run["job_id"] is None
 
 
@@ -180,7 +177,7 @@ def test_jobs_are_told_again_after_a_new_inventory_and_those_of_its_new_gpus_wit
     ]
 
 
-def test_runs_shows_what_the_processes_on_the_gpu_belong_to(tmp_path, capsys, monkeypatch):
+def test_runs_shows_what_the_processes_on_the_gpu_belong_to(tmp_path, collector, capsys, monkeypatch):
     class Reader:
         """What the driver would say."""
 
@@ -193,8 +190,7 @@ def test_runs_shows_what_the_processes_on_the_gpu_belong_to(tmp_path, capsys, mo
     monkeypatch.setattr("gpusonde.agent.daemon.make_process_reader", lambda _: Reader())
     # The binding says when the process was started; that is long ago for the replay.
     monkeypatch.setattr("gpusonde.agent.jobs.processes.ProcFolder._start", lambda *_: 0)
-    with ProcessCollector(tmp_path / "store") as collector:
-        sample(tmp_path, collector)
-        (run,) = runs(collector, capsys)
+    sample(tmp_path, collector)
+    (run,) = runs(tmp_path, collector, capsys)
     owner = ProcFolder().facts(os.getpid()).owner
     assert (run["job_id"], run["scheduler"]) == (owner.job_id, owner.scheduler.value)
