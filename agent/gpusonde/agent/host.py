@@ -167,7 +167,7 @@ def describe_host(
 
 
 def _core_count(proc: Path) -> int:
-    """Cores, of which some processors show two or more; where that is not told, every processor is one."""
+    """Count cores, of which some processors show two or more; where that is not told, every processor is one."""
     cores = set()
     package = ""
     for name, value in _pairs(proc / "cpuinfo"):
@@ -179,7 +179,7 @@ def _core_count(proc: Path) -> int:
 
 
 def _hertz(proc: Path, cpus: Path) -> float:
-    """Highest clock; in virtual machines the one of now."""
+    """Return the highest clock; in virtual machines the one of now."""
     try:
         return float((cpus / "cpu0" / "cpufreq" / "cpuinfo_max_freq").read_text(encoding="ascii")) * 1e3
     except (OSError, ValueError):

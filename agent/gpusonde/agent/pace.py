@@ -253,6 +253,6 @@ class ReadBudget:
         self._cheap_since_s = None
 
     def _load(self, step: int) -> float:
-        """What reading would cost at a step, as a multiple of what is allowed."""
+        """Return what reading would cost at a step, as a multiple of what is allowed."""
         interval_s = self.interval_s * _STEPS[step]
         return max(self.processor_s / (self.share * interval_s), self.elapsed_s / (_LONGEST_READING * interval_s))

@@ -53,13 +53,13 @@ def split_count(name: str) -> tuple[str, int]:
 
 
 def find_bracketed(name: str) -> str | None:
-    """The product inside the brackets of an lspci line ("TU104GL [Tesla T4]"), or None."""
+    """Return the product inside the brackets of an lspci line ("TU104GL [Tesla T4]"), or None."""
     match = _LSPCI.search(name)
     return match.group(1) if match else None
 
 
 def find_slice_kind(name: str) -> str | None:
-    """What part of a GPU the name stands for ("a MIG slice"), or None for a whole one."""
+    """Return what part of a GPU the name stands for ("a MIG slice"), or None for a whole one."""
     return next((kind for pattern, kind in _SLICES if pattern.search(name)), None)
 
 
@@ -211,7 +211,7 @@ class GpuCatalog:
         return len(self.specs)
 
     def get(self, name: str) -> GpuSpec:
-        """The GPU of this canonical name.
+        """Return the GPU of this canonical name.
 
         Raises:
             UnknownGpuError: No GPU has it; aliases are not tried.
@@ -294,7 +294,7 @@ class GpuCatalog:
         return Resolution(candidates[0], requested, note, names)
 
     def nearest(self, name: str, count: int = 3) -> tuple[str, ...]:
-        """Canonical names spelled most like ``name``, best first; fewer than ``count`` when little is alike."""
+        """Return canonical names spelled most like ``name``, best first; fewer than ``count`` when little is alike."""
         key = normalise_name(split_count(name)[0][:_LONGEST_NAME])
         if not key:
             return ()
@@ -306,7 +306,7 @@ class GpuCatalog:
 
 
 def load_gpus(*extra: Path | str) -> GpuCatalog:
-    """The shipped catalogue, with the GPUs of further files added; see ``GpuCatalog.load``."""
+    """Return the shipped catalogue, with the GPUs of further files added; see ``GpuCatalog.load``."""
     return GpuCatalog.load(*extra)
 
 

@@ -213,7 +213,7 @@ class OfferCatalog:
 def load_offers(
     path: Path | str | None = None, *, sources: Path | str | None = None, gpus: GpuCatalog | None = None
 ) -> OfferCatalog:
-    """The shipped offers, or those of another file; see ``OfferCatalog.load``."""
+    """Return the shipped offers, or those of another file; see ``OfferCatalog.load``."""
     return OfferCatalog.load(path, sources=sources, gpus=gpus)
 
 
@@ -312,7 +312,7 @@ def _parse_offer(row: Mapping[str, str], sources: Mapping[str, Source], gpus: Gp
 
 
 def _gpu(name: str, gpus: GpuCatalog, where: str) -> tuple[str, bool]:
-    """Canonical name and True, or the name as written and False when the catalogue lacks the GPU."""
+    """Return canonical name and True, or the name as written and False when the catalogue lacks the GPU."""
     try:
         resolution = gpus.resolve(name)
     except UnknownGpuError:
@@ -391,14 +391,14 @@ def rank_offers(
 
 
 def cheapest(costed: Iterable[CostedOffer]) -> CostedOffer | None:
-    """The offer with the lowest cost per epoch, the faster one of two equal; None when there are none."""
+    """Return the offer with the lowest cost per epoch, the faster one of two equal; None when there are none."""
     return min(
         costed, key=lambda item: (item.usd_per_epoch, item.epoch_latency_s, *_identity(item.offer)), default=None
     )
 
 
 def fastest(costed: Iterable[CostedOffer]) -> CostedOffer | None:
-    """The offer with the shortest epoch, the cheaper one of two equal; None when there are none."""
+    """Return the offer with the shortest epoch, the cheaper one of two equal; None when there are none."""
     return min(
         costed, key=lambda item: (item.epoch_latency_s, item.usd_per_epoch, *_identity(item.offer)), default=None
     )

@@ -127,7 +127,7 @@ class OwnershipHistory:
         return GpuOwnership(gpu, scheduler, job_id, max([start, *again]))
 
     def _labels(self, present: Mapping[_Key, Owner], begun: Collection[_Key]) -> dict[_Key, dict[str, str]]:
-        """The labels of every open ownership; all but the first owner of a GPU are marked as sharing it."""
+        """Return the labels of every open ownership; all but the first owner of a GPU are marked as sharing it."""
         primary: dict[str, _Key] = {}
         for key in sorted(present, key=lambda key: (key in begun, *_seniority(self._open[key]))):
             primary.setdefault(key[0], key)
@@ -142,7 +142,7 @@ def _key(ownership: GpuOwnership) -> _Key:
 
 
 def _seniority(ownership: GpuOwnership) -> tuple[bool, int, str]:
-    """Who comes first; one that was told to share the GPU stays behind one that was not."""
+    """Return a key by which the first comes first; one that was told to share the GPU stays behind one that was not."""
     return SHARED_LABEL in ownership.labels, ownership.start_unix_nano, ownership.job_id
 
 

@@ -55,7 +55,7 @@ def owner_of(cgroup: str, uid: int) -> Owner:
 
 
 def _paths(cgroup: str) -> list[str]:
-    """The distinct paths, that of version 2 and of systemd's own hierarchy first: they are the finest."""
+    """Return the distinct paths, that of version 2 and of systemd's own hierarchy first: they are the finest."""
     lines = [line.split(":", 2) for line in cgroup.splitlines()[:_MOST_LINES]]
     found = [(controllers, path) for _, controllers, path in (line for line in lines if len(line) == 3)]
     found.sort(key=lambda pair: pair[0] not in ("", "name=systemd"))

@@ -129,7 +129,7 @@ def _report(directory: Path, held_by: str | None, files: FileLayer, *, repair: b
         recovery = recover(directory, files) if repair else examine(directory, files, in_use=held_by is not None)
     except SpoolError as error:
         findings.append(Finding(directory, FindingKind.UNUSABLE, str(error)))
-        recovery = Recovery([], b"", 0, 0)
+        recovery = Recovery([], b"")
     findings += recovery.findings
     return SpoolReport(
         directory=directory,
@@ -172,7 +172,7 @@ def _summary(segment: Segment, reader: SegmentReader) -> SegmentSummary | None:
 
 
 def _tick_times(record: ingest_pb2.Record) -> list[int]:
-    """First and last tick of every block."""
+    """Return the times of the first and the last tick of every block."""
     times = []
     for block in record.batch.blocks:
         offsets_us = np.frombuffer(block.tick_offsets_us, dtype="<i4")

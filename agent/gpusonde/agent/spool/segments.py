@@ -79,16 +79,22 @@ class Recovery:
     Attributes:
         segments: Oldest first, without holes between them.
         context: Serialised Inventory record in force after the last record.
-        lost_records: Records replaced by LossReports.
-        torn_bytes: Bytes cut from the tail.
         findings: Everything that was not as it should be.
     """
 
     segments: list[Segment]
     context: bytes
-    lost_records: int
-    torn_bytes: int
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def lost_records(self) -> int:
+        """Records replaced by LossReports."""
+        return sum(finding.lost_records for finding in self.findings)
+
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes cut from the tail."""
+        return sum(finding.torn_bytes for finding in self.findings)
 
 
 def recover(directory: Path, files: FileLayer) -> Recovery:
@@ -147,13 +153,7 @@ def _read(directory: Path, files: FileLayer, *, repair: bool, in_use: bool) -> R
     found = [finding for segment in recovered for finding in segment.findings]
     if in_use:
         found = [finding for finding in found if finding.kind is not FindingKind.TORN_TAIL]
-    return Recovery(
-        segments=[segment.segment for segment in recovered],
-        context=context,
-        lost_records=sum(finding.lost_records for finding in found),
-        torn_bytes=sum(finding.torn_bytes for finding in found),
-        findings=tuple(found),
-    )
+    return Recovery([segment.segment for segment in recovered], context, tuple(found))
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ class Session:
             await self._wait_for_news()
 
     def _load(self) -> gpu_pb2.HostLoad | None:
-        """What the machine is doing, when that is due. It goes along with records: it wakes nobody up."""
+        """Return what the machine is doing, when that is due. It goes along with records: it wakes nobody up."""
         now_s = asyncio.get_running_loop().time()
         if self._read_load is None or not self._load_interval_s or now_s < self._load_due_s:
             return None

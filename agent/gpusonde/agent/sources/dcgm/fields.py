@@ -74,13 +74,13 @@ class ProfilingChoice:
         return frozenset(f for resource in self.passes if len(resource) > 1 for fields in resource for f in fields)
 
     def only(self, field_ids: Collection[int]) -> ProfilingChoice:
-        """The part of the fields that is among the given ones."""
+        """Return the part of the fields that is among the given ones."""
         wanted = frozenset(field_ids)
         resources = (tuple(kept for fields in resource if (kept := fields & wanted)) for resource in self.passes)
         return ProfilingChoice(tuple(resource for resource in resources if resource))
 
     def single_pass(self) -> ProfilingChoice:
-        """The part of the fields that can be measured all the time."""
+        """Return the part of the fields that can be measured all the time."""
         return ProfilingChoice(tuple(resource[:1] for resource in self.passes))
 
 

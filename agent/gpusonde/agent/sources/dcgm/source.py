@@ -89,7 +89,7 @@ class ProfilingPause:
         self.paused = wanted
 
     def forget(self) -> None:
-        """The engine is another one: it is not paused until the file is looked at again."""
+        """Forget the engine: another one is not paused until the file is looked at again."""
         self.paused = False
         self._checked_s = float("-inf")
 
@@ -121,7 +121,7 @@ class StuckWatch:
         self._since_s = now_s
 
     def fresh(self, now_s: float) -> None:
-        """There was a new value."""
+        """Note that there was a new value."""
         self._since_s, self._patience_s = now_s, self._first_s
 
     def hold(self, now_s: float) -> None:
