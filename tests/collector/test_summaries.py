@@ -13,7 +13,6 @@ from support.trace_records import incoming, trace_records
 
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.storage.model import EpochRow, RunUpdate
-from gpusonde.collector.tracking.summaries import _RunReader
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import epoch_table, time_shares
 from gpusonde.errors import StoreFullError
@@ -241,14 +240,14 @@ def test_summaries_that_do_not_fit_are_stored_when_there_is_room(setup, trace, r
 def test_a_fault_in_one_run_leaves_the_others_alone(setup, trace, records, monkeypatch, caplog):
     subject = setup()
     other = incoming(trace_records(trace, gpu_uuid="GPU-bad"), agent_id="agent-2")
-    pieces = _RunReader.pieces
+    read = subject.store.samples.read
 
-    def faulty(reader, start, end):
-        if reader._run.gpu_uuid == "GPU-bad":
+    def faulty(gpu_uuid, *given, **more):
+        if gpu_uuid == "GPU-bad":
             raise RuntimeError("a fault of ours")
-        return pieces(reader, start, end)
+        return read(gpu_uuid, *given, **more)
 
-    monkeypatch.setattr(_RunReader, "pieces", faulty)
+    monkeypatch.setattr(subject.store.samples, "read", faulty)
     subject.store.samples.append(other)
     subject.feed(records, 50)
     assert "have no mean metrics until the next start" in caplog.text

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from gpusonde.collector.query.runs import nanoseconds
 from gpusonde.collector.storage.samples import Samples, column_type
-from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.store import Store, read_windows
 from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import UnknownMetricError, metric
@@ -37,23 +37,16 @@ def stream_samples(store: Store, request: query_pb2.ReadSamplesRequest) -> Itera
     if end < start:
         raise RequestError("INVALID_ARGUMENT", "field 'end_time': comes before start_time")
     metrics = _choose_metrics(store, request)
+    window_ns = _WINDOW_NS * min(max(1, _METRICS_PER_WINDOW // len(metrics)), _MOST_WINDOWS)
     sink = _StreamBuffer()
     schema = pa.schema(
         [("time_unix_nano", pa.int64()), *((name, pa.from_numpy_dtype(column_type(name))) for name in metrics)]
     )
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
-        for window in _windows(store, request.gpu_uuid, start, end, metrics):
+        for window in read_windows(store.samples, request.gpu_uuid, start, end, metrics, window_ns):
             writer.write_batch(_record_batch(window, schema))
             yield from ((piece, window.resolution_s) for piece in sink.take())
     yield from ((piece, 0.0) for piece in sink.take())
-
-
-def _windows(store: Store, gpu_uuid: str, start: int, end: int, metrics: Sequence[str]) -> Iterator[Samples]:
-    windows = min(max(1, _METRICS_PER_WINDOW // len(metrics)), _MOST_WINDOWS)
-    # From tick to tick: a host that once woke up in 1970 leaves decades without any between.
-    while (tick := store.samples.next_tick(gpu_uuid, start)) is not None and tick < end:
-        start = min(tick + _WINDOW_NS * windows, end)
-        yield store.samples.read(gpu_uuid, tick, start, metrics)
 
 
 def _choose_metrics(store: Store, request: query_pb2.ReadSamplesRequest) -> list[str]:

@@ -148,6 +148,26 @@ class SampleReader(Protocol):
         """Return the time of a GPU's first tick that is not before a time, or None if there is no such tick."""
 
 
+def read_windows(
+    reader: SampleReader,
+    gpu_uuid: str,
+    start_unix_nano: int,
+    end_unix_nano: int,
+    metrics: Sequence[str],
+    length_ns: int,
+) -> Iterator[Samples]:
+    """Read the ticks of a GPU in ``[start, end)`` piece by piece, so that memory stays bounded.
+
+    From tick to tick: a host that once woke up in 1970 leaves decades without any between.
+    """
+    start = start_unix_nano
+    while (tick := reader.next_tick(gpu_uuid, start)) is not None and tick < end_unix_nano:
+        start = min(tick + length_ns, end_unix_nano)
+        # A segment may be deleted meanwhile.
+        if len(samples := reader.read(gpu_uuid, tick, start, metrics)):
+            yield samples
+
+
 class SampleStore(SampleReader, Protocol):
     """Keeps every record exactly once and survives a crash at any moment; reads the samples back.
 

@@ -107,52 +107,45 @@ class EpochSummaries:
         """Summarise neighbouring epochs."""
         start, end = epochs[0].start_unix_nano, max(epoch.end_unix_nano for epoch in epochs)
         sums = [EpochSums((e.start_unix_nano - start) / 1e9, (e.end_unix_nano - start) / 1e9) for e in epochs]
-        for samples in _RunReader(self._store, run).pieces(start, end):
+        for samples in _read_pieces(self._store, run, start, end):
             _add(sums, samples, start)
             yield
         rows = [(epoch, _row(one.summary())) for epoch, one in zip(epochs, sums, strict=True)]
         self._results.save_summaries(run.run_id, rows)
 
 
-class _RunReader:
-    """Reads ticks of a run, and what lies around it, in pieces."""
+def _read_pieces(store: Store, run: RunRow, start: int, end: int) -> Iterator[Samples]:
+    """Yield the ticks of a run, and what lies around it, from a little before ``start`` to a little after ``end``.
 
-    def __init__(self, store: Store, run: RunRow) -> None:
-        self._store = store
-        self._run = run
-        self._metrics = store.facts.metrics(run.gpu_uuid)
+    A piece begins with the last tick of the one before, for the time that lies between the two.
+    """
+    metrics = store.facts.metrics(run.gpu_uuid)
+    begin, upto, stop = start - _MARGIN_NS, start + _WINDOW_NS, end + _MARGIN_NS
+    while True:
+        upto = min(upto, stop)
+        samples = _read_piece(store, run, begin, upto, metrics)
+        yield samples
+        if upto >= stop:
+            return
+        begin = int(samples.time_unix_nano[-1]) if len(samples) else begin
+        upto += _WINDOW_NS
 
-    def pieces(self, start: int, end: int) -> Iterator[Samples]:
-        """Yield the ticks from a little before ``start`` to a little after ``end``.
 
-        A piece begins with the last tick of the one before, for the time that lies between the two.
-        """
-        begin, upto, stop = start - _MARGIN_NS, start + _WINDOW_NS, end + _MARGIN_NS
-        while True:
-            upto = min(upto, stop)
-            samples = self._read(begin, upto)
-            yield samples
-            if upto >= stop:
-                return
-            begin = int(samples.time_unix_nano[-1]) if len(samples) else begin
-            upto += _WINDOW_NS
-
-    def _read(self, begin: int, end: int) -> Samples:
-        run = self._run
-        samples = self._store.samples.read(
-            run.gpu_uuid,
-            begin,
-            end,
-            self._metrics,
-            first=Position(run.first_spool, max(run.first_sequence - _MARGIN_RECORDS, 0)),
-            last=Position(run.last_spool, run.last_sequence + _MARGIN_RECORDS),
-        )
-        # Where the clock was set back, records before or behind the run lie within its time.
-        time, spool, sequence = samples.time_unix_nano, samples.spool, samples.sequence
-        early = (spool < run.first_spool) | ((spool == run.first_spool) & (sequence < run.first_sequence))
-        late = (spool > run.last_spool) | ((spool == run.last_spool) & (sequence > run.last_sequence))
-        foreign = (early & (time >= run.start_unix_nano)) | (late & (time <= run.end_unix_nano))
-        return samples.take(~foreign) if foreign.any() else samples
+def _read_piece(store: Store, run: RunRow, begin: int, end: int, metrics: Sequence[str]) -> Samples:
+    samples = store.samples.read(
+        run.gpu_uuid,
+        begin,
+        end,
+        metrics,
+        first=Position(run.first_spool, max(run.first_sequence - _MARGIN_RECORDS, 0)),
+        last=Position(run.last_spool, run.last_sequence + _MARGIN_RECORDS),
+    )
+    # Where the clock was set back, records before or behind the run lie within its time.
+    time, spool, sequence = samples.time_unix_nano, samples.spool, samples.sequence
+    early = (spool < run.first_spool) | ((spool == run.first_spool) & (sequence < run.first_sequence))
+    late = (spool > run.last_spool) | ((spool == run.last_spool) & (sequence > run.last_sequence))
+    foreign = (early & (time >= run.start_unix_nano)) | (late & (time <= run.end_unix_nano))
+    return samples.take(~foreign) if foreign.any() else samples
 
 
 def _add(sums: Sequence[EpochSums], samples: Samples, origin: int) -> None:

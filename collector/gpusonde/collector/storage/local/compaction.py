@@ -32,6 +32,7 @@ from gpusonde.collector.storage.local.segments import (
     StoreLayout,
     open_writer,
     quantised_by_size,
+    read_errors,
     store_errors,
 )
 from gpusonde.collector.storage.samples import TICK_COUNT, Samples, column_type, count_column, roll_up, rollup_columns
@@ -67,7 +68,7 @@ def list_metrics(paths: Iterable[Path]) -> list[str]:
     """
     names: set[str] = set()
     for path in paths:
-        with _naming(path):
+        with read_errors(path):
             names.update(pq.read_schema(path).names)
     return sorted(names.difference(KEY_COLUMNS))
 
@@ -83,7 +84,7 @@ def gather(layout: StoreLayout, rows: Sequence[PartRow]) -> dict[str, pa.Table]:
         wanted.setdefault(layout.path(row.kind, row.file_name), {}).setdefault(row.part.row_group, []).append(i)
     found: list[pa.Table] = [None] * len(rows)
     for path, row_groups_of_file in sorted(wanted.items()):
-        with _naming(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with read_errors(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             columns = [name for name in file.schema_arrow.names if name != "gpu_uuid"]
             for row_group, members in row_groups_of_file.items():
                 table = file.read_row_group(row_group, columns, use_threads=False)
@@ -161,17 +162,6 @@ def roll_up_table(gpu_uuid: str, table: pa.Table, metrics: Sequence[str], schema
     }
     arrays = {name: pa.array(column, schema.field(name).type, from_pandas=False) for name, column in columns.items()}
     return fit(gpu_uuid, pa.table(arrays), schema)
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn the errors of a segment that cannot be read into ones that name it."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise StoreCorruptError(path, "is not there") from error
-    except (OSError, IndexError, pa.ArrowException) as error:
-        raise StoreCorruptError(path, f"cannot be read ({error})") from error
 
 
 class SegmentOutput:

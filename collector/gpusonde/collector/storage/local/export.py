@@ -16,7 +16,7 @@ from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind,
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.memtable import Memtables
 from gpusonde.collector.storage.model import RunRow
-from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.store import read_windows
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import DirectoryLockedError, StoreError
 from gpusonde.telemetry import TraceMetadata, TraceWriter
@@ -194,23 +194,13 @@ def export_samples(
         written = dict.fromkeys(first_ticks, 0)
         with TraceWriter(out, metrics, metadata) as writer:
             for gpu, tick in first_ticks.items():
-                for samples in _windows(source, gpu, metrics, tick, end_unix_nano):
+                for samples in read_windows(source, gpu, tick, end_unix_nano, metrics, _WINDOW_NS):
                     time_s = (samples.time_unix_nano - origin) / 1e9
                     writer.append(time_s, samples.matrix(metrics), gpu)
                     written[gpu] += len(samples)
                     on_tick(gpu, int(samples.time_unix_nano[-1]))
     exported = [ExportedGpu(gpu, models[gpu], written[gpu], 1.0 if averaged[gpu] else 0.0) for gpu in first_ticks]
     return ExportReport(exported, live)
-
-
-def _windows(source: LocalReader, gpu: str, metrics: Sequence[str], tick: int, end: int) -> Iterator[Samples]:
-    found: int | None = tick
-    while found is not None and found < end:
-        until = min(found + _WINDOW_NS, end)
-        samples = source.read(gpu, found, until, metrics)
-        if len(samples):
-            yield samples
-        found = source.next_tick(gpu, until)
 
 
 @contextlib.contextmanager

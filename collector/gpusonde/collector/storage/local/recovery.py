@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
@@ -12,7 +11,7 @@ from gpusonde.collector.storage.local.catalog import SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
 from gpusonde.collector.storage.local.segments import StoreLayout
-from gpusonde.collector.storage.memtable import Memtable
+from gpusonde.collector.storage.memtable import ImmutableMemtable, Memtable, Memtables
 from gpusonde.collector.storage.model import (
     STORED_LIMITS,
     EntryKind,
@@ -33,27 +32,10 @@ _FOREIGN = (
 )  # fmt: skip
 
 
-@dataclass
-class Recovered:
-    """The state that the files describe.
-
-    Attributes:
-        next_part: Number of the next log part.
-        memtable: What the log holds beyond the segments.
-        durable: (agent, spool id) -> durable sequence.
-        spools: (agent, spool id) -> number of the spool.
-        stored: Number of a spool -> sequence up to which it is in segments.
-    """
-
-    next_part: int
-    memtable: Memtable = field(default_factory=Memtable)
-    durable: dict[tuple[str, str], int] = field(default_factory=dict)
-    spools: dict[tuple[str, str], int] = field(default_factory=dict)
-    stored: dict[int, int] = field(default_factory=dict)
-
-
-def recover(layout: StoreLayout, facts: LocalFacts, segments: SegmentCatalog, files: FileLayer) -> Recovered:
-    """Replay the log over the catalogue.
+def recover(
+    layout: StoreLayout, facts: LocalFacts, segments: SegmentCatalog, files: FileLayer
+) -> tuple[Memtables, int]:
+    """Replay the log over the catalogue; return what is not in segments, and the number of the next log part.
 
     Entries at or below a spool's stored sequence are in a segment and are skipped; entries that occur twice (written,
     not acknowledged, sent again) count once; a part ends where its bytes stop being entries.
@@ -63,11 +45,12 @@ def recover(layout: StoreLayout, facts: LocalFacts, segments: SegmentCatalog, fi
     """
     _tidy_segments(layout, segments, files)
     parts = log_parts(layout.log)
-    recovered = Recovered(next_part=parts[-1][0] + 1 if parts else 1)
+    next_part = parts[-1][0] + 1 if parts else 1
+    memory = Memtables()
     for key, position in facts.spools().items():
-        recovered.spools[key] = position.spool
-        recovered.stored[position.spool] = recovered.durable[key] = position.sequence
-    replay = _Replay(recovered, facts)
+        memory.spools[key] = position.spool
+        memory.stored[position.spool] = memory.durable[key] = position.sequence
+    replay = _Replay(memory, facts)
     for _, path in parts:
         end = PartEnd()
         try:
@@ -85,7 +68,10 @@ def recover(layout: StoreLayout, facts: LocalFacts, segments: SegmentCatalog, fi
                 end.torn_bytes,
             )
     replay.save_facts()
-    return recovered
+    if memory.active.reached:
+        memory.frozen.append(ImmutableMemtable(memory.active, next_part - 1))
+        memory.active = Memtable()
+    return memory, next_part
 
 
 def _tidy_segments(layout: StoreLayout, segments: SegmentCatalog, files: FileLayer) -> None:
@@ -101,30 +87,30 @@ def _tidy_segments(layout: StoreLayout, segments: SegmentCatalog, files: FileLay
 
 
 class _Replay:
-    def __init__(self, recovered: Recovered, facts: LocalFacts) -> None:
-        self._recovered = recovered
+    def __init__(self, memory: Memtables, facts: LocalFacts) -> None:
+        self._memory = memory
         self._facts = facts
         self._inventories: dict[int, InventoryRecord | None] = {}
         self._records: list[tuple[Position, str, StoredRecord, bytes]] = []
         self._gaps: dict[Position, int] = {}
 
     def take(self, entry: LogEntry) -> None:
-        recovered = self._recovered
+        memory = self._memory
         key = (entry.agent_id, entry.spool_id)
-        before = recovered.durable.get(key, 0)
+        before = memory.durable.get(key, 0)
         if entry.sequence <= before:
             return
-        spool = recovered.spools.get(key)
+        spool = memory.spools.get(key)
         if spool is None:
-            spool = recovered.spools[key] = self._facts.spool_number(*key)
+            spool = memory.spools[key] = self._facts.spool_number(*key)
         position = Position(spool, entry.sequence)
         decoded = self._decode(entry, position)
         if entry.sequence > before + 1:
             self._gaps[Position(spool, before + 1)] = entry.sequence - 1
         if not isinstance(decoded, BatchRecord):
             self._records.append((position, entry.agent_id, decoded, entry.payload))
-        recovered.memtable.add(position, decoded)
-        recovered.durable[key] = entry.sequence
+        memory.active.add(position, decoded)
+        memory.durable[key] = entry.sequence
 
     def save_facts(self) -> None:
         """Write facts again: the crash may have come between the log and the catalogue."""

@@ -75,12 +75,8 @@ class LocalSamples(LocalReader):
         Raises:
             StoreError: The log was written by a newer collector.
         """
-        recovered = recover(self._layout, self._facts, self._segments, self._files)
-        self._log = Log(self._layout.log, self._files, recovered.next_part)
-        memory = Memtables(durable=recovered.durable, spools=recovered.spools, stored=recovered.stored)
-        if recovered.memtable.reached:
-            memory.frozen.append(ImmutableMemtable(recovered.memtable, recovered.next_part - 1))
-        self._memory = memory
+        self._memory, next_part = recover(self._layout, self._facts, self._segments, self._files)
+        self._log = Log(self._layout.log, self._files, next_part)
         self._flushed_at = self._monotonic_clock()
 
     def close(self, release: Callable[[], None]) -> None:

@@ -327,6 +327,17 @@ def store_errors(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: {error}") from error
 
 
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a segment that cannot be read into ``StoreCorruptError``, which names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StoreCorruptError(path, "is not there") from error
+    except (OSError, IndexError, pa.ArrowException) as error:
+        raise StoreCorruptError(path, f"cannot be read ({error})") from error
+
+
 @dataclass(frozen=True)
 class _Footer:
     metadata: pq.FileMetaData
@@ -373,16 +384,12 @@ class SegmentFiles:
         return {name: found[name] for name in columns if name in found and (found[name].size or not part.row_count)}
 
     def _read(self, path: Path, segment: int, part: SegmentPart, columns: Sequence[str]) -> dict[str, Array]:
-        try:
+        with read_errors(path):
             footer = self._footer(path, segment)
             present = [name for name in columns if name in footer.names]
             with pq.ParquetFile(path, metadata=footer.metadata, page_checksum_verification=True) as file:
                 table = file.read_row_group(part.row_group, present or ["time_unix_nano"], use_threads=False)
             table = table.slice(part.first_row, part.row_count)
-        except FileNotFoundError as error:
-            raise StoreCorruptError(path, "is not there") from error
-        except (OSError, IndexError, pa.ArrowException) as error:
-            raise StoreCorruptError(path, f"cannot be read ({error})") from error
         if table.num_rows != part.row_count:
             raise StoreCorruptError(path, f"row group {part.row_group} has too few rows")
         arrays = {name: _array(table.column(name)) for name in present}
