@@ -37,10 +37,10 @@ from gpusonde.predictor.crossgpu.evaluation import (
     PairErrors,
     Scores,
     Task,
-    default_predictor,
     evaluate,
-    paper_predictor,
-    prior_predictor,
+    make_default_predictor,
+    make_paper_predictor,
+    make_prior_predictor,
 )
 from gpusonde.predictor.crossgpu.neighbourhood import Regime
 from gpusonde.predictor.crossgpu.paper import FeatureGroups
@@ -86,10 +86,10 @@ def main() -> None:
     protocols = [LatencyProtocol(name) for name in arguments.protocols]
     started = time.monotonic()
     default = {
-        p: log(f"default {p.value}", evaluate(runs, default_predictor(ModelSettings(), p), p, seeds=SEEDS))
+        p: log(f"default {p.value}", evaluate(runs, make_default_predictor(ModelSettings(), p), p, seeds=SEEDS))
         for p in protocols
     }
-    prior = {p: evaluate(runs, prior_predictor(), p, seeds=SEEDS) for p in protocols}
+    prior = {p: evaluate(runs, make_prior_predictor(), p, seeds=SEEDS) for p in protocols}
     kept = kept_sections(arguments.out) if arguments.only else {}
     if arguments.only:
         by_protocol, with_noise = kept_cells(kept, BY_PROTOCOL, 1), kept_cells(kept, NOISY, 2)
@@ -143,7 +143,9 @@ def heading(path: Path, runs: RunsTable, *, shorter: bool) -> str:
 def paper(
     runs: RunsTable, protocol: LatencyProtocol, noise: float = 0.0, seeds: Sequence[int] = SEEDS
 ) -> LatencyEvaluation:
-    result = evaluate(runs, paper_predictor(lambda seed: PaperStack(seed=seed)), protocol, seeds=seeds, noise=noise)
+    result = evaluate(
+        runs, make_paper_predictor(lambda seed: PaperStack(seed=seed)), protocol, seeds=seeds, noise=noise
+    )
     return log(f"paper {protocol.value} noise {noise}", result)
 
 
@@ -195,7 +197,7 @@ def section_noise(
             continue
         seeds = SEEDS if protocol is LatencyProtocol.CONFIG else SEEDS[:1]
         for in_training in (True, False):
-            predictor = default_predictor(ModelSettings(), protocol)
+            predictor = make_default_predictor(ModelSettings(), protocol)
             result = evaluate(runs, predictor, protocol, seeds=seeds, noise=NOISE, noise_in_training=in_training)
             log(f"noisy {protocol.value}", result)
             scores = result.overall
@@ -255,7 +257,7 @@ def section_prior(runs: RunsTable) -> str:
         MetricLevel.STATIC: "nothing dynamic",
     }
     for level, name in levels.items():
-        scores = evaluate(runs, prior_predictor(level), LatencyProtocol.CNN).overall
+        scores = evaluate(runs, make_prior_predictor(level), LatencyProtocol.CNN).overall
         rows.append((name, percent(scores.mape), percent(scores.median_ape), percent(scores.p90_ape)))
     return (
         "## The prior alone, by what it knows of the source\n\nNothing is fitted, but the slope of the memory "
@@ -311,7 +313,7 @@ def section_ablation(runs: RunsTable) -> str:
         make: Callable[[int], PaperStack] = lambda seed, group=group: PaperStack(seed=seed, groups=group)  # noqa: E731
         cells = []
         for protocol in (LatencyProtocol.RANDOM, LatencyProtocol.CONFIG):
-            result = evaluate(runs, paper_predictor(make), protocol, seeds=SEEDS[:1])
+            result = evaluate(runs, make_paper_predictor(make), protocol, seeds=SEEDS[:1])
             cells.append(with_spread(log(f"ablation {name} {protocol.value}", result)))
         rows.append((name, *cells))
     return (

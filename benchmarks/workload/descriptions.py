@@ -10,7 +10,7 @@ from rows import Floats, Rows
 
 from gpusonde.catalog import GpuCatalog, load_gpus
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights
-from gpusonde.predictor.workload.graph import Primitive, WorkloadGraph, graph_cost
+from gpusonde.predictor.workload.graph import Primitive, WorkloadGraph, count_graph_cost
 
 Describe = Callable[[Sequence[WorkloadGraph]], Floats]
 
@@ -33,7 +33,7 @@ def bag_and_parameters(graphs: Sequence[WorkloadGraph]) -> Floats:
 
 def counts(graphs: Sequence[WorkloadGraph]) -> Floats:
     """Floating-point operations, bytes, parameters, operations: four numbers."""
-    costs = [graph_cost(each) for each in graphs]
+    costs = [count_graph_cost(each) for each in graphs]
     return np.log(
         [
             [cost.per_sample.flops, cost.per_sample.bytes, each.parameter_count, len(each.operations)]

@@ -52,7 +52,7 @@ def section(args: argparse.Namespace) -> list[str]:
 
 def _trained(args: argparse.Namespace) -> dict[int, tuple[EncoderWeights, dict[str, Any]]]:
     """Encoders and what is known of them, by seed; those that were trained before are read."""
-    from gpusonde.predictor.workload.training import TrainingOptions, digits, shown_on
+    from gpusonde.predictor.workload.training import TrainingOptions, digits, show_on
 
     options = TrainingOptions()
     if args.quick:
@@ -68,7 +68,7 @@ def _trained(args: argparse.Namespace) -> dict[int, tuple[EncoderWeights, dict[s
                 if error.name != "torch":
                     raise
                 return {}
-            with shown_on(sys.stderr) as progress:
+            with show_on(sys.stderr) as progress:
                 train(digits(), chosen, folder, progress)
         document = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if chosen.differences(document["options"]):

@@ -13,7 +13,7 @@ from page import NotRunError, bar, table
 
 from gpusonde.errors import GraphError
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.graph import WorkloadGraph, graph_cost
+from gpusonde.predictor.workload.graph import WorkloadGraph, count_graph_cost
 
 _WHAT = "parameters and FLOPs of the torchvision networks in the file"
 _SAID = (
@@ -126,7 +126,7 @@ def _check(name, module, example) -> Checked:  # type: ignore[no-untyped-def]
         name,
         len(taken.operations),
         all(each.parameter_count == parameters for each in graphs),
-        all(graph_cost(each).total.matrix_flops == counted for each in graphs),
+        all(count_graph_cost(each).total.matrix_flops == counted for each in graphs),
         None if traced is None else same(traced, exported),
         same(taken, zoo.load(name), with_names=False),
         traced_at - started,

@@ -31,7 +31,7 @@ from support.hostile_graphs import (  # noqa: E402
 
 from gpusonde.errors import GraphError, MalformedGraphError  # noqa: E402
 from gpusonde.predictor.workload.graph import read_graph  # noqa: E402
-from gpusonde.predictor.workload.graph.onnx.model import encoded_bytes  # noqa: E402
+from gpusonde.predictor.workload.graph.onnx.model import encode_bytes  # noqa: E402
 
 _BAR_S = 1.0
 _LARGE_BYTES = 1_000_000
@@ -142,11 +142,11 @@ print(json.dumps([time.perf_counter() - began, max(0.0, memory("VmHWM") - before
 def _by_onnx(quick: bool) -> list[str]:
     """What the parser of the onnx package makes of the same files, and of large ones, in a process of its own."""
     files = {name: hostile.make for name, hostile in HOSTILE.items() if hostile.format == "onnx"}
-    empty = encoded_bytes(1, b"")
+    empty = encode_bytes(1, b"")
     if not quick:
         files["64 MiB of empty nodes"] = lambda: onnx_file(empty * ((64 << 20) // len(empty)))
         files["1 GiB of weights, sound"] = lambda: small_onnx(
-            onnx_weight("big", [1 << 28], encoded_bytes(9, bytes(1 << 30))), onnx_node("Relu", ["y"], ["z"])
+            onnx_weight("big", [1 << 28], encode_bytes(9, bytes(1 << 30))), onnx_node("Relu", ["y"], ["z"])
         )
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import keras_networks
 
 from gpusonde.errors import UnsupportedGraphError
-from gpusonde.predictor.workload.graph import Operation, WorkloadGraph, dump_graph, graph_cost
+from gpusonde.predictor.workload.graph import Operation, WorkloadGraph, count_graph_cost, dump_graph
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,10 @@ def checked_graph(name: str) -> WorkloadGraph:
     if graph.parameter_count != parameters:
         raise SystemExit(f"{name}: {graph.parameter_count} of {parameters} trainable numbers")
     as_trained = any("as in training" in note for note in graph.notes)
-    flops, counted = graph_cost(graph).total.matrix_flops, counted_matrix_flops(module, example, as_trained=as_trained)
+    flops, counted = (
+        count_graph_cost(graph).total.matrix_flops,
+        counted_matrix_flops(module, example, as_trained=as_trained),
+    )
     if flops != counted:
         raise SystemExit(f"{name}: {flops} matrix FLOPs, torch counts {counted}")
     return graph

@@ -16,7 +16,7 @@ from gpusonde.predictor.workload.engine import (
     MeasurementTable,
     WorkloadMeasurement,
     WorkloadProtocol,
-    folds_of,
+    cut_folds,
     read_measurements,
 )
 
@@ -63,7 +63,7 @@ def machines(rows: Rows) -> dict[str, Rows]:
 
 def folds(rows: Rows, protocol: WorkloadProtocol, quick: bool) -> list[Fold]:
     """How the rows are cut; two folds of a quick run."""
-    return list(folds_of(rows, protocol))[: 2 if quick else None]
+    return list(cut_folds(rows, protocol))[: 2 if quick else None]
 
 
 def seconds(rows: Rows) -> Floats:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpusonde.predictor.workload.graph.torch.export import parameters_on_meta
+from gpusonde.predictor.workload.graph.torch.export import put_parameters_on_meta
 from gpusonde.predictor.workload.graph.torch.fx import read_mode
 
 _SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
@@ -55,7 +55,7 @@ def build(name: str, **keywords: Any) -> nn.Module:
     """
     if name in _OWN_INITIALISATION:
         keywords.setdefault("init_weights", False)
-    with parameters_on_meta():
+    with put_parameters_on_meta():
         module: nn.Module = torchvision_models().get_model(name, weights=None, **keywords)
     return module.to("meta").eval()
 

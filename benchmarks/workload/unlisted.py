@@ -15,7 +15,7 @@ from page import NotRunError, bar, table
 from gpusonde.catalog import Precision
 from gpusonde.errors import GraphError
 from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.graph import WorkloadGraph, dump_graph, graph_cost, load_graph
+from gpusonde.predictor.workload.graph import WorkloadGraph, count_graph_cost, dump_graph, load_graph
 
 _WHAT = "networks that nobody listed: one of every family of timm"
 _SAID = (
@@ -141,7 +141,7 @@ def check(name: str, engine: WorkloadModel) -> Found:
         operations=len(graph.operations),
         json_bytes=len(text),
         parameters_exact=graph.parameter_count + never_used == sum(each.numel() for each in module.parameters()),
-        flops_exact=graph_cost(graph).total.matrix_flops == _counted(module, example, graph),
+        flops_exact=count_graph_cost(graph).total.matrix_flops == _counted(module, example, graph),
         alike=alike,
         sound=_sound(answers),
         flagged=answers["T4", Precision.FP32][_BATCHES.index(16)].out_of_distribution,

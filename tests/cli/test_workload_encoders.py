@@ -12,7 +12,7 @@ from support.wired_networks import SLOWER, turned, write_pairs
 
 from gpusonde.cli.main import main
 from gpusonde.predictor.workload.embedding import EncoderWeights
-from gpusonde.predictor.workload.embedding.registry import checkpoint_name
+from gpusonde.predictor.workload.embedding.registry import name_checkpoint
 from gpusonde.predictor.workload.graph import dump_graph
 
 FIT = ("workload", "fit", "pairs.csv", "--regressor", "linear")
@@ -63,7 +63,7 @@ def test_an_embedding_that_helps_stays_and_the_model_needs_its_encoder(model, ca
     assert main([*FIT, *offer, "--out", "m1"]) == 0
     said = capsys.readouterr().out
     assert "the embedding of tiny stays: an error of" in said
-    name = checkpoint_name("tiny", encoder_weights().sha256)
+    name = name_checkpoint("tiny", encoder_weights().sha256)
     assert found["encoder_file"] == name
     assert f"its encoder is in {name}: keep the two files together" in said
     place = ("--target-gpus", "T4", "--environment", "here/T4", "--model", model)
@@ -83,7 +83,7 @@ def test_an_embedding_that_does_not_help_is_left_out_and_that_is_said(capsys):
 
 
 def test_a_checkpoint_s_file_is_as_good_as_a_name_and_the_model_needs_it_beside_itself(folder, capsys):
-    name = checkpoint_name("tiny", encoder_weights().sha256)
+    name = name_checkpoint("tiny", encoder_weights().sha256)
     (folder / "elsewhere").mkdir()
     found = ask(capsys, *FIT, "--encoder", f"registry/{name}", "--out", "elsewhere/m3")
     assert found["encoder"]["sha256"] == encoder_weights().sha256

@@ -16,7 +16,7 @@ from gpusonde.catalog import load_gpus
 from gpusonde.collector.client import Client, CollectorError, MeasuredMetric, Measurement
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
-from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, run_distributions
+from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, summarise_metrics
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.telemetry import read_trace
 
@@ -199,7 +199,7 @@ def test_a_prediction_of_a_run_is_that_of_its_trace(client, run, trace):
     source = SourceMeasurement(
         gpus.resolve("Tesla T4").spec,
         run.period_s,
-        run_distributions(as_float32),
+        summarise_metrics(as_float32),
         epoch_latency_relative_error=error,
         epoch_count=run.epoch_count,
     )

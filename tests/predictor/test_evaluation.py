@@ -10,11 +10,11 @@ from gpusonde.predictor.crossgpu.evaluation import (
     LatencyProtocol,
     PairErrors,
     Scores,
-    default_predictor,
+    add_noise,
     evaluate,
-    paper_predictor,
-    prior_predictor,
-    with_noise,
+    make_default_predictor,
+    make_paper_predictor,
+    make_prior_predictor,
 )
 from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
@@ -25,7 +25,7 @@ def recorded(runs, protocol, **options):
 
     def predictor(task):
         splits.append((task.fit_on, task.predict))
-        return prior_predictor()(task)
+        return make_prior_predictor()(task)
 
     evaluate(runs, predictor, protocol, **options)
     return splits
@@ -86,11 +86,11 @@ def test_with_a_test_table_its_workloads_are_not_fitted_on(runs):
 
 
 def test_noise_is_drawn_once_per_run_and_has_the_stated_mean(runs):
-    noisy = with_noise(runs, 0.096, seed=3)
+    noisy = add_noise(runs, 0.096, seed=3)
     errors = [abs(run.detected_epoch_latency_s / run.epoch_latency_s - 1) for run in noisy.runs]
     assert np.mean(errors) == pytest.approx(0.096, rel=0.25)
     assert [run.epoch_latency_s for run in noisy.runs] == [run.epoch_latency_s for run in runs.runs]
-    assert with_noise(runs, 0.0, seed=3) is runs
+    assert add_noise(runs, 0.0, seed=3) is runs
 
 
 def test_noise_of_queries_alone_is_declared_and_not_fitted_on(runs):
@@ -98,7 +98,7 @@ def test_noise_of_queries_alone_is_declared_and_not_fitted_on(runs):
 
     def predictor(task):
         tasks.append(task)
-        return prior_predictor()(task)
+        return make_prior_predictor()(task)
 
     evaluate(runs, predictor, LatencyProtocol.CONFIG, noise=0.096, noise_in_training=False)
     (task,) = tasks
@@ -128,16 +128,16 @@ def test_scores_are_ratios_and_seconds():
 
 def test_the_default_model_beats_the_prior_on_unseen_configurations(runs, small_settings):
     default = evaluate(
-        runs, default_predictor(small_settings, LatencyProtocol.CONFIG), LatencyProtocol.CONFIG, seeds=(1,)
+        runs, make_default_predictor(small_settings, LatencyProtocol.CONFIG), LatencyProtocol.CONFIG, seeds=(1,)
     )
-    prior = evaluate(runs, prior_predictor(), LatencyProtocol.CONFIG, seeds=(1,))
+    prior = evaluate(runs, make_prior_predictor(), LatencyProtocol.CONFIG, seeds=(1,))
     assert default.overall.mape < prior.overall.mape
     assert default.overall.coverage > 0.7
     assert set(default.by_target) == set(runs.gpu_names)
 
 
 def test_an_unseen_gpu_is_flagged_in_every_prediction(runs, small_settings):
-    result = evaluate(runs, default_predictor(small_settings, LatencyProtocol.TARGET), LatencyProtocol.TARGET)
+    result = evaluate(runs, make_default_predictor(small_settings, LatencyProtocol.TARGET), LatencyProtocol.TARGET)
     assert result.overall.extrapolated == 1.0
     assert result.overall.coverage > 0.8
 
@@ -145,7 +145,7 @@ def test_an_unseen_gpu_is_flagged_in_every_prediction(runs, small_settings):
 def test_the_papers_stack_can_be_evaluated(runs):
     result = evaluate(
         runs,
-        paper_predictor(lambda seed: PaperStack(seed=seed, forest_trees=10, catboost_trees=30, threads=1)),
+        make_paper_predictor(lambda seed: PaperStack(seed=seed, forest_trees=10, catboost_trees=30, threads=1)),
         LatencyProtocol.RANDOM,
     )
     assert 0 < result.overall.mape < 1
@@ -154,4 +154,4 @@ def test_the_papers_stack_can_be_evaluated(runs):
 
 def test_a_table_with_nothing_to_hold_out_is_an_error(runs):
     with pytest.raises(ValueError, match="no pairs"):
-        evaluate(RunsTable(runs.runs[:1]), prior_predictor(), LatencyProtocol.CNN)
+        evaluate(RunsTable(runs.runs[:1]), make_prior_predictor(), LatencyProtocol.CNN)

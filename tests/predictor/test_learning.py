@@ -11,7 +11,7 @@ from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.predictor.crossgpu import LatencyModel, RunsTable
 from gpusonde.predictor.crossgpu.learning import learn
-from gpusonde.predictor.crossgpu.pairs import Pairs, decayed_weights
+from gpusonde.predictor.crossgpu.pairs import Pairs, decay_weights
 
 DAY_S = 86_400.0
 NOW_S = 1_800_000_000.0
@@ -112,7 +112,7 @@ def test_old_jobs_count_less(runs, tmp_path_factory, small_settings):
     sources = [run.measurement() for run in fleet.runs if run.gpu.name != "A10G"]
 
     def seconds_on_a10g(half_life_s):
-        weights = decayed_weights(both.time_unix_s, NOW_S, half_life_s)
+        weights = decay_weights(both.time_unix_s, NOW_S, half_life_s)
         model = LatencyModel(quick).fit_pairs(both, weights)
         return np.mean([math.log(model.predict(source, [a10g])[0].epoch_latency_s) for source in sources])
 

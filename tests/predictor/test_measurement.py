@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusonde.predictor.crossgpu import MeasurementError, MetricDistribution, SourceMeasurement, run_distributions
+from gpusonde.predictor.crossgpu import MeasurementError, MetricDistribution, SourceMeasurement, summarise_metrics
 from gpusonde.telemetry import Trace
 
 
@@ -45,7 +45,7 @@ def test_the_whole_run_of_a_trace_is_summarised_without_blank_metrics():
     time_s = np.arange(5) / 10
     blank = np.full(5, np.nan)
     trace = Trace(time_s, {"gpu_utilization": np.array([0, 0.5, np.nan, 1, 1]), "memory_utilization": blank})
-    found = run_distributions(trace)
+    found = summarise_metrics(trace)
     assert list(found) == ["gpu_utilization"]
     assert found["gpu_utilization"].mean == pytest.approx(0.625)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpusonde.predictor.crossgpu import LatencyModel
-from gpusonde.predictor.crossgpu.pairs import TIMELESS, Pairs, decayed_weights
+from gpusonde.predictor.crossgpu.pairs import TIMELESS, Pairs, decay_weights
 
 DAY_S = 86_400.0
 
@@ -58,5 +58,5 @@ def test_a_gpu_that_few_configurations_ran_on_still_counts_as_new(pairs, runs, s
 def test_weights_halve_with_every_half_life_and_tables_never_age():
     now = 100 * DAY_S
     times = np.array([TIMELESS, now, now - 30 * DAY_S, now - 60 * DAY_S, now + DAY_S])
-    assert decayed_weights(times, now, 30 * DAY_S).tolist() == pytest.approx([1, 1, 0.5, 0.25, 1])
-    assert decayed_weights(times, now, math.inf).tolist() == [1] * 5
+    assert decay_weights(times, now, 30 * DAY_S).tolist() == pytest.approx([1, 1, 0.5, 0.25, 1])
+    assert decay_weights(times, now, math.inf).tolist() == [1] * 5

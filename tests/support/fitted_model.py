@@ -9,7 +9,7 @@ from support.layered_graphs import small_graph
 from gpusonde.catalog import load_gpus
 from gpusonde.predictor.workload.engine import Cluster, Parallelism, WorkloadMeasurement, WorkloadRequest
 from gpusonde.predictor.workload.engine.model import WorkloadModel
-from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.cost import count_graph_cost
 
 
 def write_model(path: Path) -> Path:
@@ -23,7 +23,7 @@ def write_model(path: Path) -> Path:
                 for count, batch_size in ((1, 8), (1, 64), (4, 32)):
                     parallelism = Parallelism.NONE if count == 1 else Parallelism.DISTRIBUTED
                     cluster = Cluster(device, count, 1, parallelism=parallelism, environment="here")
-                    flops = 3 * graph_cost(graph).per_sample.flops * batch_size
+                    flops = 3 * count_graph_cost(graph).per_sample.flops * batch_size
                     seconds = 2e-3 + flops / (0.3e12 * gpus.resolve(device).spec.fp32_tflops)
                     request = WorkloadRequest(graph, batch_size, cluster)
                     found.append(WorkloadMeasurement(request, seconds, graph.name, "layers", "made up"))

@@ -20,7 +20,7 @@ from gpusonde.errors import (
     MalformedGraphError,
     UnsupportedGraphError,
 )
-from gpusonde.predictor.workload.graph.onnx.model import encoded_bytes, encoded_varint
+from gpusonde.predictor.workload.graph.onnx.model import encode_bytes, encode_varint
 
 MILLION = 1_000_000
 MARKER = Path(tempfile.gettempdir()) / "gpusonde-was-executed"
@@ -71,18 +71,18 @@ def _json_shape(extent: object) -> bytes:
 
 def onnx_text(number: int, text: str) -> bytes:
     """A field that holds text."""
-    return encoded_bytes(number, text.encode())
+    return encode_bytes(number, text.encode())
 
 
 def onnx_integer(number: int, value: int) -> bytes:
     """A field that holds an integer."""
-    return encoded_varint(number << 3) + encoded_varint(value & (1 << 64) - 1)
+    return encode_varint(number << 3) + encode_varint(value & (1 << 64) - 1)
 
 
 def onnx_node(operator: str, inputs: Sequence[str], outputs: Sequence[str], *attributes: bytes) -> bytes:
     """A field of a graph: a node."""
     content = b"".join(onnx_text(1, each) for each in inputs) + b"".join(onnx_text(2, each) for each in outputs)
-    return encoded_bytes(1, content + onnx_text(4, operator) + b"".join(encoded_bytes(5, each) for each in attributes))
+    return encode_bytes(1, content + onnx_text(4, operator) + b"".join(encode_bytes(5, each) for each in attributes))
 
 
 def onnx_value(number: int, name: str, shape: Sequence[int | str] | None) -> bytes:
@@ -90,20 +90,20 @@ def onnx_value(number: int, name: str, shape: Sequence[int | str] | None) -> byt
     tensor = onnx_integer(1, 1)
     if shape is not None:
         extents = (onnx_text(2, each) if isinstance(each, str) else onnx_integer(1, each) for each in shape)
-        tensor += encoded_bytes(2, b"".join(encoded_bytes(1, each) for each in extents))
-    return encoded_bytes(number, onnx_text(1, name) + encoded_bytes(2, encoded_bytes(1, tensor)))
+        tensor += encode_bytes(2, b"".join(encode_bytes(1, each) for each in extents))
+    return encode_bytes(number, onnx_text(1, name) + encode_bytes(2, encode_bytes(1, tensor)))
 
 
 def onnx_weight(name: str, shape: Sequence[int], content: bytes = b"") -> bytes:
     """A field of a graph: an initialiser of fp32 with these values, or with none."""
     extents = b"".join(onnx_integer(1, each) for each in shape)
-    return encoded_bytes(5, extents + onnx_integer(2, 1) + onnx_text(8, name) + content)
+    return encode_bytes(5, extents + onnx_integer(2, 1) + onnx_text(8, name) + content)
 
 
 def onnx_file(*fields: bytes) -> bytes:
     """An ONNX file with a graph of these fields."""
-    opset = encoded_bytes(8, onnx_text(1, "") + onnx_integer(2, 18))
-    return onnx_integer(1, 8) + opset + encoded_bytes(7, b"".join(fields) + onnx_text(2, "main_graph"))
+    opset = encode_bytes(8, onnx_text(1, "") + onnx_integer(2, 18))
+    return onnx_integer(1, 8) + opset + encode_bytes(7, b"".join(fields) + onnx_text(2, "main_graph"))
 
 
 def small_onnx(*more: bytes, batch: int | str = 1) -> bytes:
@@ -115,7 +115,7 @@ def small_onnx(*more: bytes, batch: int | str = 1) -> bytes:
 
 
 def _onnx_external_data() -> bytes:
-    place = encoded_bytes(13, onnx_text(1, "location") + onnx_text(2, "/etc/passwd"))
+    place = encode_bytes(13, onnx_text(1, "location") + onnx_text(2, "/etc/passwd"))
     return small_onnx(onnx_weight("e", [4], place + onnx_integer(14, 1)), onnx_node("Add", ["y", "e"], ["z"]))
 
 
@@ -127,7 +127,7 @@ def _onnx_cycle() -> bytes:
 
 
 def _onnx_loop() -> bytes:
-    body = onnx_text(1, "body") + encoded_bytes(6, onnx_node("Relu", ["q"], ["r"])) + onnx_integer(20, 5)
+    body = onnx_text(1, "body") + encode_bytes(6, onnx_node("Relu", ["q"], ["r"])) + onnx_integer(20, 5)
     return small_onnx(onnx_node("Loop", ["", "", "y"], ["z"], body))
 
 
@@ -265,7 +265,7 @@ HOSTILE: dict[str, HostileInput] = {
         lambda: onnx_file(onnx_node("Relu", ["x"], ["y"]) * MILLION), GraphLimitError, "onnx"
     ),
     "a million empty nodes, ONNX": HostileInput(
-        lambda: onnx_file(encoded_bytes(1, b"") * MILLION), MalformedGraphError, "onnx"
+        lambda: onnx_file(encode_bytes(1, b"") * MILLION), MalformedGraphError, "onnx"
     ),
     "a million tensors, ONNX": HostileInput(
         lambda: onnx_file(onnx_weight("", [1]) * MILLION), MalformedGraphError, "onnx"

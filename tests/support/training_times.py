@@ -11,7 +11,7 @@ import numpy as np
 
 from gpusonde.catalog import load_gpus
 from gpusonde.predictor.workload.engine.measurements import KnownNetworks
-from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.cost import count_graph_cost
 
 COLUMNS = (
     "model", "framework", "batch_per_gpu", "image_size", "input_desc", "precision", "gpu", "n_gpus", "n_nodes",
@@ -67,7 +67,7 @@ def _timed(row, networks, gpus, noise):
     """The row with a time: arithmetic and memory at a third of the peaks, launches, and an exchange between GPUs."""
     graph = networks.find(row["model"], row["image_size"]).graph
     spec = gpus.resolve(row["gpu"]).spec
-    cost = graph_cost(graph).at(row["batch_per_gpu"])
+    cost = count_graph_cost(graph).at(row["batch_per_gpu"])
     seconds = 3 * 3 * (cost.flops / (spec.fp32_tflops * 1e12) + cost.bytes / spec.memory_bandwidth_bytes_per_second)
     seconds += 3e-5 * len(graph.operations) + 1e-3
     seconds += (row["n_gpus"] - 1) * (4 * graph.parameter_count / 8e9 + 2e-5 * len(graph.operations))

@@ -18,7 +18,7 @@ from gpusonde.catalog import Precision
 from gpusonde.cli import formatting
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.errors import CommandError
-from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement, run_distributions
+from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement, summarise_metrics
 from gpusonde.telemetry import Unit, metric
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def from_trace(
     if not name:
         raise CommandError("the trace does not say which GPU it was recorded on; name it: --gpu-model NAME")
     resolution = gpus.resolve(name)
-    metrics = run_distributions(active_part(trace))
+    metrics = summarise_metrics(active_part(trace))
     if epoch_s is not None:
         known = SourceMeasurement(resolution.spec, epoch_s, metrics, precision=Precision(precision))
         return SourceRun(known, resolution.note)

@@ -17,7 +17,7 @@ from support.wired_networks import SLOWER, turned, write_embedding_model
 from gpusonde.collector.client import WorkloadClient
 from gpusonde.errors import MissingEncoderError, ModelFileError
 from gpusonde.predictor.workload.embedding import EncoderWeights
-from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
+from gpusonde.predictor.workload.embedding.registry import Registry, name_checkpoint
 from gpusonde.predictor.workload.graph import dump_graph
 
 PLACE = {"device": "T4", "environment": "here/T4"}
@@ -68,7 +68,7 @@ def test_it_does_not_start_without_the_encoder_or_the_model(tmp_path, model, lac
         pass
     assert str(path) in str(refused.value)
     if lacking == "encoder":
-        assert f"put its file {checkpoint_name('tiny', encoder_weights().sha256)} into that folder" in str(
+        assert f"put its file {name_checkpoint('tiny', encoder_weights().sha256)} into that folder" in str(
             refused.value
         )
 

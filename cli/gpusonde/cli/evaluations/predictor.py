@@ -275,11 +275,15 @@ def _result(found: LatencyEvaluation) -> dict[str, Any]:
 
 def _predictor(mode: str, protocol: LatencyProtocol) -> Predictor:
     from gpusonde.predictor.crossgpu import ModelSettings, PaperStack
-    from gpusonde.predictor.crossgpu.evaluation import default_predictor, paper_predictor, prior_predictor
+    from gpusonde.predictor.crossgpu.evaluation import (
+        make_default_predictor,
+        make_paper_predictor,
+        make_prior_predictor,
+    )
 
     if mode == "paper":
-        return paper_predictor(lambda seed: PaperStack(seed=seed))
-    return prior_predictor() if mode == "prior" else default_predictor(ModelSettings(), protocol)
+        return make_paper_predictor(lambda seed: PaperStack(seed=seed))
+    return make_prior_predictor() if mode == "prior" else make_default_predictor(ModelSettings(), protocol)
 
 
 def _spread(found: LatencyEvaluation) -> float:

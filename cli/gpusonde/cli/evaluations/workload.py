@@ -140,10 +140,10 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
     import numpy as np
 
     from gpusonde.errors import ModelError
-    from gpusonde.predictor.workload.engine import WorkloadModel, WorkloadProtocol, evaluate, folds_of
+    from gpusonde.predictor.workload.engine import WorkloadModel, WorkloadProtocol, cut_folds, evaluate
 
     try:
-        folds = list(folds_of(table.measurements, WorkloadProtocol(protocol)))
+        folds = list(cut_folds(table.measurements, WorkloadProtocol(protocol)))
         with output.progress(f"{_PROTOCOLS[protocol]}, {mode}", 1.0) as show:
             done = itertools.count(1)
             found = evaluate(

@@ -116,14 +116,14 @@ def run_fit(args: argparse.Namespace) -> int:
 def _keep_encoder(folder: Path, weights: EncoderWeights) -> str | None:
     """Write the encoder that a model needs beside it, where it is looked for; None where it is a shipped one."""
     from gpusonde.errors import UnknownEncoderError
-    from gpusonde.predictor.workload.embedding import Registry, checkpoint_name
+    from gpusonde.predictor.workload.embedding import Registry, name_checkpoint
     from gpusonde.service.durable_files import write_durably
 
     dataset_type = weights.description.dataset_type
     try:
         Registry().exact(dataset_type, weights.sha256)
     except UnknownEncoderError:
-        path = folder / checkpoint_name(dataset_type, weights.sha256)
+        path = folder / name_checkpoint(dataset_type, weights.sha256)
         write_durably(path, weights.to_bytes())
         return str(path)
     return None

@@ -103,9 +103,9 @@ def run_graph(args: argparse.Namespace) -> int:
 
 def payload(graph: WorkloadGraph, source: str, path: Path) -> GraphPayload:
     """Return what is printed of a graph."""
-    from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, graph_cost, operation_cost
+    from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, count_graph_cost, count_operation_cost
 
-    cost = graph_cost(graph).per_sample
+    cost = count_graph_cost(graph).per_sample
     kinds: dict[str, KindPayload] = {}
     for operation in graph.operations:
         kind = kinds.setdefault(
@@ -114,7 +114,7 @@ def payload(graph: WorkloadGraph, source: str, path: Path) -> GraphPayload:
         )
         kind["operations"] += 1
         kind["parameters"] += sum(parameter.count for parameter in operation.parameters)
-        kind["forward_flops_per_sample"] += operation_cost(operation).flops / graph.batch_size
+        kind["forward_flops_per_sample"] += count_operation_cost(operation).flops / graph.batch_size
     return {
         "source": source,
         "graph_file": str(path),

@@ -172,7 +172,7 @@ def _train(
     args: argparse.Namespace, dataset_type: str, path: Path | None, tell: Callable[[int, int], None]
 ) -> TrainingPayload:
     from gpusonde.predictor.workload.embedding import Registry
-    from gpusonde.predictor.workload.training import Phase, TrainingOptions, shown_on, train
+    from gpusonde.predictor.workload.training import Phase, TrainingOptions, show_on, train
 
     more = {}
     if args.architectures is not None:
@@ -181,7 +181,7 @@ def _train(
     options = TrainingOptions(steps=args.steps, seed=args.seed, **more)
     directory = args.out / _TRAININGS / dataset_type
     dataset = _read_images(dataset_type, path)
-    with shown_on(sys.stderr) as show:
+    with show_on(sys.stderr) as show:
 
         def progress(report: ProgressReport) -> None:
             show(report)

@@ -19,7 +19,7 @@ from gpusonde.predictor.crossgpu import (
     MeasurementError,
     MetricDistribution,
     SourceMeasurement,
-    run_distributions,
+    summarise_metrics,
 )
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import Trace
@@ -85,7 +85,7 @@ def measure_run(run: RunRow, facts: FactStore, samples: SampleReader, gpus: GpuC
     return SourceMeasurement(
         gpu=resolution.spec,
         epoch_latency_s=run.period_s,
-        metrics=run_distributions(_read_trace(run, facts, samples)),
+        metrics=summarise_metrics(_read_trace(run, facts, samples)),
         epoch_latency_relative_error=min(max(error, 0.0), _LARGEST_RELATIVE_ERROR) if math.isfinite(error) else 0.0,
         static_attributes=attributes,
         epoch_count=run.epoch_count,

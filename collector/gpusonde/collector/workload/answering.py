@@ -55,7 +55,7 @@ from gpusonde.predictor.workload.engine import (
     WorkloadPrediction,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.graph import GraphLimits, WorkloadGraph, graph_cost, read_graph
+from gpusonde.predictor.workload.graph import GraphLimits, WorkloadGraph, count_graph_cost, read_graph
 from gpusonde.service import child
 
 _KINDS = {
@@ -280,7 +280,7 @@ def _summary(given: _Graph) -> dict[str, Any]:
         "front_end": graph.front_end,
         "operations": len(graph.operations),
         "parameters": graph.parameter_count,
-        "flops_per_sample": float(graph_cost(graph).per_sample.flops),
+        "flops_per_sample": float(count_graph_cost(graph).per_sample.flops),
         "notes": list(graph.notes),
     }
 

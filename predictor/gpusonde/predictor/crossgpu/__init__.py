@@ -15,7 +15,7 @@ from gpusonde.predictor.crossgpu.measurement import (
     LatencyPrediction,
     MetricDistribution,
     SourceMeasurement,
-    run_distributions,
+    summarise_metrics,
 )
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.paper import PaperStack
@@ -39,7 +39,7 @@ __all__ = [
     "TooFewRunsError",
     "predict",
     "read_runs",
-    "run_distributions",
+    "summarise_metrics",
 ]
 
 

@@ -14,7 +14,7 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
     calibrate_worst,
     rate_uncertainty,
 )
-from gpusonde.predictor.crossgpu.pairs import BoolArray, Pairs, grouped_folds
+from gpusonde.predictor.crossgpu.pairs import BoolArray, Pairs, split_by_group
 from gpusonde.predictor.crossgpu.regression import ResidualModel, ResidualSettings
 
 FloatArray = npt.NDArray[np.float64]
@@ -71,8 +71,8 @@ class Calibrator:
         The scale makes the two comparable, so either's quantile would do in theory; the larger one is taken.
         """
         pairs = self._pairs
-        by_configuration = grouped_folds(pairs.configuration, _CONFIGURATION_FOLDS, self._settings.seed)
-        by_workload = grouped_folds(pairs.workload, len(pairs), self._settings.seed)
+        by_configuration = split_by_group(pairs.configuration, _CONFIGURATION_FOLDS, self._settings.seed)
+        by_workload = split_by_group(pairs.workload, len(pairs), self._settings.seed)
         return [LeftOut.join(self._measure_left_out(folds)) for folds in (by_configuration, by_workload)]
 
     def _measure_left_out(self, folds: Iterable[tuple[BoolArray, BoolArray]]) -> list[LeftOut]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpusonde.errors import ModelError, ModelFileError
 from gpusonde.predictor.crossgpu.model import LatencyModel
-from gpusonde.predictor.crossgpu.pairs import BoolArray, FloatArray, Pairs, decayed_weights, grouped_folds
+from gpusonde.predictor.crossgpu.pairs import BoolArray, FloatArray, Pairs, decay_weights, split_by_group
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
 from gpusonde.predictor.former_model_files import FORMER_MODEL
 from gpusonde.predictor.model_file import SUFFIX
@@ -104,7 +104,7 @@ def learn(
     known = current.state.pairs
     # What the fleet still has is taken from there; what it no longer has is remembered by the model.
     gone = ~np.isin(known.configurations, own.configurations)
-    young = decayed_weights(known.time_unix_s, now_unix_s, half_life_s) >= _LEAST_WEIGHT
+    young = decay_weights(known.time_unix_s, now_unix_s, half_life_s) >= _LEAST_WEIGHT
     carried = known.where(gone[known.configuration] & young) if table is None else Pairs.from_runs(table)
     new = ~np.isin(own.configurations, known.configurations)[own.configuration]
     count = len(np.unique(own.configuration[new]))
@@ -117,11 +117,11 @@ def learn(
 
     def fitted(model: LatencyModel, rows: BoolArray) -> LatencyModel:
         pairs = Pairs.join([carried, own.where(rows)])
-        return model.fit_pairs(pairs, decayed_weights(pairs.time_unix_s, now_unix_s, half_life_s))
+        return model.fit_pairs(pairs, decay_weights(pairs.time_unix_s, now_unix_s, half_life_s))
 
     quick = replace(current.settings, regimes=())
     positions = np.flatnonzero(new)
-    folds = list(grouped_folds(own.configuration[new], _FOLDS, current.settings.residual.seed))
+    folds = list(split_by_group(own.configuration[new], _FOLDS, current.settings.residual.seed))
     of_current, of_candidate = np.zeros(len(own)), np.zeros(len(own))
     for number, (_, part) in enumerate(folds):
         held_out = np.zeros(len(own), dtype=bool)
@@ -146,7 +146,7 @@ def _choose_newest(fleet: RunsTable, now_unix_s: float, half_life_s: float) -> t
     ends = np.array([run.end_unix_s for run in fleet.runs])
     ended = np.maximum(ends[source], ends[target])
     newest = np.argsort(-ended, kind="stable")[:_MOST_FLEET_PAIRS]
-    newest = newest[decayed_weights(ended[newest], now_unix_s, half_life_s) >= _LEAST_WEIGHT]
+    newest = newest[decay_weights(ended[newest], now_unix_s, half_life_s) >= _LEAST_WEIGHT]
     order = newest[np.argsort(source[newest], kind="stable")]
     return source[order], target[order]
 

@@ -92,7 +92,7 @@ class SourceMeasurement:
     """One run as it was measured on its source GPU.
 
     The shipped model was fitted on aggregates over the whole run, start-up idle included, so ``metrics`` should be
-    that too (:func:`run_distributions`), not those of single epochs.
+    that too (:func:`summarise_metrics`), not those of single epochs.
 
     Attributes:
         gpu: The source GPU.
@@ -184,7 +184,7 @@ class LatencyPrediction:
     model_version: str
 
 
-def run_distributions(trace: Trace) -> dict[str, MetricDistribution]:
+def summarise_metrics(trace: Trace) -> dict[str, MetricDistribution]:
     """Return the distributions of every metric over the whole of a trace, as the shipped model was fitted on them.
 
     Metrics without a single value, and those beyond the plausible range of the catalogue, are left out.

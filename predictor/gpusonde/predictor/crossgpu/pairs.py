@@ -173,7 +173,7 @@ class Pairs:
         return tuple(gpu for number, gpu in enumerate(self.gpus) if count(number) >= configurations)
 
 
-def decayed_weights(time_unix_s: FloatArray, now_unix_s: float, half_life_s: float) -> FloatArray:
+def decay_weights(time_unix_s: FloatArray, now_unix_s: float, half_life_s: float) -> FloatArray:
     """Return the weight of each pair in a fit: halved with every half-life that has passed; 1 for pairs without a time.
 
     Args:
@@ -186,7 +186,7 @@ def decayed_weights(time_unix_s: FloatArray, now_unix_s: float, half_life_s: flo
     return weights
 
 
-def grouped_folds(groups: IndexArray, folds: int, seed: int) -> Iterator[tuple[BoolArray, BoolArray]]:
+def split_by_group(groups: IndexArray, folds: int, seed: int) -> Iterator[tuple[BoolArray, BoolArray]]:
     """Split rows into folds that no group straddles.
 
     Args:

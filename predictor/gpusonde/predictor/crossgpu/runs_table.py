@@ -123,7 +123,7 @@ def classify_columns(path: Path, heading: Sequence[str]) -> Columns:
     return Columns(gpu, tuple(stems), static)
 
 
-def recomputed_memory_bandwidth(memory_clock_mhz: float, memory_bus_bits: float) -> float:
+def compute_memory_bandwidth(memory_clock_mhz: float, memory_bus_bits: float) -> float:
     """Return the peak bytes per second of a double data rate bus: clock x 2 x width / 8; 0 when either is not known.
 
     The reported memory clock of GDDR6 is half of its data clock, so the factor 2 holds there too (checked against the
@@ -345,7 +345,7 @@ class _RowReader:
 
     def _read_static(self, row: Row) -> dict[str, float]:
         found = {attribute: row.number(column) * scale for column, (attribute, scale) in self.columns.static.items()}
-        bandwidth = recomputed_memory_bandwidth(found.pop("memory_clock_mhz", 0.0), found.get("memory_bus_bits", 0.0))
+        bandwidth = compute_memory_bandwidth(found.pop("memory_clock_mhz", 0.0), found.get("memory_bus_bits", 0.0))
         if bandwidth:
             found["memory_bandwidth_bytes_per_second"] = bandwidth
         return {attribute: value for attribute, value in found.items() if value > 0}

@@ -23,7 +23,7 @@ from gpusonde.catalog import Precision
 from gpusonde.documents import Number
 from gpusonde.errors import ProblemError
 from gpusonde.predictor.workload.engine import Cluster, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, WorkloadGraph, graph_cost
+from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, WorkloadGraph, count_graph_cost
 from gpusonde.simulator.compute.fitting import (
     BatchSize,
     ComputeCurve,
@@ -253,7 +253,7 @@ def largest_batch_estimate(graph: WorkloadGraph, memory_bytes: float) -> int:
     beside weights, gradients and the two moments of Adam. Frameworks keep less (activations in place) and more
     (workspaces); only a try on the device says which batch fits.
     """
-    per_sample = graph_cost(graph).per_sample.output_bytes
+    per_sample = count_graph_cost(graph).per_sample.output_bytes
     free = _USABLE_MEMORY * memory_bytes - _BYTES_PER_PARAMETER * graph.parameter_count
     return max(0, int(free // max(per_sample, 1)))
 

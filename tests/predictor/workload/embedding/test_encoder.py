@@ -15,7 +15,12 @@ from gpusonde.predictor.workload.embedding import (
     EncoderWeights,
     VirtualEdgeRule,
 )
-from gpusonde.predictor.workload.embedding.structure import GraphBatch, GraphStructure, shape_features, virtual_edges
+from gpusonde.predictor.workload.embedding.structure import (
+    GraphBatch,
+    GraphStructure,
+    compute_shape_features,
+    virtual_edges,
+)
 from gpusonde.predictor.workload.graph import Primitive
 
 RESIDUAL = graph_of([(0, 1), (1, 2), (2, 3), (0, 3), (3, 4)])
@@ -132,12 +137,12 @@ def test_kinds_that_an_older_encoder_does_not_know_are_other_to_it():
 
 def test_shape_features_tell_shapes_apart_and_stay_small():
     shapes = [(), (1,), (8,), (8, 8), (8, 8, 3, 3), (8, 8, 3, 5), (8, 8, 1, 1), (8, 1, 3, 3), (8, 8, 3, 3, 3)]
-    features = {shape: shape_features(shape) for shape in shapes}
+    features = {shape: compute_shape_features(shape) for shape in shapes}
     # A matrix is a convolution of extent one, as it is to GHN-2's decoder.
     assert features[(8, 8)] == features[(8, 8, 1, 1)]
     assert len(set(features.values())) == len(shapes) - 1
-    assert max(shape_features((1 << 16, 1 << 16, 11, 11))) < 3
-    assert np.isfinite(shape_features((0, 10**400, 3))).all()
+    assert max(compute_shape_features((1 << 16, 1 << 16, 11, 11))) < 3
+    assert np.isfinite(compute_shape_features((0, 10**400, 3))).all()
 
 
 def test_a_graph_with_too_many_operations_is_refused_at_once():

@@ -14,7 +14,7 @@ import pytest
 
 from gpusonde.errors import EncoderError, UnknownEncoderError
 from gpusonde.predictor.workload.embedding import registry as module
-from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
+from gpusonde.predictor.workload.embedding.registry import Registry, name_checkpoint
 from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights
 
 
@@ -80,7 +80,7 @@ def test_the_latest_encoders_can_still_be_had_by_their_digest(registry):
     registry.add(weights(dataset_type="flowers-0123456789ab"))
     for age, each in enumerate(kept):
         registry.add(each)
-        path = registry.folder / checkpoint_name("flowers", each.sha256)
+        path = registry.folder / name_checkpoint("flowers", each.sha256)
         os.utime(path, (age, age))
     for each in kept[2:]:
         assert Registry(registry.folder).exact("flowers", each.sha256).sha256 == each.sha256
@@ -97,7 +97,7 @@ def test_the_latest_encoders_can_still_be_had_by_their_digest(registry):
 def test_a_checkpoint_that_holds_other_weights_than_its_name_says_is_not_taken(registry):
     registry.add(weights())
     wanted = weights(seed=1).sha256
-    path = registry.folder / checkpoint_name("flowers", wanted)
+    path = registry.folder / name_checkpoint("flowers", wanted)
     path.write_bytes(weights().to_bytes())
     with pytest.raises(EncoderError, match="other weights than its name says"):
         registry.exact("flowers", wanted)

@@ -14,7 +14,7 @@ from support.wired_networks import SLOWER, measured_pairs, turned
 from gpusonde.errors import MissingEncoderError, ModelError, ModelFileError
 from gpusonde.predictor.model_file import decode, encode
 from gpusonde.predictor.workload.embedding import EncoderWeights
-from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
+from gpusonde.predictor.workload.embedding.registry import Registry, name_checkpoint
 from gpusonde.predictor.workload.engine import Cluster, EncoderEmbedder, WorkloadModel, WorkloadRequest
 
 
@@ -81,7 +81,7 @@ def test_a_saved_model_finds_its_encoder_in_the_registry_or_beside_its_file(fitt
     loaded = WorkloadModel.load(saved, registry=registry)
     assert loaded.predict(asked) == fitted.predict(asked)
     assert loaded.encoder == fitted.encoder
-    name = checkpoint_name(fitted.encoder.dataset_type, fitted.encoder.sha256)
+    name = name_checkpoint(fitted.encoder.dataset_type, fitted.encoder.sha256)
     (registry.folder / name).rename(tmp_path / name)
     assert WorkloadModel.load(saved).predict(asked) == fitted.predict(asked)
 

@@ -5,7 +5,7 @@ import pytest
 from gpusonde.errors import TooFewRunsError
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Cluster, WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.engine.evaluation import WorkloadEvaluation, WorkloadProtocol, evaluate, folds_of
+from gpusonde.predictor.workload.engine.evaluation import WorkloadEvaluation, WorkloadProtocol, cut_folds, evaluate
 
 NETWORKS = {name: zoo.load_keras(name, 32) for name in ("LeNet5", "VGG11", "VGG13", "ResNet18")}
 
@@ -27,7 +27,7 @@ def answer(seconds, *, flagged=False):
 
 @pytest.mark.parametrize(("protocol", "count"), [(WorkloadProtocol.ARCHITECTURE, 4), (WorkloadProtocol.FAMILY, 3)])
 def test_what_is_held_back_is_in_no_row_that_is_known(measurements, protocol, count):
-    folds = list(folds_of(measurements, protocol))
+    folds = list(cut_folds(measurements, protocol))
 
     assert len(folds) == count
     for fold in folds:
@@ -38,7 +38,7 @@ def test_what_is_held_back_is_in_no_row_that_is_known(measurements, protocol, co
 
 
 def test_random_splits_ask_for_a_fifth_and_are_the_same_every_time(measurements):
-    folds, again = (list(folds_of(measurements, WorkloadProtocol.RANDOM)) for _ in range(2))
+    folds, again = (list(cut_folds(measurements, WorkloadProtocol.RANDOM)) for _ in range(2))
 
     assert len(folds) == 5
     assert all(len(fold.unknown) == 3 and not set(fold.known) & set(fold.unknown) for fold in folds)
@@ -48,12 +48,12 @@ def test_random_splits_ask_for_a_fifth_and_are_the_same_every_time(measurements)
 
 def test_one_family_cannot_be_held_back(measurements):
     with pytest.raises(TooFewRunsError, match="family"):
-        list(folds_of([each for each in measurements if each.family == "vgg"], WorkloadProtocol.FAMILY))
+        list(cut_folds([each for each in measurements if each.family == "vgg"], WorkloadProtocol.FAMILY))
 
 
 def test_two_rows_cannot_be_split(measurements):
     with pytest.raises(TooFewRunsError, match="2 measurements"):
-        list(folds_of(measurements[:2], WorkloadProtocol.RANDOM))
+        list(cut_folds(measurements[:2], WorkloadProtocol.RANDOM))
 
 
 def test_the_model_is_fitted_on_nothing_that_is_asked_for(measurements):
@@ -67,7 +67,7 @@ def test_the_model_is_fitted_on_nothing_that_is_asked_for(measurements):
 
     done = []
     found = evaluate(
-        measurements, list(folds_of(measurements, WorkloadProtocol.ARCHITECTURE)), Watched, done=done.append
+        measurements, list(cut_folds(measurements, WorkloadProtocol.ARCHITECTURE)), Watched, done=done.append
     )
 
     assert set(map(id, found.measurements)) == set(map(id, measurements))

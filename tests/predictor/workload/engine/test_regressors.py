@@ -14,10 +14,10 @@ from gpusonde.errors import ModelError
 from gpusonde.predictor.workload.engine.estimator import Candidate
 from gpusonde.predictor.workload.engine.fitting import (
     ValidatedCandidate,
-    default_candidates,
-    first_of_the_best,
-    grouped_folds,
-    paper_candidates,
+    choose_first_of_best,
+    list_default_candidates,
+    list_paper_candidates,
+    split_by_group,
 )
 from gpusonde.predictor.workload.engine.regressors import Standardisation, fit_regressor
 
@@ -86,7 +86,7 @@ def test_an_unknown_regressor_is_refused():
 
 def test_folds_keep_groups_whole_and_are_of_like_size():
     groups = np.array(list("aaaaaabbbbccccddeef"))
-    folds = grouped_folds(groups, 3)
+    folds = split_by_group(groups, 3)
     assert len(folds) == 3
     for training, held_out in folds:
         assert not set(groups[training]) & set(groups[held_out])
@@ -101,17 +101,17 @@ def test_the_preferred_choice_stays_unless_another_is_clearly_better():
     slightly = noise - 0.02 * np.repeat([1, 1, 1, 1, -0.5, -0.5, -0.5, -0.5], 5)
     clearly = noise * 0.5
     assert (
-        first_of_the_best(
+        choose_first_of_best(
             [first, ValidatedCandidate(Candidate("mlp", "roofline"), float(slightly.mean()), slightly)], groups
         )
         is first
     )
     better = ValidatedCandidate(Candidate("mlp", "roofline"), float(clearly.mean()), clearly)
-    assert first_of_the_best([first, better], groups) is better
+    assert choose_first_of_best([first, better], groups) is better
 
 
 def test_the_papers_grid_is_tried_whole():
-    candidates = paper_candidates(embedding=True)
+    candidates = list_paper_candidates(embedding=True)
     vectors = [each.options for each in candidates if each.regressor == "svr"]
     assert {each["c"] for each in vectors} == {1, 10, 100, 1000}
     assert {each.get("gamma") for each in vectors} == {None, 0.05, 0.1, 0.2, 0.5}
@@ -121,7 +121,7 @@ def test_the_papers_grid_is_tried_whole():
 
 
 def test_support_vectors_on_counts_are_preferred_and_an_embedding_is_only_tried_where_there_is_one():
-    assert default_candidates(embedding=False)[0].regressor == "svr"
-    assert default_candidates(embedding=False)[0].features == "roofline+analytic"
-    assert not any("embedding" in each.features for each in default_candidates(embedding=False))
-    assert any("embedding" in each.features for each in default_candidates(embedding=True))
+    assert list_default_candidates(embedding=False)[0].regressor == "svr"
+    assert list_default_candidates(embedding=False)[0].features == "roofline+analytic"
+    assert not any("embedding" in each.features for each in list_default_candidates(embedding=False))
+    assert any("embedding" in each.features for each in list_default_candidates(embedding=True))

@@ -17,8 +17,8 @@ from gpusonde.predictor.workload.engine.features import (
     DeviceRates,
     FeatureBuilder,
     StepPart,
-    network_totals,
-    roofline_parts,
+    add_up_networks,
+    compute_roofline_parts,
 )
 from gpusonde.predictor.workload.engine.request import WorkloadRequest
 from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph
@@ -38,7 +38,7 @@ ONE_CONVOLUTION = WorkloadGraph(
 
 def parts(graph, batch, cluster, catalog):
     rates = DeviceRates.of(catalog.get(cluster.device), cluster.precision)
-    return roofline_parts(GraphCounts.of(graph), batch, cluster, rates)
+    return compute_roofline_parts(GraphCounts.of(graph), batch, cluster, rates)
 
 
 def test_a_step_is_three_forward_passes_of_a_convolution_and_two_of_the_rest():
@@ -151,5 +151,5 @@ def test_counts_of_graphs_that_nobody_holds_do_not_pile_up(monkeypatch):
 def test_totals_of_a_network_are_those_of_its_graph(catalog):
     graph = chain(64, 8)
     table = FeatureBuilder(catalog).table([WorkloadRequest(graph, 16, Cluster("T4"))])
-    weights = np.expm1(network_totals(table.network)[0, 2]) * 1e5
+    weights = np.expm1(add_up_networks(table.network)[0, 2]) * 1e5
     assert weights == pytest.approx(4 * graph.parameter_count)

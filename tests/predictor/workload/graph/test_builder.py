@@ -3,8 +3,8 @@ import pytest
 from gpusonde.errors import MalformedGraphError
 from gpusonde.predictor.workload.graph import Parameter, Primitive
 from gpusonde.predictor.workload.graph.builder import GraphBuilder
-from gpusonde.predictor.workload.graph.cost import graph_cost
-from gpusonde.predictor.workload.graph.op_registry import onnx_op_type, torch_op_type
+from gpusonde.predictor.workload.graph.cost import count_graph_cost
+from gpusonde.predictor.workload.graph.op_registry import find_onnx_op_type, find_torch_op_type
 
 IMAGE = (1, 8, 4, 4)
 
@@ -17,7 +17,7 @@ def builder():
 
 
 def add(builder, key, operator, arguments, output=IMAGE, **keywords):
-    builder.add_operator(key, torch_op_type(operator), arguments, output, source=f"aten.{operator}", **keywords)
+    builder.add_operator(key, find_torch_op_type(operator), arguments, output, source=f"aten.{operator}", **keywords)
 
 
 def primitives(graph):
@@ -83,7 +83,7 @@ def test_a_product_with_a_weight_is_told_from_one_of_activations(builder, argume
     numbers = 1
     for extent in output:
         numbers *= extent
-    assert graph_cost(graph).total.matrix_flops == 2 * numbers * inner
+    assert count_graph_cost(graph).total.matrix_flops == 2 * numbers * inner
 
 
 def test_a_weight_used_twice_is_counted_once_and_stands_at_both(builder):
@@ -158,7 +158,7 @@ def test_all_matrices_of_a_recurrent_layer_stand_side_by_side(builder):
     add(builder, "lstm", "lstm", ["steps", "ih", "hh", "b"], (7, 3, 20))
     graph = builder.build(["lstm"], 3)
     assert graph.operations[2].weight == (80, 30)
-    assert graph_cost(graph).total.matrix_flops == 2 * 7 * 3 * 80 * 30
+    assert count_graph_cost(graph).total.matrix_flops == 2 * 7 * 3 * 80 * 30
 
 
 def test_unknown_operators_are_named_in_the_notes(builder):
@@ -181,7 +181,9 @@ def test_reading_what_nothing_wrote_is_refused(builder):
 
 
 def test_operators_of_onnx_are_assembled_alike(builder):
-    builder.add_operator("pooled", onnx_op_type("GlobalAveragePool"), ["x"], (1, 8, 1, 1), source="GlobalAveragePool")
+    builder.add_operator(
+        "pooled", find_onnx_op_type("GlobalAveragePool"), ["x"], (1, 8, 1, 1), source="GlobalAveragePool"
+    )
     assert builder.build(["pooled"], 1).operations[1].primitive is Primitive.GLOBAL_AVERAGE_POOL
 
 
@@ -202,7 +204,7 @@ def test_an_einstein_sum_of_three_is_two_products(builder):
         builder.add_parameter(key, key, shape)
     add(builder, "sum", "einsum", ["left", "middle", "right"], (2, 6, 20), equation="bnd,dr,rt->bnt")
     graph = builder.build(["sum"], 2)
-    assert graph_cost(graph).total.matrix_flops == 2 * 2 * 6 * (8 * 3 + 3 * 20)
+    assert count_graph_cost(graph).total.matrix_flops == 2 * 2 * 6 * (8 * 3 + 3 * 20)
     assert graph.parameter_count == 8 * 3 + 3 * 20
 
 

@@ -1,6 +1,10 @@
 import pytest
 
-from gpusonde.predictor.workload.graph.builder import contraction_shapes, first_contraction, tensordot_equation
+from gpusonde.predictor.workload.graph.builder import (
+    find_contraction_shapes,
+    take_first_contraction,
+    write_tensordot_equation,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +23,7 @@ from gpusonde.predictor.workload.graph.builder import contraction_shapes, first_
     ],
 )
 def test_an_einstein_sum_is_a_product_of_these_matrices(equation, left, right, expected):
-    assert contraction_shapes(equation, left, right) == expected
+    assert find_contraction_shapes(equation, left, right) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,8 +39,8 @@ def test_an_einstein_sum_is_a_product_of_these_matrices(equation, left, right, e
     ],
 )
 def test_an_einstein_sum_of_many_is_taken_from_the_left(equation, shapes, expected):
-    assert first_contraction(equation, shapes) == expected
+    assert take_first_contraction(equation, shapes) == expected
 
 
 def test_a_tensordot_is_an_einstein_sum():
-    assert tensordot_equation(([2, 0], [1, 0]), (3, 2)) == "abc,ac->b"
+    assert write_tensordot_equation(([2, 0], [1, 0]), (3, 2)) == "abc,ac->b"

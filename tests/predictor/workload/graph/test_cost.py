@@ -1,11 +1,11 @@
 import pytest
 
 from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import MATRIX_PRIMITIVES, graph_cost, operation_cost
+from gpusonde.predictor.workload.graph.cost import MATRIX_PRIMITIVES, count_graph_cost, count_operation_cost
 
 
 def matrix_flops(primitive, output, inputs, weight=(), groups=1):
-    return operation_cost(Operation(primitive, "it", output, inputs, weight, groups=groups)).matrix_flops
+    return count_operation_cost(Operation(primitive, "it", output, inputs, weight, groups=groups)).matrix_flops
 
 
 def test_a_convolution_counts_two_operations_for_each_multiply_add():
@@ -52,31 +52,31 @@ def test_a_recurrent_layer_multiplies_all_its_matrices_at_each_step():
 
 def test_bytes_are_those_of_fp32():
     parameters = (Parameter("fc.weight", (4, 3)), Parameter("fc.bias", (4,)))
-    cost = operation_cost(Operation(Primitive.LINEAR, "fc", (2, 4), ((2, 3),), (4, 3), parameters))
+    cost = count_operation_cost(Operation(Primitive.LINEAR, "fc", (2, 4), ((2, 3),), (4, 3), parameters))
     assert (cost.input_bytes, cost.output_bytes, cost.weight_bytes) == (24, 32, 64)
     assert cost.bytes == 120
 
 
 def test_a_weight_used_a_second_time_is_read_again():
-    again = operation_cost(Operation(Primitive.LINEAR, "head", (2, 4), ((2, 3),), (4, 3)))
+    again = count_operation_cost(Operation(Primitive.LINEAR, "head", (2, 4), ((2, 3),), (4, 3)))
     assert again.weight_bytes == 48
 
 
 def test_a_lookup_reads_the_rows_that_it_needs():
     table = Parameter("table", (50_000, 8))
-    cost = operation_cost(Operation(Primitive.LOOKUP, "table", (1, 5, 8), ((1, 5),), (50_000, 8), (table,)))
+    cost = count_operation_cost(Operation(Primitive.LOOKUP, "table", (1, 5, 8), ((1, 5),), (50_000, 8), (table,)))
     assert cost.flops == 0
     assert (cost.input_bytes, cost.output_bytes, cost.weight_bytes) == (4 * 45, 160, 0)
 
 
 def test_elementwise_operations_are_kept_apart():
-    cost = operation_cost(Operation(Primitive.ACTIVATION, "relu", (2, 8), ((2, 8),)))
+    cost = count_operation_cost(Operation(Primitive.ACTIVATION, "relu", (2, 8), ((2, 8),)))
     assert (cost.matrix_flops, cost.elementwise_flops, cost.flops) == (0, 16, 16)
 
 
 @pytest.mark.parametrize("primitive", list(Primitive))
 def test_every_primitive_has_a_cost_whatever_its_shapes(primitive):
-    bare = operation_cost(Operation(primitive, "it", ()))
+    bare = count_operation_cost(Operation(primitive, "it", ()))
     assert bare.flops >= 0
     assert primitive in MATRIX_PRIMITIVES or bare.matrix_flops == 0
 
@@ -99,7 +99,7 @@ def graph():
 
 
 def test_only_what_sees_an_input_grows_with_the_batch(graph):
-    cost = graph_cost(graph)
+    cost = count_graph_cost(graph)
     small, large = cost.at(2), cost.at(200)
     assert small == cost.total
     assert large.matrix_flops == 100 * small.matrix_flops
@@ -109,7 +109,7 @@ def test_only_what_sees_an_input_grows_with_the_batch(graph):
 
 
 def test_costs_of_some_primitives_add_up_to_that_of_all(graph):
-    parts = [graph_cost(graph, [primitive]).at(3) for primitive in Primitive]
-    whole = graph_cost(graph).at(3)
+    parts = [count_graph_cost(graph, [primitive]).at(3) for primitive in Primitive]
+    whole = count_graph_cost(graph).at(3)
     assert sum(part.flops for part in parts) == whole.flops
     assert sum(part.bytes for part in parts) == whole.bytes

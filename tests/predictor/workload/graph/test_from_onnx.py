@@ -20,10 +20,10 @@ from gpusonde.errors import (
     UnsupportedGraphError,
 )
 from gpusonde.predictor.workload.graph import GraphLimits, Primitive, WorkloadGraph, load_graph
-from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.cost import count_graph_cost
 from gpusonde.predictor.workload.graph.onnx import from_onnx
 from gpusonde.predictor.workload.graph.onnx import shapes as shapes_module
-from gpusonde.predictor.workload.graph.onnx.model import encoded_bytes, encoded_varint
+from gpusonde.predictor.workload.graph.onnx.model import encode_bytes, encode_varint
 
 FILES = Path(__file__).parents[3] / "data" / "graph_files"
 
@@ -49,7 +49,7 @@ def kinds(graph: WorkloadGraph) -> Counter[str]:
 
 
 def matrix_flops(graph: WorkloadGraph) -> int:
-    return graph_cost(graph).total.matrix_flops
+    return count_graph_cost(graph).total.matrix_flops
 
 
 @needs_onnx
@@ -239,8 +239,8 @@ def test_a_file_as_large_as_is_accepted_takes_seconds() -> None:
 
 def test_operators_of_other_domains_are_counted_as_others_and_noted() -> None:
     node = onnx_node("Twist", ["y"], ["z"]).replace(onnx_text(4, "Twist"), onnx_text(4, "Twist") + onnx_text(7, "me"))
-    length = encoded_varint(len(node) - 2)
-    node = encoded_varint(1 << 3 | 2) + length + node[2:]
+    length = encode_varint(len(node) - 2)
+    node = encode_varint(1 << 3 | 2) + length + node[2:]
     graph = from_onnx(small_onnx(node, onnx_value(12, "z", [1, 4])))
     assert [each.primitive for each in graph.operations].count(Primitive.OTHER) == 1
     assert any("Twist (1)" in note for note in graph.notes)
@@ -292,14 +292,14 @@ def test_without_onnx_a_missing_shape_is_said_to_be_missing(monkeypatch: pytest.
         ([onnx_value(11, "x", [1]), onnx_node("", ["x"], ["y"])], MalformedGraphError, "without an operator"),
         ([onnx_weight("w", [2]), onnx_weight("w", [2])], MalformedGraphError, "two initialisers"),
         ([onnx_weight("w", [-2])], MalformedGraphError, "at least 1"),
-        ([encoded_bytes(15, b"")], UnsupportedGraphError, "sparse"),
+        ([encode_bytes(15, b"")], UnsupportedGraphError, "sparse"),
         ([onnx_node("If", ["x"], ["y"])], DataDependentGraphError, "If"),
         ([onnx_node("Scan", ["x"], ["y"])], DataDependentGraphError, "Scan"),
-        ([onnx_node("Other", ["x"], ["y"], encoded_bytes(11, b""))], DataDependentGraphError, "Other"),
+        ([onnx_node("Other", ["x"], ["y"], encode_bytes(11, b""))], DataDependentGraphError, "Other"),
         ([onnx_node("Relu", ["x\x1b[2J"], ["y"])], MalformedGraphError, "cannot be printed"),
         ([onnx_node("Relu", ["x" * 1000], ["y"])], GraphLimitError, "characters"),
-        ([encoded_bytes(1, encoded_bytes(1, b"\xff"))], MalformedGraphError, "UTF-8"),
-        ([encoded_bytes(5, encoded_bytes(1, b"\xff"))], MalformedGraphError, "does not end"),
+        ([encode_bytes(1, encode_bytes(1, b"\xff"))], MalformedGraphError, "UTF-8"),
+        ([encode_bytes(5, encode_bytes(1, b"\xff"))], MalformedGraphError, "does not end"),
         ([b"\x0b"], MalformedGraphError, "kind 3"),
         ([b"\x02"], MalformedGraphError, "field 0"),
     ],
@@ -311,13 +311,13 @@ def test_what_is_no_network_is_refused_with_the_reason(fields: list[bytes], erro
 
 def test_external_data_is_refused_wherever_it_stands() -> None:
     tensor = onnx_integer(1, 4) + onnx_integer(2, 1) + onnx_integer(14, 1)
-    for field in (encoded_bytes(5, tensor), onnx_node("Constant", [], ["c"], encoded_bytes(5, tensor))):
+    for field in (encode_bytes(5, tensor), onnx_node("Constant", [], ["c"], encode_bytes(5, tensor))):
         with pytest.raises(UnsupportedGraphError, match="another file"):
             from_onnx(small_onnx(field))
 
 
 def test_functions_of_the_file_are_refused_where_they_are_used() -> None:
-    function = encoded_bytes(25, onnx_text(1, "Twist") + onnx_text(10, ""))
+    function = encode_bytes(25, onnx_text(1, "Twist") + onnx_text(10, ""))
     assert from_onnx(small_onnx() + function).operations
     with pytest.raises(UnsupportedGraphError, match="inline_local_functions"):
         from_onnx(small_onnx(onnx_node("Twist", ["y"], ["z"])) + function)
@@ -340,7 +340,7 @@ def test_what_is_inferred_from_has_no_weights_and_a_limit_of_its_own() -> None:
     with pytest.raises(GraphLimitError, match="without its weights"):
         of_onnx("convolutions", limits=GraphLimits(onnx_structure_bytes=1000))
     # The values of the weights are no part of what is inferred from.
-    large = small_onnx(onnx_weight("big", [1 << 20], encoded_bytes(9, bytes(4 << 20))), onnx_node("Abs", ["y"], ["z"]))
+    large = small_onnx(onnx_weight("big", [1 << 20], encode_bytes(9, bytes(4 << 20))), onnx_node("Abs", ["y"], ["z"]))
     graph = from_onnx(large + b"", limits=GraphLimits(onnx_structure_bytes=2000))
     assert graph.operations
 

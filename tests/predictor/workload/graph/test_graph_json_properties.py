@@ -12,7 +12,7 @@ from support.hostile_graphs import HOSTILE, json_graph, program, pt2
 
 from gpusonde.errors import GraphError
 from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph, dump_graph, load_graph
-from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.cost import count_graph_cost
 from gpusonde.predictor.workload.graph.reading import read_graph
 
 _SETTINGS = settings(max_examples=100, deadline=None, derandomize=True, database=None,
@@ -50,7 +50,7 @@ def graphs(draw: st.DrawFn) -> WorkloadGraph:
 @given(graphs())
 def test_every_graph_comes_back_as_it_was_and_can_be_counted(graph: WorkloadGraph) -> None:
     assert load_graph(dump_graph(graph)) == graph
-    cost = graph_cost(graph)
+    cost = count_graph_cost(graph)
     assert cost.total.flops >= 0
     assert cost.at(graph.batch_size).bytes >= 0
 

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from gpusonde.predictor.workload.embedding import EncoderWeights  # noqa: E402
 from gpusonde.predictor.workload.graph import Primitive  # noqa: E402
-from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
+from gpusonde.predictor.workload.graph.cost import count_graph_cost  # noqa: E402
 from gpusonde.predictor.workload.graph.torch import from_torch  # noqa: E402
 from gpusonde.predictor.workload.training.architectures import (  # noqa: E402
     Activation,
@@ -84,6 +84,6 @@ def test_the_estimated_size_of_an_architecture_is_about_that_of_its_graph():
         spec = sample(generator, space)
         _, graph = built(spec, channels=1)
         work, operations = spec.size(space.side)
-        matrix_flops = graph_cost(graph).per_sample.matrix_flops
+        matrix_flops = count_graph_cost(graph).per_sample.matrix_flops
         assert operations == pytest.approx(len(graph.operations), rel=0.3, abs=8)
         assert 2 * work == pytest.approx(matrix_flops, rel=0.5, abs=2e5)

@@ -11,7 +11,7 @@ import pytest
 
 from gpusonde.errors import EncoderError
 from gpusonde.predictor.workload.training.options import TrainingOptions
-from gpusonde.predictor.workload.training.progress import deferred_interrupts
+from gpusonde.predictor.workload.training.progress import defer_interrupts
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def foreground():
 @pytest.mark.usefixtures("foreground")
 def test_the_first_interrupt_is_a_wish_and_the_second_one_interrupts():
     before = signal.getsignal(signal.SIGINT)
-    with deferred_interrupts() as interrupted:
+    with defer_interrupts() as interrupted:
         assert not interrupted()
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupted()
@@ -74,7 +74,7 @@ def test_the_first_interrupt_is_a_wish_and_the_second_one_interrupts():
 def test_a_background_job_goes_on_ignoring_interrupts():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with deferred_interrupts() as interrupted:
+        with defer_interrupts() as interrupted:
             os.kill(os.getpid(), signal.SIGINT)
             assert not interrupted()
     finally:
@@ -85,7 +85,7 @@ def test_in_another_thread_signals_stay_as_they_are():
     before, seen = signal.getsignal(signal.SIGINT), []
 
     def work():
-        with deferred_interrupts() as interrupted:
+        with defer_interrupts() as interrupted:
             seen.append((interrupted(), signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=work)

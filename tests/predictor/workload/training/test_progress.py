@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from gpusonde.predictor.workload.training.progress import Phase, PlainLines, ProgressReport, shown_on
+from gpusonde.predictor.workload.training.progress import Phase, PlainLines, ProgressReport, show_on
 
 
 def test_plain_lines_come_at_the_ends_of_a_phase_and_every_ten_seconds():
@@ -40,7 +40,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_a_bar():
     pytest.importorskip("rich")
     terminal = Terminal()
-    with shown_on(terminal) as show:
+    with show_on(terminal) as show:
         for done in range(5):
             show(ProgressReport(Phase.TRAINING, done, 4, loss=1.25, seconds_left=4.0 - done))
     assert "4/4" in terminal.getvalue()
@@ -49,6 +49,6 @@ def test_a_terminal_gets_a_bar():
 
 def test_anything_else_gets_lines():
     stream = io.StringIO()
-    with shown_on(stream) as show:
+    with show_on(stream) as show:
         show(ProgressReport(Phase.ARCHITECTURES, 3, 250))
     assert stream.getvalue() == "making architectures: 3 of 250\n"

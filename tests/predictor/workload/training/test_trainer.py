@@ -18,7 +18,7 @@ from gpusonde.predictor.workload.embedding.registry import Registry  # noqa: E40
 from gpusonde.predictor.workload.training import trainer  # noqa: E402
 from gpusonde.predictor.workload.training.datasets import digits  # noqa: E402
 from gpusonde.predictor.workload.training.options import TrainingOptions  # noqa: E402
-from gpusonde.predictor.workload.training.pool import Pool, content_digest  # noqa: E402
+from gpusonde.predictor.workload.training.pool import Pool, digest_content  # noqa: E402
 from gpusonde.predictor.workload.training.progress import Phase  # noqa: E402
 from gpusonde.predictor.workload.training.result import TrainingStoppedError  # noqa: E402
 from gpusonde.predictor.workload.training.trainer import CHECKPOINT, ENCODER, RESULT, train  # noqa: E402
@@ -195,10 +195,10 @@ def test_a_training_that_only_diverges_ends(dataset, tmp_path, monkeypatch):
 
 def test_no_architecture_is_tested_with_that_was_trained_on(dataset):
     options = dataclasses.replace(OPTIONS, architectures=12, held_out_architectures=12)
-    network = trainer.new_hypernetwork(dataset, options)
+    network = trainer.make_hypernetwork(dataset, options)
     pool = Pool.of(dataset, options, network, None, lambda done, total: None)
     specs = {each.spec.to_json() for each in pool.trained + pool.held_out}
-    graphs = {content_digest(each.graph) for each in pool.trained + pool.held_out}
+    graphs = {digest_content(each.graph) for each in pool.trained + pool.held_out}
     assert len(specs) == len(graphs) == 24
     # Held-out architectures do not depend on how many are trained on.
     fewer = dataclasses.replace(options, architectures=6)

@@ -4,7 +4,7 @@ import pytest
 
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.graph import Primitive
-from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.cost import count_graph_cost
 
 # Name -> trainable numbers, billions of multiply-adds at 224 x 224 (torchvision's model pages); None where the page
 # gives them for larger images or, for inception_v3, without its auxiliary head.
@@ -103,7 +103,7 @@ def test_a_network_has_the_published_number_of_parameters(name):
 
 @pytest.mark.parametrize("name", [name for name, (_, gigaflops) in PUBLISHED.items() if gigaflops])
 def test_a_network_costs_the_published_multiply_adds(name):
-    found = graph_cost(zoo.load(name)).total.matrix_flops / 2e9
+    found = count_graph_cost(zoo.load(name)).total.matrix_flops / 2e9
     assert found == pytest.approx(PUBLISHED[name][1], abs=0.0006)
 
 

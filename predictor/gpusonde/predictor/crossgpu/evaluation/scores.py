@@ -1,7 +1,7 @@
 """Evaluation of predictors: fit, predict and score by a protocol that says what is held out.
 
-A query is then as new to the model as it will be to a user's. ``default_predictor``, ``paper_predictor`` and
-``prior_predictor`` are asked through one interface; ``PairErrors`` are predictions beside measurements.
+A query is then as new to the model as it will be to a user's. ``make_default_predictor``, ``make_paper_predictor`` and
+``make_prior_predictor`` are asked through one interface; ``PairErrors`` are predictions beside measurements.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Task:
 Predictor = Callable[[Task], PairErrors]
 
 
-def default_predictor(settings: ModelSettings, protocol: LatencyProtocol) -> Predictor:
+def make_default_predictor(settings: ModelSettings, protocol: LatencyProtocol) -> Predictor:
     """Return what asks the default model; only the intervals that the protocol's queries need are calibrated."""
     needed = {
         LatencyProtocol.TARGET: Regime.ONE_UNSEEN_GPU,
@@ -280,7 +280,7 @@ def default_predictor(settings: ModelSettings, protocol: LatencyProtocol) -> Pre
     return run
 
 
-def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> Predictor:
+def make_paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> Predictor:
     """Return what asks the paper's stack, or one of its base regressors.
 
     Args:
@@ -296,7 +296,7 @@ def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> P
     return run
 
 
-def prior_predictor(level: MetricLevel | None = None) -> Predictor:
+def make_prior_predictor(level: MetricLevel | None = None) -> Predictor:
     """Return what asks a physical prior alone: nothing is fitted.
 
     Args:
@@ -349,7 +349,7 @@ def evaluate(
 
     Args:
         runs: Runs to fit on, and to test on unless ``test`` is given.
-        predictor: :func:`default_predictor`, :func:`paper_predictor` or :func:`prior_predictor`.
+        predictor: :func:`make_default_predictor`, :func:`make_paper_predictor` or :func:`make_prior_predictor`.
         protocol: What is held out.
         seeds: Random splits (``RANDOM``, ``CONFIG``) are drawn once per seed; other protocols are run once per seed
             only when there is noise.
@@ -381,8 +381,8 @@ def evaluate(
         )
     parts = []
     for done, split in enumerate(usable, start=1):
-        noisy = with_noise(table, noise, split.seed, declared=not noise_in_training)
-        asked = without_metrics(noisy) if protocol is LatencyProtocol.STATIC else noisy
+        noisy = add_noise(table, noise, split.seed, declared=not noise_in_training)
+        asked = remove_metrics(noisy) if protocol is LatencyProtocol.STATIC else noisy
         fit_on = source[split.training], target[split.training]
         predict = source[split.test], target[split.test]
         training = noisy if noise_in_training else table
@@ -392,12 +392,12 @@ def evaluate(
     return LatencyEvaluation.from_parts(parts)
 
 
-def without_metrics(runs: RunsTable) -> RunsTable:
+def remove_metrics(runs: RunsTable) -> RunsTable:
     """Return the runs as if nobody had sampled a metric while they ran."""
     return RunsTable(tuple(replace(run, metrics={}) for run in runs.runs))
 
 
-def with_noise(runs: RunsTable, noise: float, seed: int, *, declared: bool = False) -> RunsTable:
+def add_noise(runs: RunsTable, noise: float, seed: int, *, declared: bool = False) -> RunsTable:
     """Give every run a detected epoch latency that is off by ``noise`` on average (log-normal), one draw per run.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.embedding.encoder import Encoder
     from gpusonde.predictor.workload.embedding.nearest import find_nearest
-    from gpusonde.predictor.workload.embedding.registry import RegisteredEncoder, Registry, checkpoint_name
+    from gpusonde.predictor.workload.embedding.registry import RegisteredEncoder, Registry, name_checkpoint
     from gpusonde.predictor.workload.embedding.structure import EmbeddingLimits
     from gpusonde.predictor.workload.embedding.weights import (
         EncoderDescription,
@@ -25,7 +25,7 @@ _HOMES = {
     "find_nearest": "nearest",
     "RegisteredEncoder": "registry",
     "Registry": "registry",
-    "checkpoint_name": "registry",
+    "name_checkpoint": "registry",
     "EmbeddingLimits": "structure",
     "EncoderDescription": "weights",
     "EncoderWeights": "weights",
@@ -42,9 +42,9 @@ __all__ = [
     "Registry",
     "VirtualEdgeRule",
     "check_dataset_type",
-    "checkpoint_name",
     "find_nearest",
     "is_dataset_type",
+    "name_checkpoint",
 ]
 
 

@@ -32,7 +32,7 @@ class KnownArchitecture:
     graph: WorkloadGraph
 
 
-def architectures_of_the_zoo() -> tuple[KnownArchitecture, ...]:
+def list_zoo_architectures() -> tuple[KnownArchitecture, ...]:
     """Return the networks that are shipped as graphs."""
     return tuple(KnownArchitecture(name, zoo.family(name), zoo.load(name)) for name in zoo.names())
 
@@ -99,7 +99,7 @@ class NearestArchitectures:
     """
 
     def __init__(
-        self, known: Callable[[], Sequence[KnownArchitecture]] = architectures_of_the_zoo, kept: int = _INDEXES_KEPT
+        self, known: Callable[[], Sequence[KnownArchitecture]] = list_zoo_architectures, kept: int = _INDEXES_KEPT
     ) -> None:
         self._known, self._most = known, kept
         self._indexes: OrderedDict[str, ArchitectureIndex] = OrderedDict()

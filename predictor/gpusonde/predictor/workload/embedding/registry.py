@@ -115,7 +115,7 @@ class Registry:
             EncoderError: Its checkpoint cannot be read, or holds other weights.
             OSError: A file cannot be read.
         """
-        name = checkpoint_name(check_dataset_type(dataset_type), sha256)
+        name = name_checkpoint(check_dataset_type(dataset_type), sha256)
         for folder in self._list_folders():
             path = folder / name
             try:
@@ -163,7 +163,7 @@ class Registry:
                 f"the figures of the encoder for {dataset_type!r} exceed {_MAXIMUM_CARD_BYTES >> 10} KiB"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        checkpoint = self.folder / checkpoint_name(dataset_type, weights.sha256)
+        checkpoint = self.folder / name_checkpoint(dataset_type, weights.sha256)
         write_durably(checkpoint, weights.to_bytes())
         write_durably(self.folder / f"{dataset_type}.json", content)
         self._forget_old(dataset_type, checkpoint)
@@ -205,7 +205,7 @@ class Registry:
 
     def _read(self, dataset_type: str, path: Path) -> RegisteredEncoder:
         card = _read_card(path, dataset_type)
-        checkpoint = path.parent / checkpoint_name(dataset_type, card["sha256"])
+        checkpoint = path.parent / name_checkpoint(dataset_type, card["sha256"])
         weights = _read_checkpoint(checkpoint)
         if weights.sha256 != card["sha256"] or weights.description.dataset_type != dataset_type:
             raise EncoderError(
@@ -226,7 +226,7 @@ _ATTEMPTS = 10
 _SHORT_DIGEST = r"[0-9a-f]{12}"
 
 
-def checkpoint_name(dataset_type: str, sha256: str) -> str:
+def name_checkpoint(dataset_type: str, sha256: str) -> str:
     """Name of the file with the weights of an encoder."""
     return f"{dataset_type}-{sha256[:12]}{SUFFIX}"
 

@@ -120,7 +120,7 @@ class GraphStructure:
             heights[writer] = max(heights[writer], heights[reader] + 1)
         return GraphStructure(
             primitives=np.array([_PRIMITIVE_POSITIONS[each.primitive] for each in graph.operations], dtype=np.int64),
-            shapes=np.array([shape_features(each.weight) for each in graph.operations]),
+            shapes=np.array([compute_shape_features(each.weight) for each in graph.operations]),
             writers=edges[:, 0],
             readers=edges[:, 1],
             virtual=virtual_edges(graph, maximum_steps, from_one_step=from_one_step, limits=limits),
@@ -134,7 +134,7 @@ class GraphStructure:
         return len(self.primitives)
 
 
-def shape_features(weight: Shape) -> tuple[float, ...]:
+def compute_shape_features(weight: Shape) -> tuple[float, ...]:
     """Return figures on the shape of a node's weight, of the order of one: logarithms, so that all widths are in range.
 
     GHN-2's own code looks a shape up in a table. The rows of widths that no training network had stay random there.

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
         Fold,
         WorkloadEvaluation,
         WorkloadProtocol,
+        cut_folds,
         evaluate,
-        folds_of,
     )
     from gpusonde.predictor.workload.engine.measurements import KnownNetworks, MeasurementTable, read_measurements
     from gpusonde.predictor.workload.engine.model import WorkloadModel
@@ -36,7 +36,7 @@ _HOMES = {
     "Fold": "evaluation",
     "WorkloadProtocol": "evaluation",
     "evaluate": "evaluation",
-    "folds_of": "evaluation",
+    "cut_folds": "evaluation",
     "KnownNetworks": "measurements",
     "MeasurementTable": "measurements",
     "read_measurements": "measurements",
@@ -64,8 +64,8 @@ __all__ = [
     "WorkloadPrediction",
     "WorkloadProtocol",
     "WorkloadRequest",
+    "cut_folds",
     "evaluate",
-    "folds_of",
     "read_measurements",
 ]
 

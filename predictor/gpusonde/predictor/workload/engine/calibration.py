@@ -59,7 +59,7 @@ _SETTLED = 2e-3
 _LARGEST_STEP = 1.0
 
 
-def level_keys(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
+def name_levels(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
     """Return what each row is at each level; "" where it is nothing that could be known again."""
     environment, device, precision = table.environment, table.device, table.precision
     setting = _join(_join(environment, device), precision)
@@ -89,7 +89,7 @@ class CalibratedRoofline:
     def log_seconds(self, table: FeatureTable) -> FloatArray:
         """Return the natural logarithm of the seconds of each row, shape (n,)."""
         factors = np.tile(self.common, (len(table), 1))
-        for names, deviations, keys in zip(self.names, self.deviations, level_keys(table), strict=True):
+        for names, deviations, keys in zip(self.names, self.deviations, name_levels(table), strict=True):
             # The last row is that of what has no deviation.
             padded = np.vstack([deviations, np.zeros(len(StepPart))])
             factors += padded[_find_positions(names, keys)]
@@ -106,7 +106,7 @@ class CalibratedRoofline:
             log_seconds: Natural logarithm of the seconds, shape (n,).
             near: Begin at these factors, which were fitted to nearly the same rows: the same result sooner.
         """
-        keys = level_keys(table)
+        keys = name_levels(table)
         names = tuple(tuple(sorted({key for key in each.tolist() if key})) for each in keys)
         layout = _TermIndex.of(names, keys)
         prior = np.log([_USUAL_FACTORS[part] for part in StepPart])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpusonde.errors import EncoderError, MissingEncoderError
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights
-from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
+from gpusonde.predictor.workload.embedding.registry import Registry, name_checkpoint
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 
@@ -51,7 +51,7 @@ class EncoderEmbedder:
         return self._encoder.embed(graphs)
 
 
-def embedder_of(model: Path, reference: EncoderReference, registry: Registry) -> EncoderEmbedder:
+def load_embedder(model: Path, reference: EncoderReference, registry: Registry) -> EncoderEmbedder:
     """Return what embeds for a model.
 
     Args:
@@ -67,7 +67,7 @@ def embedder_of(model: Path, reference: EncoderReference, registry: Registry) ->
         return EncoderEmbedder(registry.exact(reference.dataset_type, reference.sha256))
     except EncoderError as error:
         advice = (
-            f"put its file {checkpoint_name(reference.dataset_type, reference.sha256)} into that folder, name the"
+            f"put its file {name_checkpoint(reference.dataset_type, reference.sha256)} into that folder, name the"
             " registry that has it, or fit the model again with an encoder that is there"
         )
         raise MissingEncoderError(

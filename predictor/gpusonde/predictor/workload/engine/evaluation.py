@@ -112,7 +112,7 @@ class WorkloadEvaluation:
         return {str(name): names == name for name in sorted(set(self.folds))}
 
 
-def folds_of(measurements: Measurements, protocol: WorkloadProtocol) -> Iterator[Fold]:
+def cut_folds(measurements: Measurements, protocol: WorkloadProtocol) -> Iterator[Fold]:
     """Cut measurements as a protocol says.
 
     Raises:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import operation_cost
+from gpusonde.predictor.workload.graph.cost import count_operation_cost
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -109,7 +109,7 @@ class GraphCounts:
                 continue
             kind = _CLASSES.get(operation.primitive, OperationClass.OTHER)
             step = float(_MATRIX_STEP if kind in MATRIX_CLASSES else _OTHER_STEP)
-            cost = operation_cost(operation)
+            cost = count_operation_cost(operation)
             dense = float(_has_dense_kernel(operation))
             flops, moved = step * cost.flops, step * (cost.input_bytes + cost.output_bytes)
             weights = step * cost.weight_bytes

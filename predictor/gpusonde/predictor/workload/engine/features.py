@@ -106,7 +106,7 @@ class DeviceRates:
         )
 
 
-def roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluster, rates: DeviceRates) -> FloatArray:
+def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluster, rates: DeviceRates) -> FloatArray:
     """Return the seconds of each part of a training step at peak rates.
 
     Args:
@@ -246,7 +246,7 @@ class FeatureBuilder:
             if key not in rates:
                 rates[key] = DeviceRates.of(self.spec(cluster.device), cluster.precision)
             counts = self._count_graphs(request.graph)
-            parts.append(roofline_parts(counts, request.batch_size, cluster, rates[key]))
+            parts.append(compute_roofline_parts(counts, request.batch_size, cluster, rates[key]))
             if not parts[-1].max() < _LONGEST_STEP_SECONDS:
                 raise ModelError(f"{request.graph.name}: its operations are too large for any device")
             own = (id(request.graph), request.batch_size)
@@ -291,7 +291,7 @@ def _make_cluster_columns(request: WorkloadRequest) -> list[float]:
     return counts + [math.log1p((getattr(cluster.host, name) or 0.0) / unit) for name, unit in _HOST_UNITS.items()]
 
 
-def network_totals(network: FloatArray) -> FloatArray:
+def add_up_networks(network: FloatArray) -> FloatArray:
     """Return what networks add up to per sample, as logarithms: operations on numbers, traffic, weights, operations.
 
     Args:

@@ -74,7 +74,7 @@ class ValidatedCandidate:
     errors: FloatArray
 
 
-def default_candidates(*, embedding: bool) -> list[Candidate]:
+def list_default_candidates(*, embedding: bool) -> list[Candidate]:
     """Return what ``kind="default"`` tries, preferred ones first: support vectors, low in the paper's grid.
 
     Args:
@@ -94,7 +94,7 @@ def default_candidates(*, embedding: bool) -> list[Candidate]:
     return found
 
 
-def paper_candidates(*, embedding: bool) -> list[Candidate]:
+def list_paper_candidates(*, embedding: bool) -> list[Candidate]:
     """Return what ``kind="paper"`` tries: the four regressors of the paper with the options that it names.
 
     Args:
@@ -131,7 +131,7 @@ def validate_grouped(
     """
     errors = np.zeros((len(candidates), len(table)))
     own = np.zeros(len(table))
-    for training, held_out in grouped_folds(architectures):
+    for training, held_out in split_by_group(architectures):
         part, rest = table.rows(training), table.rows(held_out)
         roofline = CalibratedRoofline.fit(part, log_seconds[training], near=whole)
         known, asked = roofline.log_seconds(part), roofline.log_seconds(rest)
@@ -165,7 +165,7 @@ def validate_paper(
     return choices, ~training
 
 
-def first_of_the_best(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_]) -> ValidatedCandidate:
+def choose_first_of_best(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_]) -> ValidatedCandidate:
     """Return the first choice that the best one does not beat clearly.
 
     Clearly is by more than three standard errors of the difference, over the groups that were left out: what a few
@@ -193,7 +193,7 @@ def group_by_regressor(choices: Sequence[ValidatedCandidate]) -> dict[str, list[
     return found
 
 
-def grouped_folds(groups: npt.NDArray[np.str_], count: int = _FOLDS) -> list[Fold]:
+def split_by_group(groups: npt.NDArray[np.str_], count: int = _FOLDS) -> list[Fold]:
     """Return splits that keep groups whole: large groups first, each into the fold with the fewest rows.
 
     Args:
@@ -323,7 +323,7 @@ def fit_state(
     log_seconds = np.log([each.seconds for each in measurements])
     roofline = CalibratedRoofline.fit(table, log_seconds)
     embedding = table.embedding.shape[1] > 0
-    candidates = (default_candidates if kind == "default" else paper_candidates)(embedding=embedding)
+    candidates = (list_default_candidates if kind == "default" else list_paper_candidates)(embedding=embedding)
     wanted = [each for each in candidates if regressor in (None, each.regressor)]
     if kind == "default":
         choices, roofline_errors = validate_grouped(wanted, table, log_seconds, architectures, roofline)
@@ -367,7 +367,7 @@ def _check(kind: str, regressor: str | None, architectures: npt.NDArray[np.str_]
 
 def _choose_best(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:
     """Return the preferred one of the best with groups; without, the one with the least error, as the paper does."""
-    return min(choices, key=lambda choice: choice.score) if groups is None else first_of_the_best(choices, groups)
+    return min(choices, key=lambda choice: choice.score) if groups is None else choose_first_of_best(choices, groups)
 
 
 def _choose_answering(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
 from gpusonde.errors import MissingEncoderError, ModelError
 from gpusonde.predictor.workload.embedding.registry import Registry
-from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, embedder_of
+from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, load_embedder
 from gpusonde.predictor.workload.engine.features import ROOFLINE, WITH_EMBEDDING, FeatureBuilder, FeatureTable
 from gpusonde.predictor.workload.engine.fitting import WorkloadModelState, fit_state
 from gpusonde.predictor.workload.engine.out_of_distribution import OodScore
@@ -260,7 +260,7 @@ class WorkloadModel:
                 raise MissingEncoderError(
                     str(path), "it has columns of an embedding and names no encoder; fit it again with the name of one"
                 )
-            embed = embedder_of(path, state.encoder, registry or Registry(path.parent))
+            embed = load_embedder(path, state.encoder, registry or Registry(path.parent))
         return cls(catalog, embed=embed, coverage=state.intervals.coverage, state=state, version=version)
 
     @classmethod

@@ -27,7 +27,7 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
     calibrate_worst,
     root_mean_square_distances,
 )
-from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_COLUMNS, FeatureTable, network_totals
+from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_COLUMNS, FeatureTable, add_up_networks
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class HostRange:
         return f"the hosts have {times:g} times the {whose} {what} that any measured one had free"
 
 
-def measured_hosts(cluster: FloatArray) -> dict[str, HostRange]:
+def measure_host_ranges(cluster: FloatArray) -> dict[str, HostRange]:
     """Return the ranges of the columns that measurements told of.
 
     Args:
@@ -83,7 +83,7 @@ def measured_hosts(cluster: FloatArray) -> dict[str, HostRange]:
     return found
 
 
-def unlike_hosts(ranges: Mapping[str, HostRange], row: FloatArray) -> list[str]:
+def explain_unlike_hosts(ranges: Mapping[str, HostRange], row: FloatArray) -> list[str]:
     """Say why what hosts have free is beyond what was measured.
 
     Args:
@@ -184,7 +184,7 @@ class OutOfDistributionDetector:
         # Networks with the same counts are one: the distance between them tells nothing of how unlike networks are.
         first: dict[bytes, str] = {}
         alike = [first.setdefault(table.network[row].tobytes(), str(labels[row])) for row in chosen]
-        totals = network_totals(table.network[chosen])
+        totals = add_up_networks(table.network[chosen])
         sizes = np.exp(table.cluster)
         return cls(
             networks=RunNeighbourhood.fit(table.network[chosen], alike),
@@ -202,7 +202,7 @@ class OutOfDistributionDetector:
                 if environment and len(of_environment := sizes[table.environment == environment, _BATCH])
             },
             settings=frozenset(_name_settings(table)),
-            hosts=measured_hosts(table.cluster),
+            hosts=measure_host_ranges(table.cluster),
         )
 
     def score(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[OodScore]:
@@ -255,7 +255,7 @@ class OutOfDistributionDetector:
                 f"the network is {distances.min():.1f} times as unlike {first}, the nearest measured one, as a new"
                 " network usually is"
             )
-        totals = network_totals(network[None, :])[0]
+        totals = add_up_networks(network[None, :])[0]
         for name, total, least, most in zip(_TOTALS, totals, *self.totals, strict=True):
             if total > most + math.log(_BEYOND):
                 reasons.append(f"the network has {math.exp(total - most):.1f} times the {name} of the largest measured")
@@ -291,7 +291,7 @@ class OutOfDistributionDetector:
         least, most = self.batches
         if not least / _BEYOND <= batch <= most * _BEYOND:
             reasons.append(f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured")
-        return reasons + unlike_hosts(self.hosts, table.cluster[row])
+        return reasons + explain_unlike_hosts(self.hosts, table.cluster[row])
 
 
 def _name_settings(table: FeatureTable) -> list[str]:

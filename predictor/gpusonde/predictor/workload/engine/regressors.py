@@ -136,7 +136,7 @@ def check_arrays(name: str, arrays: Arrays, columns: int) -> None:
             need(bool(((feature < 0) | ((child > own) & (child < feature.shape[1]))).all()))
 
 
-def second_order(x: FloatArray) -> FloatArray:
+def expand_second_order(x: FloatArray) -> FloatArray:
     """Return columns, their squares and their products by two."""
     first, second = np.triu_indices(x.shape[1])
     return np.hstack([x, x[:, first] * x[:, second]])
@@ -155,11 +155,11 @@ def _predict_linear(x: FloatArray, arrays: Arrays) -> FloatArray:
 
 
 def _fit_polynomial(x: FloatArray, y: FloatArray, options: dict[str, Any]) -> Arrays:
-    return _fit_linear(second_order(x), y, options)
+    return _fit_linear(expand_second_order(x), y, options)
 
 
 def _predict_polynomial(x: FloatArray, arrays: Arrays) -> FloatArray:
-    return _predict_linear(second_order(x), arrays)
+    return _predict_linear(expand_second_order(x), arrays)
 
 
 def _fit_svr(x: FloatArray, y: FloatArray, options: dict[str, Any]) -> Arrays:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost, operation_cost
+    from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, count_graph_cost, count_operation_cost
     from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph
     from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive, WorkloadGraph
     from gpusonde.predictor.workload.graph.limits import GraphLimits
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BYTES_PER_NUMBER": "cost",
-    "graph_cost": "cost",
-    "operation_cost": "cost",
+    "count_graph_cost": "cost",
+    "count_operation_cost": "cost",
     "dump_graph": "graph_json",
     "load_graph": "graph_json",
     "Operation": "ir",
@@ -35,10 +35,10 @@ __all__ = [
     "Parameter",
     "Primitive",
     "WorkloadGraph",
+    "count_graph_cost",
+    "count_operation_cost",
     "dump_graph",
-    "graph_cost",
     "load_graph",
-    "operation_cost",
     "read_graph",
 ]
 

@@ -16,7 +16,7 @@ from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive
 from gpusonde.predictor.workload.graph.op_registry import NoOp, OpType
 
 
-def contraction_shapes(equation: str, left: Shape, right: Shape) -> tuple[Shape, Shape] | None:
+def find_contraction_shapes(equation: str, left: Shape, right: Shape) -> tuple[Shape, Shape] | None:
     """Return the shapes of the two matrices, or stacks of them, whose product an Einstein sum is.
 
     Args:
@@ -58,7 +58,7 @@ def contraction_shapes(equation: str, left: Shape, right: Shape) -> tuple[Shape,
     return (batch, rows, summed), (batch, summed, columns)
 
 
-def first_contraction(equation: str, shapes: Sequence[Shape]) -> tuple[str, Shape, str] | None:
+def take_first_contraction(equation: str, shapes: Sequence[Shape]) -> tuple[str, Shape, str] | None:
     """Take the first two tensors of an Einstein sum of more.
 
     Args:
@@ -84,7 +84,7 @@ def first_contraction(equation: str, shapes: Sequence[Shape]) -> tuple[str, Shap
     return first, tuple(extents[name] for name in kept), f"{','.join([kept, *tensors[2:]])}->{result}"
 
 
-def tensordot_equation(dims: Sequence[Sequence[int]], ranks: Sequence[int]) -> str:
+def write_tensordot_equation(dims: Sequence[Sequence[int]], ranks: Sequence[int]) -> str:
     """Return the equation of a ``tensordot``, as of an Einstein sum.
 
     Args:
@@ -320,7 +320,7 @@ class GraphBuilder:
     ) -> tuple[OpType | None, list[_Value | None]]:
         """Return an Einstein sum as a product of matrices; of one tensor or without a sum: as what it costs."""
         tensors = [each for each in operands if each is not None]
-        while len(tensors) > 2 and (step := first_contraction(equation, [each.shape for each in tensors[:2]])):
+        while len(tensors) > 2 and (step := take_first_contraction(equation, [each.shape for each in tensors[:2]])):
             # PyTorch takes them from the left, two at a time.
             first, shape, equation = step
             key = object()
@@ -332,7 +332,7 @@ class GraphBuilder:
             return Primitive.GLOBAL_AVERAGE_POOL, operands
         if len(tensors) != 2:
             return None, operands
-        shapes = contraction_shapes(equation, tensors[0].shape, tensors[1].shape)
+        shapes = find_contraction_shapes(equation, tensors[0].shape, tensors[1].shape)
         if shapes is None:
             return Primitive.PRODUCT, operands
         return Primitive.MATRIX_PRODUCT, [

@@ -132,7 +132,7 @@ class GraphCost:
         )
 
 
-def operation_cost(operation: Operation) -> OperationCost:
+def count_operation_cost(operation: Operation) -> OperationCost:
     """Count the cost of one operation with the shapes that it has in the graph.
 
     Args:
@@ -159,7 +159,7 @@ def operation_cost(operation: Operation) -> OperationCost:
     )
 
 
-def graph_cost(graph: WorkloadGraph, primitives: Iterable[Primitive] | None = None) -> GraphCost:
+def count_graph_cost(graph: WorkloadGraph, primitives: Iterable[Primitive] | None = None) -> GraphCost:
     """Add up the cost of a graph's operations.
 
     Args:
@@ -172,7 +172,7 @@ def graph_cost(graph: WorkloadGraph, primitives: Iterable[Primitive] | None = No
     for operation, sees_input in zip(graph.operations, graph.sees_input, strict=True):
         if operation.primitive not in wanted:
             continue
-        cost = operation_cost(operation)
+        cost = count_operation_cost(operation)
         if sees_input:
             scaling += replace(cost, weight_bytes=0)
             fixed += OperationCost(weight_bytes=cost.weight_bytes)

@@ -259,7 +259,7 @@ _ONNX: Final = _make_table(
 )
 
 
-def torch_op_type(operator: str) -> OpType | None:
+def find_torch_op_type(operator: str) -> OpType | None:
     """Return what an operator of PyTorch is.
 
     Args:
@@ -273,10 +273,10 @@ def torch_op_type(operator: str) -> OpType | None:
     library, _, rest = operator.rpartition("::")
     if rest and library not in {"", "aten"}:
         return None
-    return _TORCH.get(torch_name(operator))
+    return _TORCH.get(strip_torch_name(operator))
 
 
-def torch_name(operator: str) -> str:
+def strip_torch_name(operator: str) -> str:
     """Return an operator's bare name: "add" of "torch.ops.aten.add_.Tensor", "aten::add.out" and "__add__".
 
     Args:
@@ -303,7 +303,7 @@ def is_in_place(operator: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def onnx_op_type(operator: str) -> OpType | None:
+def find_onnx_op_type(operator: str) -> OpType | None:
     """Return what an operator of ONNX's default domain is.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.training.datasets import ImageDataset, digits, read_cifar10, read_folder
     from gpusonde.predictor.workload.training.options import TrainingOptions
-    from gpusonde.predictor.workload.training.progress import Phase, ProgressReport, shown_on
+    from gpusonde.predictor.workload.training.progress import Phase, ProgressReport, show_on
     from gpusonde.predictor.workload.training.result import TrainingResult, TrainingStoppedError
     from gpusonde.predictor.workload.training.trainer import train
 
@@ -22,7 +22,7 @@ _HOMES = {
     "TrainingOptions": "options",
     "Phase": "progress",
     "ProgressReport": "progress",
-    "shown_on": "progress",
+    "show_on": "progress",
     "TrainingResult": "result",
     "TrainingStoppedError": "result",
     "train": "trainer",
@@ -37,7 +37,7 @@ __all__ = [
     "digits",
     "read_cifar10",
     "read_folder",
-    "shown_on",
+    "show_on",
     "train",
 ]
 

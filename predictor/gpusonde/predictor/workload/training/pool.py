@@ -47,7 +47,7 @@ class Architecture:
         return scores
 
 
-def content_digest(graph: WorkloadGraph) -> str:
+def digest_content(graph: WorkloadGraph) -> str:
     """Digest of what a graph says of the network, whatever its parts are called."""
     operations = [
         (each.primitive.value, each.weight, each.output, each.groups, each.source) for each in graph.operations
@@ -101,7 +101,7 @@ class Pool:
                 spec = parts[number][len(part)] if parts else sample(generator, space)
                 network = GeneratedNetwork(spec, dataset.channels, dataset.side, len(dataset.classes))
                 graph = _read_graph(network, dataset)
-                content = content_digest(graph)
+                content = digest_content(graph)
                 if content in seen:
                     if parts:
                         raise EncoderError("the checkpoint holds an architecture twice; remove it to train anew")

@@ -50,7 +50,7 @@ Progress = Callable[[ProgressReport], None]
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def no_progress(report: ProgressReport) -> None:
+def ignore_progress(report: ProgressReport) -> None:
     """Show nothing."""
 
 
@@ -79,7 +79,7 @@ class PlainLines:
 
 
 @contextlib.contextmanager
-def shown_on(stream: TextIO) -> Iterator[Progress]:
+def show_on(stream: TextIO) -> Iterator[Progress]:
     """Show progress: a bar where ``stream`` is a terminal and rich is installed, else plain lines."""
     if not stream.isatty() or find_spec("rich") is None:
         yield PlainLines(stream)
@@ -117,7 +117,7 @@ def _format_duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def deferred_interrupts() -> Iterator[Callable[[], bool]]:
+def defer_interrupts() -> Iterator[Callable[[], bool]]:
     """Take SIGINT as a wish to stop, in the main thread and where it is not ignored, as it is in background jobs.
 
     Yields:

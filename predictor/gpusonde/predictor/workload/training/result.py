@@ -136,12 +136,12 @@ class TrainingResult:
     @property
     def first_loss(self) -> float:
         """Mean of the first 50 steps."""
-        return mean_loss(self.losses[:AVERAGED_STEPS])
+        return average_loss(self.losses[:AVERAGED_STEPS])
 
     @property
     def last_loss(self) -> float:
         """Mean of the last 50 steps."""
-        return mean_loss(self.losses[-AVERAGED_STEPS:])
+        return average_loss(self.losses[-AVERAGED_STEPS:])
 
     def figures(self) -> dict[str, Any]:
         """Return what to write on the encoder's card, for JSON."""
@@ -149,7 +149,7 @@ class TrainingResult:
         return {
             "options": self.options.as_document(),
             "dataset_sha256": self.dataset_sha256,
-            "loss_means_of_50_steps": [_round(mean_loss(part)) for part in curve],
+            "loss_means_of_50_steps": [_round(average_loss(part)) for part in curve],
             "skipped_steps": self.skipped_steps,
             "skipped_networks": self.skipped_networks,
             "accuracy_of_unseen_architectures": self.accuracy.as_document(),
@@ -160,7 +160,7 @@ class TrainingResult:
         }
 
 
-def mean_loss(losses: Sequence[float]) -> float:
+def average_loss(losses: Sequence[float]) -> float:
     """Return the mean of the losses that are finite; NaN if none is."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     return math.fsum(finite) / len(finite) if finite else math.nan

@@ -33,8 +33,8 @@ from gpusonde.predictor.workload.training.progress import (
     Phase,
     Progress,
     ProgressReport,
-    deferred_interrupts,
-    no_progress,
+    defer_interrupts,
+    ignore_progress,
 )
 from gpusonde.predictor.workload.training.result import (
     AVERAGED_STEPS,
@@ -42,7 +42,7 @@ from gpusonde.predictor.workload.training.result import (
     Accuracy,
     TrainingResult,
     TrainingStoppedError,
-    mean_loss,
+    average_loss,
     read_checkpoint,
     write_checkpoint,
 )
@@ -62,7 +62,7 @@ def train(
     dataset: ImageDataset,
     options: TrainingOptions,
     directory: str | Path,
-    progress: Progress = no_progress,
+    progress: Progress = ignore_progress,
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
@@ -92,7 +92,7 @@ def train(
     check_dataset_type(dataset.name)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    with DirectoryLock(directory, "training"), _use_one_thread(), deferred_interrupts() as interrupted:
+    with DirectoryLock(directory, "training"), _use_one_thread(), defer_interrupts() as interrupted:
         training = _Training.begun(dataset, options, directory / CHECKPOINT, progress)
         training.make_steps(lambda: interrupted() or should_stop())
         result = training.result()
@@ -102,7 +102,7 @@ def train(
     return result
 
 
-def new_hypernetwork(dataset: ImageDataset, options: TrainingOptions) -> GraphHyperNetwork:
+def make_hypernetwork(dataset: ImageDataset, options: TrainingOptions) -> GraphHyperNetwork:
     """Return the hypernetwork as it is drawn: the same for the same seed."""
     weights = EncoderWeights.random(options.seed, EncoderDescription(hidden_size=options.hidden_size))
     # Whatever else draws from torch's own generator goes on as if this had not.
@@ -140,7 +140,7 @@ class _Training:
         def tell(done: int, total: int) -> None:
             progress(ProgressReport(Phase.ARCHITECTURES, done, total))
 
-        network = new_hypernetwork(dataset, options)
+        network = make_hypernetwork(dataset, options)
         pool = Pool.of(dataset, options, network, document.get("architectures"), tell)
         optimizer = torch.optim.Adam(
             network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, foreach=False
@@ -170,7 +170,7 @@ class _Training:
             self.skipped += skipped
             self.seconds += time.perf_counter() - started
             recent = self.losses[-_MOST_SKIPPED_IN_A_ROW:]
-            if len(recent) == _MOST_SKIPPED_IN_A_ROW and math.isnan(mean_loss(recent)):
+            if len(recent) == _MOST_SKIPPED_IN_A_ROW and math.isnan(average_loss(recent)):
                 raise EncoderError(
                     f"the loss was not finite in {len(recent)} steps in a row; remove {self.checkpoint} and try "
                     "another seed or a lower learning rate"
@@ -216,7 +216,7 @@ class _Training:
             for group in self.optimizer.param_groups:
                 group["lr"] = options.learning_rate_at(step)
             self.optimizer.step()
-        return mean_loss(losses), skipped
+        return average_loss(losses), skipped
 
     def result(self) -> TrainingResult:
         """Test the trained network, and the untrained one, on the architectures that were held out."""
@@ -228,7 +228,7 @@ class _Training:
             self.progress(ProgressReport(Phase.TESTING, done, total))
 
         accuracy = self._measure_accuracy(self.network, tell)
-        first = new_hypernetwork(dataset, options)
+        first = make_hypernetwork(dataset, options)
         untrained = self._measure_accuracy(first, lambda done: tell(total // 2 + done))
         return TrainingResult(
             encoder=self.network.encoder_weights(dataset.name, len(self.losses)),
@@ -264,7 +264,7 @@ class _Training:
 
     def _tell(self) -> None:
         done, total = len(self.losses), self.options.steps
-        recent = mean_loss(self.losses[-AVERAGED_STEPS:])
+        recent = average_loss(self.losses[-AVERAGED_STEPS:])
         left = self.seconds / done * (total - done) if done else None
         self.progress(ProgressReport(Phase.TRAINING, done, total, None if math.isnan(recent) else recent, left))
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from gpusonde.errors import DataDependentGraphError, UnsupportedGraphError  # noqa: E402
 from gpusonde.predictor.workload.graph import Primitive  # noqa: E402
-from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
+from gpusonde.predictor.workload.graph.cost import count_graph_cost  # noqa: E402
 from gpusonde.predictor.workload.graph.torch import export, from_torch, fx  # noqa: E402
 from gpusonde.predictor.workload.graph.torch.fx import read_mode  # noqa: E402
 
@@ -69,7 +69,7 @@ def test_parameters_and_flops_are_exact(name):
     with read_mode(module), FlopCounterMode(display=False) as counter:
         module(*example)
     assert graph.parameter_count == sum(each.numel() for each in module.parameters())
-    assert graph_cost(graph).total.matrix_flops == counter.get_total_flops()
+    assert count_graph_cost(graph).total.matrix_flops == counter.get_total_flops()
     assert graph.notes == ()
     assert Primitive.OTHER not in primitives(graph)
 
@@ -104,7 +104,7 @@ def test_weights_on_the_cpu_or_on_no_device_make_the_same_graph(name):
 
 def test_a_graph_costs_in_proportion_to_the_batch_it_was_taken_with():
     one, many = (from_torch(on_meta(networks.Decoder), (tokens(batch, 7),)) for batch in (1, 6))
-    predicted, real = graph_cost(one).at(6), graph_cost(many).total
+    predicted, real = count_graph_cost(one).at(6), count_graph_cost(many).total
     assert (predicted.matrix_flops, predicted.elementwise_flops) == (real.matrix_flops, real.elementwise_flops)
     assert (predicted.weight_bytes, predicted.output_bytes) == (real.weight_bytes, real.output_bytes)
     assert predicted.input_bytes == pytest.approx(real.input_bytes, rel=0.02)  # positions are shared by all samples
@@ -122,7 +122,7 @@ def test_recurrent_layers_are_one_operation_each_and_cost_all_their_matrices():
     lstm = 2 * (80 * (10 + 20) + 80 * (40 + 20))
     gru = 36 * (40 + 12)
     assert primitives(graph).count(Primitive.RECURRENT) == 2
-    assert graph_cost(graph, [Primitive.RECURRENT]).total.matrix_flops == 2 * 2 * 7 * (lstm + gru)
+    assert count_graph_cost(graph, [Primitive.RECURRENT]).total.matrix_flops == 2 * 2 * 7 * (lstm + gru)
     assert graph.parameter_count == sum(each.numel() for each in networks.Tagger().parameters())
 
 
@@ -248,7 +248,7 @@ def test_frozen_weights_and_buffers_are_no_inputs():
     graph = from_torch(Fixed(), torch.zeros(3, 4))
     assert primitives(graph) == [Primitive.INPUT, Primitive.LINEAR, Primitive.LINEAR, Primitive.OUTPUT]
     assert graph.parameter_count == 20
-    assert graph_cost(graph).total.matrix_flops == 2 * 2 * 3 * 4 * 4
+    assert count_graph_cost(graph).total.matrix_flops == 2 * 2 * 3 * 4 * 4
 
 
 def test_inputs_can_be_given_by_name():

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from gpusonde.errors import UnsupportedGraphError  # noqa: E402
 from gpusonde.predictor.workload.graph import Primitive  # noqa: E402
-from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
+from gpusonde.predictor.workload.graph.cost import count_graph_cost  # noqa: E402
 from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph  # noqa: E402
 from gpusonde.predictor.workload.graph.torch import export, from_torch, fx  # noqa: E402
 from gpusonde.predictor.workload.graph.torch.fx import read_mode  # noqa: E402
@@ -55,7 +55,7 @@ def test_parameters_and_flops_are_exact_and_the_text_is_read_again(name):
     graph = from_torch(module, example, keywords=keywords)
     with read_mode(module), FlopCounterMode(display=False) as counter:
         module(*example, **keywords)
-    assert graph_cost(graph).total.matrix_flops == counter.get_total_flops()
+    assert count_graph_cost(graph).total.matrix_flops == counter.get_total_flops()
     assert graph.parameter_count == sum(each.numel() for each in module.parameters())
     assert graph.notes == ()
     assert load_graph(dump_graph(graph)) == graph

@@ -6,7 +6,7 @@ from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx.model import Bytes, read_model
 from gpusonde.predictor.workload.graph.onnx.operations import NodeReader
-from gpusonde.predictor.workload.graph.onnx.shapes import declared_shapes, infer
+from gpusonde.predictor.workload.graph.onnx.shapes import collect_declared_shapes, infer
 
 __all__ = ["from_onnx"]
 
@@ -35,7 +35,7 @@ def from_onnx(
     limits.check_batch_size(batch_size)
     model = read_model(data, limits)
     reader = NodeReader(model)
-    shapes = declared_shapes(model, batch_size, limits)
+    shapes = collect_declared_shapes(model, batch_size, limits)
     if any(each not in shapes.known for each in reader.wanted()):
         infer(data, model, shapes, limits)
     return limits.check_graph(reader.assemble(model.name if name is None else name, shapes, limits))

@@ -123,7 +123,7 @@ def signed(value: int) -> int:
     return value - (_SIGN << 1) if value & _SIGN else value
 
 
-def encoded_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Write an unsigned integer."""
     written = bytearray()
     while value >= 0x80:
@@ -133,9 +133,9 @@ def encoded_varint(value: int) -> bytes:
     return bytes(written)
 
 
-def encoded_bytes(number: int, content: bytes) -> bytes:
+def encode_bytes(number: int, content: bytes) -> bytes:
     """Write a field that holds bytes, text or a message."""
-    return encoded_varint(number << 3 | BYTES) + encoded_varint(len(content)) + content
+    return encode_varint(number << 3 | BYTES) + encode_varint(len(content)) + content
 
 
 Extent = int | str | None

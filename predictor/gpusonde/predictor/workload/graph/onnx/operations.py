@@ -16,7 +16,7 @@ from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx.model import DEFAULT_DOMAINS, OnnxModel, OnnxNode, OnnxTensor
 from gpusonde.predictor.workload.graph.onnx.shapes import Shapes
-from gpusonde.predictor.workload.graph.op_registry import CONSTANT, VIEW, OpType, onnx_op_type
+from gpusonde.predictor.workload.graph.op_registry import CONSTANT, VIEW, OpType, find_onnx_op_type
 
 _GATES = {"Sigmoid": "SiLU", "HardSigmoid": "HardSwish"}
 _SCALED = frozenset({"Div", "Mul"})
@@ -395,7 +395,7 @@ def _find_op_type(node: OnnxNode, model: OnnxModel, tensors: Mapping[str, OnnxTe
         )
     if node.domain not in _DOMAINS:
         return None
-    op_type = onnx_op_type(node.operator)
+    op_type = find_onnx_op_type(node.operator)
     if node.operator == "Gemm" and not node.integer("transB", 0):
         # Its weight lies as MatMul's does.
         return Primitive.MATRIX_PRODUCT

@@ -20,8 +20,8 @@ from gpusonde.predictor.workload.graph.onnx.model import (
     OnnxModel,
     OnnxValue,
     WireReader,
-    encoded_bytes,
-    encoded_varint,
+    encode_bytes,
+    encode_varint,
     read_model,
 )
 from gpusonde.service.child import Child, Purpose
@@ -32,7 +32,7 @@ _IR_VERSION, _OPSETS = 1, 8
 _DIMS, _DATA_TYPE, _NAME = 1, 2, 8
 
 
-def without_weights(
+def strip_weights(
     data: Bytes, model: OnnxModel, inputs: Mapping[str, Shape], names: Mapping[str, int], limits: GraphLimits
 ) -> bytes:
     """Write a model again.
@@ -54,12 +54,12 @@ def without_weights(
     written = bytearray()
     for number, kind, begin, end in wire.fields(0, len(data)):
         if number == _IR_VERSION and kind == VARINT:
-            written += encoded_varint(number << 3) + encoded_varint(begin)
+            written += encode_varint(number << 3) + encode_varint(begin)
         elif number == _OPSETS and kind == BYTES:
-            written += encoded_bytes(number, data[begin:end])
+            written += encode_bytes(number, data[begin:end])
         elif number == 7 and kind == BYTES:
             graph = b"".join(_rewrite_graph(wire, begin, end, model, inputs, names))
-            written += encoded_bytes(number, graph)
+            written += encode_bytes(number, graph)
     limits.check_size("the ONNX file without its weights", len(written), limits.onnx_structure_bytes)
     return bytes(written)
 
@@ -71,51 +71,51 @@ def _rewrite_graph(
         if kind != BYTES:
             continue
         if number == 5 and to - at > _LARGEST_KEPT_BYTES:
-            yield encoded_bytes(number, _keep_shape(wire, at, to))
+            yield encode_bytes(number, _keep_shape(wire, at, to))
         elif number in (1, 2, 5):
-            yield encoded_bytes(number, wire.data[at:to])
+            yield encode_bytes(number, wire.data[at:to])
     for name, shape in inputs.items():
-        yield encoded_bytes(11, _rewrite_value(model.inputs[name], shape))
+        yield encode_bytes(11, _rewrite_value(model.inputs[name], shape))
     for name, value in model.outputs.items():
-        yield encoded_bytes(
+        yield encode_bytes(
             12,
-            _rewrite_value(value, _take_known(value, names)) if value.element_type else encoded_bytes(1, name.encode()),
+            _rewrite_value(value, _take_known(value, names)) if value.element_type else encode_bytes(1, name.encode()),
         )
     for value in model.between.values():
         known = _take_known(value, names)
         # One that is half known would be believed where it is wrong for these inputs.
         if value.element_type and known is not None:
-            yield encoded_bytes(13, _rewrite_value(value, known))
+            yield encode_bytes(13, _rewrite_value(value, known))
 
 
 def _keep_shape(wire: WireReader, begin: int, end: int) -> bytes:
     written = bytearray()
     for number, kind, at, to in wire.fields(begin, end):
         if number in (_DIMS, _DATA_TYPE) and kind == VARINT:
-            written += encoded_varint(number << 3) + encoded_varint(at)
+            written += encode_varint(number << 3) + encode_varint(at)
         elif number in (_DIMS, _NAME) and kind == BYTES:
-            written += encoded_bytes(number, wire.data[at:to])
+            written += encode_bytes(number, wire.data[at:to])
     return bytes(written)
 
 
 def _take_known(value: OnnxValue, names: Mapping[str, int]) -> Shape | None:
     if value.extents is None:
         return None
-    extents = [number_of(each, names) for each in value.extents]
+    extents = [resolve_extent(each, names) for each in value.extents]
     return None if None in extents else tuple(each for each in extents if each is not None)
 
 
-def number_of(extent: Extent, names: Mapping[str, int]) -> int | None:
+def resolve_extent(extent: Extent, names: Mapping[str, int]) -> int | None:
     """Return an extent as a number; None if it is not known."""
     return names.get(extent) if isinstance(extent, str) else extent
 
 
 def _rewrite_value(value: OnnxValue, shape: Shape | None) -> bytes:
-    tensor = encoded_varint(1 << 3) + encoded_varint(value.element_type)
+    tensor = encode_varint(1 << 3) + encode_varint(value.element_type)
     if shape is not None:
-        dims = b"".join(encoded_bytes(1, encoded_varint(1 << 3) + encoded_varint(each)) for each in shape)
-        tensor += encoded_bytes(2, dims)
-    return encoded_bytes(1, value.name.encode()) + encoded_bytes(2, encoded_bytes(1, tensor))
+        dims = b"".join(encode_bytes(1, encode_varint(1 << 3) + encode_varint(each)) for each in shape)
+        tensor += encode_bytes(2, dims)
+    return encode_bytes(1, value.name.encode()) + encode_bytes(2, encode_bytes(1, tensor))
 
 
 _INFER_SHAPES = f"{__package__}.infer_shapes:make_answer"
@@ -141,7 +141,7 @@ class Shapes:
     known: dict[str, Shape] = field(default_factory=dict)
 
 
-def declared_shapes(model: OnnxModel, batch_size: int, limits: GraphLimits) -> Shapes:
+def collect_declared_shapes(model: OnnxModel, batch_size: int, limits: GraphLimits) -> Shapes:
     """Collect the extents that a file says.
 
     Args:
@@ -190,7 +190,7 @@ def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) ->
             "the file does not say the shapes of all tensors, and the onnx package that infers them is not installed "
             "(extra 'collector')"
         )
-    reduced = without_weights(data, model, shapes.inputs, shapes.names, limits)
+    reduced = strip_weights(data, model, shapes.inputs, shapes.names, limits)
     purpose = Purpose(
         _INFER_SHAPES, "shapes", niceness=0, is_confined=True, max_answer_bytes=limits.onnx_structure_bytes
     )
@@ -211,7 +211,7 @@ def _find_input_shape(name: str, value: OnnxValue, batch_size: int, shapes: Shap
         raise UnsupportedGraphError(f"input {name!r} has no shape: export with one")
     extents: list[int] = []
     for position, extent in enumerate(value.extents):
-        number = number_of(extent, shapes.names)
+        number = resolve_extent(extent, shapes.names)
         if number is None and position == 0:
             number = batch_size
             shapes.was_symbolic = True
@@ -240,5 +240,5 @@ def _collect(model: OnnxModel, shapes: Shapes, limits: GraphLimits) -> None:
 def _read_shape(value: OnnxValue, names: Mapping[str, int]) -> list[int] | None:
     if value.extents is None:
         return None
-    numbers = [number_of(each, names) for each in value.extents]
+    numbers = [resolve_extent(each, names) for each in value.extents]
     return None if None in numbers else [each for each in numbers if each is not None]

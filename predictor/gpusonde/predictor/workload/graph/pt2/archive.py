@@ -43,7 +43,7 @@ _BUILTINS = frozenset({"builtins", "__builtin__"})
 _DANGEROUS_BUILTINS = frozenset({"__import__", "compile", "eval", "exec", "getattr", "open", "setattr"})
 
 
-def attack_in(archive: zipfile.ZipFile) -> str | None:
+def find_attack(archive: zipfile.ZipFile) -> str | None:
     """Find a pickle that would call into the operating system or the interpreter.
 
     Args:
@@ -170,7 +170,7 @@ def read_program(file: BinaryIO, limits: GraphLimits) -> ProgramText:
             # Which one counts depends on who reads.
             raise MalformedGraphError("the archive holds two files of the same name")
         program = _find_program(entries)
-        attack = attack_in(archive)
+        attack = find_attack(archive)
         if attack is not None:
             raise MalformedGraphError(
                 f"the archive holds an attack: {attack} if somebody loaded it with torch. Nothing of it was run"

@@ -10,7 +10,12 @@ from gpusonde.errors import DataDependentGraphError, GraphLimitError, MalformedG
 from gpusonde.predictor.workload.graph.builder import GraphBuilder, Key
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
-from gpusonde.predictor.workload.graph.op_registry import PRODUCTS_WITH_A_SUM, is_in_place, torch_name, torch_op_type
+from gpusonde.predictor.workload.graph.op_registry import (
+    PRODUCTS_WITH_A_SUM,
+    find_torch_op_type,
+    is_in_place,
+    strip_torch_name,
+)
 
 _CHOICES = frozenset({"cond", "while_loop", "switch"})
 _MOST_NESTED = 8
@@ -116,8 +121,8 @@ class ProgramReader:
         arguments: list[Key | None] = [_make_key(scope, each) for each in _find_tensors(values) if each in shapes]
         self._arguments += len(arguments)
         self._limits.check_count("arguments", self._arguments, self._limits.inputs)
-        op_type = torch_op_type(name)
-        if torch_name(name) in PRODUCTS_WITH_A_SUM:
+        op_type = find_torch_op_type(name)
+        if strip_torch_name(name) in PRODUCTS_WITH_A_SUM:
             arguments = [*arguments[1:], *arguments[:1]]
         elif settings.get("transposed", {}).get("as_bool") is True:
             op_type = Primitive.TRANSPOSED_CONVOLUTION

@@ -19,11 +19,11 @@ from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.torch import export, fx
 from gpusonde.predictor.workload.graph.torch.export import build, example
 from gpusonde.predictor.workload.graph.torch.fx import (
+    count_parameters,
+    find_tensors,
     move_to_device_of,
-    parameter_counts,
     read_mode,
-    tensors_in,
-    unwrapped,
+    unwrap,
 )
 
 __all__ = ["build", "example", "from_torch"]
@@ -59,18 +59,18 @@ def from_torch(
     """
     if not isinstance(module, nn.Module):
         raise UnsupportedGraphError(f"a torch.nn.Module is needed, not {type(module).__name__}")
-    module = unwrapped(module)
+    module = unwrap(module)
     if any(map(is_lazy, module.parameters())):
         raise UnsupportedGraphError("lazy layers have no shapes yet: call the network once, then read its graph")
     arguments = example if isinstance(example, tuple) else (example,)
     arguments, keywords = move_to_device_of(module, arguments), move_to_device_of(module, keywords or {})
-    given = list(tensors_in((arguments, keywords)))
+    given = list(find_tensors((arguments, keywords)))
     if given and not any(each.numel() for each in given):
         raise UnsupportedGraphError("the tensors of the example are empty: give it at least one sample")
     if batch_size is None:
         batch_size = _find_first_extent(arguments, keywords)
     title = name or type(module).__name__
-    counts = parameter_counts(module)
+    counts = count_parameters(module)
     with read_mode(module):
         graph = _read(module, arguments, keywords, title, batch_size)
     unread = _find_unread(graph, counts)

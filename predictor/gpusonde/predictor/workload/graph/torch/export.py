@@ -18,15 +18,15 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.nn.parameter import UninitializedTensorMixin
 
 from gpusonde.errors import DataDependentGraphError, UnsupportedGraphError
-from gpusonde.predictor.workload.graph.builder import GraphBuilder, Key, tensordot_equation
+from gpusonde.predictor.workload.graph.builder import GraphBuilder, Key, write_tensordot_equation
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.op_registry import (
     PRODUCTS_WITH_A_SUM,
+    find_torch_op_type,
     is_in_place,
-    torch_name,
-    torch_op_type,
+    strip_torch_name,
 )
-from gpusonde.predictor.workload.graph.torch.fx import kept_as_is, parameter_names, shape_of, tensors_in
+from gpusonde.predictor.workload.graph.torch.fx import find_tensors, keep_as_is, name_parameters, read_shape
 
 
 def build(factory: Callable[[], object]) -> nn.Module:
@@ -51,7 +51,7 @@ def build(factory: Callable[[], object]) -> nn.Module:
 def _build(factory: Callable[[], object]) -> object:
     """Call the factory, giving tensors to who computes with them while building, and weights to who looks at them."""
     first: Exception | None = None
-    for without in (lambda: torch.device("meta"), parameters_on_meta, contextlib.nullcontext):
+    for without in (lambda: torch.device("meta"), put_parameters_on_meta, contextlib.nullcontext):
         try:
             with without():
                 return factory()
@@ -73,7 +73,7 @@ def example(inputs: Sequence[tuple[Sequence[int], str]], batch_size: int) -> tup
 
 
 @contextlib.contextmanager
-def parameters_on_meta() -> Iterator[None]:
+def put_parameters_on_meta() -> Iterator[None]:
     """Let parameters lose their storage as soon as they are registered; other tensors keep theirs."""
     register = nn.Module.register_parameter
 
@@ -120,7 +120,7 @@ def export(
         UnsupportedGraphError: It cannot be exported for another reason.
     """
     try:
-        with _silence(), kept_as_is(module):
+        with _silence(), keep_as_is(module):
             program = _export(module, arguments, keywords)
     except Exception as error:
         raise _explain(error) from error
@@ -148,7 +148,7 @@ class _TensorsOnly(nn.Module):
         self.network = network
 
     def forward(self, *arguments: Any, **keywords: Any) -> list[torch.Tensor]:
-        return list(tensors_in(self.network(*arguments, **keywords)))
+        return list(find_tensors(self.network(*arguments, **keywords)))
 
 
 def read_program(
@@ -166,7 +166,7 @@ def read_program(
         DataDependentGraphError: It holds branches or loops that depend on the values of the data.
     """
     builder = GraphBuilder(name, "export")
-    outputs = _ProgramReader(builder, program, parameter_names(module)).read()
+    outputs = _ProgramReader(builder, program, name_parameters(module)).read()
     return builder.build(outputs, batch_size)
 
 
@@ -187,12 +187,10 @@ def _silence() -> Iterator[None]:
 class _ProgramReader:
     """Hands the nodes of an exported program to a ``GraphBuilder``."""
 
-    def __init__(
-        self, builder: GraphBuilder, program: torch.export.ExportedProgram, parameter_names: Mapping[str, str]
-    ) -> None:
+    def __init__(self, builder: GraphBuilder, program: torch.export.ExportedProgram, names: Mapping[str, str]) -> None:
         self._builder = builder
         self._program = program
-        self._names = parameter_names
+        self._names = names
         self._parts: dict[tuple[fx.Node, int], Key] = {}
         self._specifications = {
             each.arg.name: each for each in program.graph_signature.input_specs if isinstance(each.arg, TensorArgument)
@@ -204,7 +202,7 @@ class _ProgramReader:
 
     def _read_graph(self, graph_module: fx.GraphModule, placeholder: Any) -> list[Key]:
         for node in graph_module.graph.nodes:
-            shape = shape_of(node.meta.get("val"))
+            shape = read_shape(node.meta.get("val"))
             if node.op == "output":
                 return list(_find_tensors(node.args))
             if node.op == "placeholder":
@@ -259,13 +257,13 @@ class _ProgramReader:
             self._builder.add_view(node, self._parts[node.args], shape)
             return
         arguments: list[Key | None] = list(_find_tensors((node.args, node.kwargs)))
-        op_type = torch_op_type(name)
+        op_type = find_torch_op_type(name)
         settings = _name_arguments(node)
-        bare = torch_name(name)
+        bare = strip_torch_name(name)
         equation = settings.get("equation", "")
         if bare == "tensordot":
             ranks = [len(self._builder.shape(each)) for each in arguments[:2]]
-            equation = tensordot_equation((settings["dims_self"], settings["dims_other"]), ranks)
+            equation = write_tensordot_equation((settings["dims_self"], settings["dims_other"]), ranks)
         if bare in PRODUCTS_WITH_A_SUM:
             arguments = [*arguments[1:], *arguments[:1]]
         elif settings.get("transposed") is True:
@@ -286,7 +284,7 @@ class _ProgramReader:
 def _find_tensors(argument: Any) -> Iterator[fx.Node]:
     """Yield the nodes that are tensors, in order and as often as they occur."""
     if isinstance(argument, fx.Node):
-        if shape_of(argument.meta.get("val")) is not None:
+        if read_shape(argument.meta.get("val")) is not None:
             yield argument
     elif isinstance(argument, tuple | list):
         for each in argument:

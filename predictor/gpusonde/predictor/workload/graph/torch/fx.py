@@ -24,13 +24,13 @@ from gpusonde.predictor.workload.graph.op_registry import (
     PRODUCTS_WITH_A_SUM,
     TORCH_MODULES,
     OpType,
+    find_torch_op_type,
     is_in_place,
-    torch_name,
-    torch_op_type,
+    strip_torch_name,
 )
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """Return the network inside of what runs it in parallel or compiles it.
 
     Args:
@@ -45,7 +45,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
-def parameter_names(module: nn.Module) -> dict[str, str]:
+def name_parameters(module: nn.Module) -> dict[str, str]:
     """Return the first name of every trainable tensor, by each of its names.
 
     Args:
@@ -58,7 +58,7 @@ def parameter_names(module: nn.Module) -> dict[str, str]:
     return names
 
 
-def parameter_counts(module: nn.Module) -> dict[str, int]:
+def count_parameters(module: nn.Module) -> dict[str, int]:
     """Count the numbers in every trainable tensor, each once, by its first name.
 
     Args:
@@ -98,7 +98,7 @@ def read_mode(module: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_as_is(module: nn.Module) -> Iterator[None]:
+def keep_as_is(module: nn.Module) -> Iterator[None]:
     """Undo what a module's code assigns to it while it is traced.
 
     A network may replace a buffer or keep a tensor for the next call. What it would keep of a trace is no tensor, and
@@ -123,7 +123,7 @@ def kept_as_is(module: nn.Module) -> Iterator[None]:
                     collection.update(content)
 
 
-def shape_of(value: Any) -> Shape | None:
+def read_shape(value: Any) -> Shape | None:
     """Return the extents of a tensor, or of the first of several; None of anything else.
 
     Args:
@@ -133,7 +133,7 @@ def shape_of(value: Any) -> Shape | None:
         DataDependentGraphError: An extent depends on the values of the data.
     """
     if isinstance(value, tuple | list):
-        return next((shape for shape in map(shape_of, value) if shape is not None), None)
+        return next((shape for shape in map(read_shape, value) if shape is not None), None)
     if not isinstance(value, torch.Tensor):
         return None
     if not all(isinstance(extent, int) for extent in value.shape):  # the others are symbols
@@ -145,7 +145,7 @@ def shape_of(value: Any) -> Shape | None:
     return tuple(value.shape)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def find_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in tuples, lists and mappings.
 
     Args:
@@ -154,10 +154,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from tensors_in(tuple(value.values()))
+        yield from find_tensors(tuple(value.values()))
     elif isinstance(value, tuple | list):
         for each in value:
-            yield from tensors_in(each)
+            yield from find_tensors(each)
 
 
 def move_to_device_of(module: nn.Module, example: Any) -> Any:
@@ -221,7 +221,7 @@ def trace(
     if builder.unknown:
         raise UnsupportedGraphError(f"fx does not look into {', '.join(builder.unknown)}")
     graph = builder.build(outputs, batch_size)
-    expected = sum(parameter_counts(module).values())
+    expected = sum(count_parameters(module).values())
     if graph.parameter_count != expected:
         raise UnsupportedGraphError(f"fx sees {graph.parameter_count} of {expected} trainable numbers")
     return graph
@@ -235,11 +235,11 @@ def _trace(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str,
     bound.apply_defaults()
     given = bound.arguments
     fixed = {each: value for each, value in given.items() if not isinstance(value, torch.Tensor)}
-    if any(True for _ in tensors_in(fixed)):
+    if any(True for _ in find_tensors(fixed)):
         raise UnsupportedGraphError("fx does not look into collections of tensors among the inputs")
     try:
         tracer = fx.Tracer()
-        with kept_as_is(module):
+        with keep_as_is(module):
             graph = tracer.trace(module, fixed)
             # What nobody reads is run too, and what works in place is often read by nobody: no node is removed.
             graph_module = fx.GraphModule(tracer.root, graph)
@@ -255,7 +255,7 @@ class _TraceReader:
     def __init__(self, builder: GraphBuilder, module: nn.Module, graph_module: fx.GraphModule) -> None:
         self._builder = builder
         self._graph_module = graph_module
-        self._names = parameter_names(module)
+        self._names = name_parameters(module)
         self._buffers: dict[Any, Key] = {}
         self._modules = dict(module.named_modules(remove_duplicate=False))
 
@@ -268,7 +268,7 @@ class _TraceReader:
         return []
 
     def _read(self, node: fx.Node) -> None:
-        shape = shape_of(node.meta.get("val"))
+        shape = read_shape(node.meta.get("val"))
         if shape is None:  # a size, a number, a check
             return
         if node.op == "placeholder":
@@ -301,7 +301,7 @@ class _TraceReader:
             arguments.append(key)
         self._builder.add_operator(
             node,
-            torch_op_type(operator_name),
+            find_torch_op_type(operator_name),
             arguments,
             shape,
             source=f"torch.nn.{type(module).__name__}",
@@ -312,7 +312,7 @@ class _TraceReader:
 
     def _read_function(self, node: fx.Node, shape: Shape) -> None:
         source, op_type = _name_operator(node)
-        bare = torch_name(source)
+        bare = strip_torch_name(source)
         if bare in _COMPOSITE:
             raise UnsupportedGraphError(f"fx does not look into {bare}")
         if bare == "getitem" and _is_collection(node.args[0]):
@@ -349,7 +349,7 @@ class _TraceReader:
         if isinstance(argument, fx.Node):
             if _is_collection(argument):
                 yield from self._find_parts(argument, argument.meta["val"])
-            elif shape_of(argument.meta.get("val")) is not None:
+            elif read_shape(argument.meta.get("val")) is not None:
                 yield argument
         elif isinstance(argument, tuple | list):
             for each in argument:
@@ -364,7 +364,7 @@ class _TraceReader:
         if isinstance(value, tuple | list):
             for number, each in enumerate(value):
                 yield from self._find_parts(node, each, *place, number)
-        elif (shape := shape_of(value)) is not None:
+        elif (shape := read_shape(value)) is not None:
             key = (node, *place)
             self._builder.add_view(key, node, shape)
             yield key
@@ -384,13 +384,13 @@ def _is_lookup(index: Any) -> bool:
 def _name_operator(node: fx.Node) -> tuple[str, OpType | None]:
     """Return what the user would call the operator, and what it is."""
     if node.op == "call_method":
-        return str(node.target), torch_op_type(str(node.target))
+        return str(node.target), find_torch_op_type(str(node.target))
     function: Callable[..., Any] = node.target
     package = getattr(function, "__module__", None) or "torch"
     name = _FUNCTIONS.get(f"{package}.{function.__name__}", function.__name__)
     source = f"{package}.{name}"
     known = package.partition(".")[0] in _KNOWN_PACKAGES or package == _STOCHASTIC_DEPTH
-    return (name if known else source), (torch_op_type(name) if known else None)
+    return (name if known else source), (find_torch_op_type(name) if known else None)
 
 
 def _rank_keyword(keyword: str) -> int:
