@@ -145,7 +145,7 @@ def keys_of(payload: str) -> dict[str, Any]:
 def _keys_in(kind: Any) -> dict[str, Any]:
     """Return the annotated keys of a payload class or of a dataclass, of which the docstring tells; of others none."""
     from gpusonde.cli.output import JsonKey
-    from gpusonde.documents import attributes_of
+    from gpusonde.documents import NOT_A_KEY, attributes_of
 
     if is_typeddict(kind):
         return get_type_hints(kind, include_extras=True)
@@ -153,8 +153,9 @@ def _keys_in(kind: Any) -> dict[str, Any]:
         return {}
     told, hints = attributes_of(kind), get_type_hints(kind)
     return {
-        each.name: Annotated[hints[each.name], JsonKey(_of_key(told.get(each.name, "")))]
-        for each in dataclasses.fields(kind)
+        name: Annotated[hints[name], JsonKey(_of_key(told.get(name, "")))]
+        for name, annotated in get_type_hints(kind, include_extras=True).items()
+        if NOT_A_KEY not in getattr(annotated, "__metadata__", ())
     }
 
 

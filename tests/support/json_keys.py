@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from gpusonde.cli.output import JsonKey
+from gpusonde.documents import NOT_A_KEY
 
 
 def mismatches(value: Any, kind: Any, path: str = "") -> list[str]:
@@ -27,7 +28,11 @@ def _mismatches(value: Any, kind: Any, path: str) -> Iterator[str]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         kind = type(next(iter(kind)).value)
     if is_typeddict(kind) or dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
+        hints = {
+            name: hint
+            for name, hint in get_type_hints(kind, include_extras=True).items()
+            if NOT_A_KEY not in getattr(hint, "__metadata__", ())
+        }
         if not isinstance(value, dict):
             yield f"{path} is {value!r}, no object"
             return

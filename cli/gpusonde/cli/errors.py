@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from gpusonde.cli.output import JsonKey
+from gpusonde.documents import NOT_A_KEY
 from gpusonde.errors import CommandError, GpusondeError, MissingExtraError
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
@@ -35,20 +36,10 @@ _COLLECTOR_EXTRA = frozenset(
 _EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
 
 
-class ReportedErrorPayload(TypedDict):
-    """One error."""
-
-    type: Annotated[str, JsonKey("class")]
-    message: Annotated[str, JsonKey("what happened and what to do next; one line")]
-    file: Annotated[str | None, JsonKey("at fault: file, line from 1, and column, key or field")]
-    line: Annotated[int | None, JsonKey("at fault: file, line from 1, and column, key or field")]
-    field: Annotated[str | None, JsonKey("at fault: file, line from 1, and column, key or field")]
-
-
 class ErrorPayload(TypedDict):
     """What a command that fails prints instead of its own object."""
 
-    error: ReportedErrorPayload
+    error: Annotated[dict[str, Any], JsonKey(holds="gpusonde.cli.errors.ErrorReport")]
 
 
 @dataclass(frozen=True)
@@ -69,19 +60,11 @@ class ErrorReport:
     file: str | None = None
     line: int | None = None
     field: str | None = None
-    is_bug: bool = False
+    is_bug: Annotated[bool, NOT_A_KEY] = False
 
     def payload(self) -> ErrorPayload:
         """The object printed under ``--json``."""
-        return {
-            "error": {
-                "type": self.type,
-                "message": self.message,
-                "file": self.file,
-                "line": self.line,
-                "field": self.field,
-            }
-        }
+        return {"error": {name: value for name, value in vars(self).items() if name != "is_bug"}}
 
 
 def describe(error: BaseException, command: str) -> ErrorReport:

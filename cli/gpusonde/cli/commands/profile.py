@@ -10,7 +10,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable
@@ -185,21 +185,12 @@ def _render_probe(screen: Screen, found: Sequence[AllreduceMeasurement], path: P
 _MEBIBYTE = 1 << 20
 
 
-class StepProbePayload(TypedDict):
-    """The steps of one batch size."""
-
-    batch_size: float
-    total_s: Annotated[float, JsonKey("forward and backward, median")]
-    forward_s: float | None
-    spread: Annotated[float | None, JsonKey("relative standard deviation")]
-
-
 class ProfilePayload(TypedDict):
     """What ``gpusonde profile`` prints."""
 
     profile: str
     device: Annotated[str, JsonKey("where the model lies")]
-    probes: list[StepProbePayload]
+    probes: Annotated[list[dict[str, Any]], JsonKey(holds="gpusonde.simulator.compute.ComputeProbe")]
     gradient_buckets: int
     gradient_bytes: float
     optimizer_s: float
@@ -272,15 +263,7 @@ def profile_payload(found: JobProfile, path: Path) -> ProfilePayload:
     return {
         "profile": str(path),
         "device": found.device,
-        "probes": [
-            {
-                "batch_size": probe.batch_size,
-                "total_s": probe.total_s,
-                "forward_s": probe.forward_s,
-                "spread": probe.spread,
-            }
-            for probe in found.probes
-        ],
+        "probes": found.as_json()["probes"],
         "gradient_buckets": int(found.gradients.bucket_bytes.size),
         "gradient_bytes": found.gradients.total_bytes,
         "optimizer_s": found.optimizer_s,

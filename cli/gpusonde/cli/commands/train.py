@@ -15,8 +15,7 @@ from gpusonde.cli.parsing import Parser
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.collector.fleet import FleetRuns
-    from gpusonde.predictor.crossgpu.learning import Lesson
+    pass
 
 _KEPT_VERSIONS = 5
 # The age at which the runs of a job count half.
@@ -43,15 +42,15 @@ class LeftOutRunsPayload(TypedDict):
     runs: int
 
 
-class _FleetPayload(TypedDict):
+class LearnPayload(TypedDict):
+    """What ``gpusonde train --from-store STORE`` prints."""
+
+    store: str
     jobs: Annotated[int, JsonKey("that ran on several GPU models")]
     runs: int
     replayed_runs: Annotated[int, JsonKey("from a replayed or generated trace")]
     gpus: list[str]
     left_out: Annotated[list[LeftOutRunsPayload], JsonKey("other runs of jobs")]
-
-
-class _LessonPayload(TypedDict):
     pairs: Annotated[int, JsonKey("of the runs")]
     carried_pairs: Annotated[int, JsonKey("of the model in service, or of `RUNS.csv`")]
     held_out_jobs: Annotated[int, JsonKey("that the models were compared on")]
@@ -66,12 +65,6 @@ class _LessonPayload(TypedDict):
     ]
     replaced: Annotated[bool, JsonKey("the candidate is in service now")]
     reason: str
-
-
-class LearnPayload(_FleetPayload, _LessonPayload):
-    """What ``gpusonde train --from-store STORE`` prints."""
-
-    store: str
     half_life_days: float
     former_version: str
     model_version: str
@@ -186,14 +179,25 @@ def _learn(output: Output, args: argparse.Namespace) -> int:
                 table=table,
                 progress=show,
             )
-        former = current.version
+        former, compared = current.version, lesson.comparison
         if lesson.candidate is not None:
             versions.install(lesson.candidate, keep=_KEPT_VERSIONS)
         served = lesson.candidate or current
         payload: LearnPayload = {
             "store": str(args.from_store),
-            **_fleet_payload(fleet),
-            **_lesson_payload(lesson),
+            "jobs": fleet.jobs,
+            "runs": len(fleet.table),
+            "replayed_runs": fleet.replayed,
+            "gpus": list(fleet.table.gpu_names),
+            "left_out": [{"reason": reason, "runs": count} for reason, count in sorted(fleet.left_out.items())],
+            "pairs": lesson.pairs,
+            "carried_pairs": lesson.carried_pairs,
+            "held_out_jobs": 0 if compared is None else compared.configurations,
+            "held_out_pairs": 0 if compared is None else compared.pairs,
+            "current_mape": math.nan if compared is None else compared.current_mape,
+            "candidate_mape": math.nan if compared is None else compared.candidate_mape,
+            "replaced": lesson.candidate is not None,
+            "reason": lesson.reason,
             "half_life_days": _HALF_LIFE_DAYS,
             "former_version": former,
             "model_version": served.version,
@@ -203,30 +207,6 @@ def _learn(output: Output, args: argparse.Namespace) -> int:
         }
     output.result(payload, lambda screen: _render(screen, payload))
     return 0
-
-
-def _fleet_payload(fleet: FleetRuns) -> _FleetPayload:
-    return {
-        "jobs": fleet.jobs,
-        "runs": len(fleet.table),
-        "replayed_runs": fleet.replayed,
-        "gpus": list(fleet.table.gpu_names),
-        "left_out": [{"reason": reason, "runs": count} for reason, count in sorted(fleet.left_out.items())],
-    }
-
-
-def _lesson_payload(lesson: Lesson) -> _LessonPayload:
-    found = lesson.comparison
-    return {
-        "pairs": lesson.pairs,
-        "carried_pairs": lesson.carried_pairs,
-        "held_out_jobs": 0 if found is None else found.configurations,
-        "held_out_pairs": 0 if found is None else found.pairs,
-        "current_mape": math.nan if found is None else found.current_mape,
-        "candidate_mape": math.nan if found is None else found.candidate_mape,
-        "replaced": lesson.candidate is not None,
-        "reason": lesson.reason,
-    }
 
 
 def _render(screen: Screen, payload: LearnPayload) -> None:
