@@ -153,16 +153,17 @@ def _keys_in(kind: Any) -> dict[str, Any]:
         return {}
     told, hints = attributes_of(kind), get_type_hints(kind)
     return {
-        name: Annotated[hints[name], JsonKey(_of_key(told.get(name, "")))]
+        name: Annotated[hints[name], JsonKey(_of_key(name, told.get(name, "")))]
         for name, annotated in get_type_hints(kind, include_extras=True).items()
         if NOT_A_KEY not in getattr(annotated, "__metadata__", ())
     }
 
 
-def _of_key(text: str) -> str:
-    """Return the first sentence of what a docstring says of a field as a list says it of a key."""
+def _of_key(name: str, text: str) -> str:
+    """Return the first sentence of what a docstring says of a field, if it is more than its name, as a list has it."""
     text = re.sub(r"\bNone\b", "null", text.partition(". ")[0]).replace("``", "`").rstrip(".")
-    return text if text[:2].isupper() else text[:1].lower() + text[1:]
+    text = text if text[:2].isupper() else text[:1].lower() + text[1:]
+    return "" if text in (f"the {name}", f"how many {name}") else text
 
 
 def _title(payload: str) -> str:

@@ -36,11 +36,11 @@ class StepEstimate:
     """Duration of an iteration of a plan.
 
     Attributes:
-        mean_s: Mean, seconds.
+        mean_s: Mean.
         sd_s: Standard deviation of single iterations.
         p95_s: 95th percentile of single iterations.
-        shared_sd_s: The part of ``sd_s`` that all iterations of a run have in common, because it comes from where the
-            machines were placed or from the model's own error. It does not average out over a run. None for all of it.
+        shared_sd_s: The part of ``sd_s`` that all iterations of a run have in common; None for all of it. It comes from
+            where the machines were placed or from the model's own error, and does not average out over a run.
     """
 
     mean_s: float
