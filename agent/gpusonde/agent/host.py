@@ -1,4 +1,4 @@
-"""The machine that the agent runs on: its facts, and what it is doing (``HostLoadReader``, the kernel's counters)."""
+"""The host that the agent runs on: its facts, and what it is doing (``HostLoadReader``, the kernel's counters)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """From who holds the GPUs now to bindings with a beginning and an end, over restarts."""
 
-from gpusonde.agent.jobs.ownership import Owner, OwnershipHistory, Scheduler
-from gpusonde.agent.jobs.watcher import StateFile
+from gpusonde.agent.jobs.ownership import Owner, OwnershipFile, OwnershipHistory, Scheduler
 from gpusonde.service.durable_files import OsFiles
 
 T = 1_700_000_000_000_000_000
@@ -75,7 +74,7 @@ def test_changed_labels_are_told_with_the_same_beginning():
 
 
 def test_what_a_former_process_left_open_goes_on_or_ends_now(tmp_path):
-    file = StateFile(tmp_path / "state.json", OsFiles())
+    file = OwnershipFile(tmp_path / "state.json", OsFiles())
     first = OwnershipHistory()
     first.observe(T + 100, {"a": (owner("1", since=50),), "b": (owner("2", container="c"),)})
     file.save(first.open)
@@ -98,11 +97,11 @@ def test_a_state_that_cannot_be_read_is_nothing_and_said(tmp_path, caplog):
     ):
         path.write_bytes(content)
         caplog.clear()
-        assert StateFile(path, OsFiles()).load() == ()
+        assert OwnershipFile(path, OsFiles()).load() == ()
         assert "cannot be read" in caplog.text
     path.unlink()
     caplog.clear()
-    assert StateFile(path, OsFiles()).load() == ()
+    assert OwnershipFile(path, OsFiles()).load() == ()
     assert not caplog.text
 
 
@@ -111,5 +110,5 @@ def test_a_disk_that_refuses_costs_the_state_only(tmp_path, caplog):
         def create(self, path, mode=0o640):
             raise OSError(28, "No space left on device")
 
-    StateFile(tmp_path / "state.json", FullDisk()).save([])
+    OwnershipFile(tmp_path / "state.json", FullDisk()).save([])
     assert "No space left" in caplog.text

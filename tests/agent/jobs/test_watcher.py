@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from gpusonde.agent.jobs.ownership import Owner, Scheduler
+from gpusonde.agent.jobs.ownership import Owner, OwnershipFile, Scheduler
 from gpusonde.agent.jobs.sources import DeviceNames
-from gpusonde.agent.jobs.watcher import JobWatcher, StateFile
+from gpusonde.agent.jobs.watcher import JobWatcher
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.common.v1 import job_pb2
@@ -52,7 +52,7 @@ class Rig:
         watcher = JobWatcher(
             [self.slurm, self.kubelet, self.processes],
             DeviceNames(GPUS, {}),
-            StateFile(self.folder / "state.json", OsFiles()),
+            OwnershipFile(self.folder / "state.json", OsFiles()),
             self.records.append,
             self.counters,
             wall_ns=lambda: self.now,

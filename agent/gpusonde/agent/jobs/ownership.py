@@ -1,14 +1,23 @@
 """Which job owns which GPU: ``Owner`` now, ``GpuOwnership`` from when to when (on the wire a binding).
 
 ``OwnershipHistory`` makes the second of the first: it is told at every poll who owns the GPUs, and says what changed.
+``OwnershipFile`` keeps what is open, so that a job that ends while the agent is away is ended when it comes back.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from gpusonde.service.durable_files import FileLayer, write_durably
+
+log = logging.getLogger(__name__)
 
 SHARED_LABEL = "shared"
 # Enough to tell a collector again what a full spool has lost of some days.
@@ -148,3 +157,57 @@ def _seniority(ownership: GpuOwnership) -> tuple[bool, int, str]:
 
 def _precedence(ownership: GpuOwnership) -> tuple[str, bool, int]:
     return ownership.gpu, SHARED_LABEL in ownership.labels, ownership.start_unix_nano
+
+
+FILE_NAME = "job_bindings.json"
+_LARGEST_FILE_BYTES = 4 << 20
+
+
+class OwnershipFile:
+    """Stores open ownerships in one file.
+
+    Args:
+        path: The file.
+        files: The file operations.
+    """
+
+    def __init__(self, path: Path, files: FileLayer) -> None:
+        self._path = path
+        self._files = files
+
+    def load(self) -> tuple[GpuOwnership, ...]:
+        """Return what was stored; nothing, with a warning, when the file cannot be used."""
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_LARGEST_FILE_BYTES)
+            return tuple(_ownership(fields) for fields in json.loads(data))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("%s cannot be read (%s); jobs that ended meanwhile stay open", self._path, error)
+            return ()
+
+    def save(self, ownerships: Iterable[GpuOwnership]) -> None:
+        """Store them; a disk that refuses is logged and costs nothing else."""
+        entries = [
+            {
+                "gpu": b.gpu,
+                "scheduler": b.scheduler.value,
+                "job_id": b.job_id,
+                "start_unix_nano": b.start_unix_nano,
+                "labels": dict(b.labels),
+            }
+            for b in ownerships
+        ]
+        try:
+            write_durably(self._path, (json.dumps(entries) + "\n").encode(), files=self._files, mode=0o640)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._path, error.strerror)
+
+
+def _ownership(fields: dict[str, Any]) -> GpuOwnership:
+    start = fields["start_unix_nano"]
+    if not isinstance(start, int) or not 0 < start < 1 << 62:
+        raise ValueError(f"{start!r:.40} is no time")
+    labels = {str(key): str(value) for key, value in fields["labels"].items()}
+    return GpuOwnership(str(fields["gpu"]), Scheduler(fields["scheduler"]), str(fields["job_id"]), start, labels=labels)

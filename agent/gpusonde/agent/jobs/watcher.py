@@ -1,92 +1,35 @@
-"""``JobWatcher``: asks every configured source of jobs at a slow pace, and records what changed.
-
-What is open is kept on disk, so that a job that ends while the agent is away is ended when it comes back.
-"""
+"""``JobWatcher``: asks every configured source of jobs at a slow pace, and records what changed."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs.kubelet import KubeletPods
-from gpusonde.agent.jobs.ownership import GpuOwnership, Owner, Owners, OwnershipHistory, Scheduler
-from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
-from gpusonde.agent.jobs.sources import (
-    DRIVER_FOLDER,
-    DeviceNames,
-    JobSource,
-    MappingFiles,
-    read_minors,
+from gpusonde.agent.jobs.ownership import (
+    FILE_NAME,
+    GpuOwnership,
+    Owner,
+    Owners,
+    OwnershipFile,
+    OwnershipHistory,
+    Scheduler,
 )
+from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
+from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, MappingFiles, read_minors
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, ProcessReader, SourceInventory
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import SourceError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.durable_files import FileLayer, OsFiles, write_durably
+from gpusonde.service.durable_files import FileLayer, OsFiles
 
 log = logging.getLogger(__name__)
-
-FILE_NAME = "job_bindings.json"
-_LARGEST_FILE_BYTES = 4 << 20
-
-
-class StateFile:
-    """Stores open ownerships in one file.
-
-    Args:
-        path: The file.
-        files: The file operations.
-    """
-
-    def __init__(self, path: Path, files: FileLayer) -> None:
-        self._path = path
-        self._files = files
-
-    def load(self) -> tuple[GpuOwnership, ...]:
-        """Return what was stored; nothing, with a warning, when the file cannot be used."""
-        try:
-            with self._path.open("rb") as file:
-                data = file.read(_LARGEST_FILE_BYTES)
-            return tuple(_ownership(fields) for fields in json.loads(data))
-        except FileNotFoundError:
-            return ()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s cannot be read (%s); jobs that ended meanwhile stay open", self._path, error)
-            return ()
-
-    def save(self, ownerships: Iterable[GpuOwnership]) -> None:
-        """Store them; a disk that refuses is logged and costs nothing else."""
-        entries = [
-            {
-                "gpu": b.gpu,
-                "scheduler": b.scheduler.value,
-                "job_id": b.job_id,
-                "start_unix_nano": b.start_unix_nano,
-                "labels": dict(b.labels),
-            }
-            for b in ownerships
-        ]
-        try:
-            write_durably(self._path, (json.dumps(entries) + "\n").encode(), files=self._files, mode=0o640)
-        except OSError as error:
-            log.warning("%s cannot be written: %s", self._path, error.strerror)
-
-
-def _ownership(fields: dict[str, Any]) -> GpuOwnership:
-    start = fields["start_unix_nano"]
-    if not isinstance(start, int) or not 0 < start < 1 << 62:
-        raise ValueError(f"{start!r:.40} is no time")
-    labels = {str(key): str(value) for key, value in fields["labels"].items()}
-    return GpuOwnership(str(fields["gpu"]), Scheduler(fields["scheduler"]), str(fields["job_id"]), start, labels=labels)
-
 
 _SCHEDULERS = {
     Scheduler.SLURM: job_pb2.SCHEDULER_SLURM,
@@ -159,7 +102,7 @@ class JobWatcher:
         self,
         sources: Sequence[JobSource],
         devices: DeviceNames,
-        state: StateFile,
+        state: OwnershipFile,
         emit: Callable[[ingest_pb2.Record], None],
         counters: SelfCounters,
         *,
@@ -330,7 +273,7 @@ def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
     return JobWatcher(
         sources,
         devices,
-        StateFile(parts.spool_directory / FILE_NAME, parts.files or OsFiles()),
+        OwnershipFile(parts.spool_directory / FILE_NAME, parts.files or OsFiles()),
         parts.emit,
         parts.counters,
         on_end=parts.processes.close if parts.processes is not None else lambda: None,

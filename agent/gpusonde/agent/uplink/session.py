@@ -86,11 +86,11 @@ class AgentFacts:
     """What Hello says about the agent.
 
     Attributes:
-        host: The machine.
+        host: The host, as it describes itself.
         agent_version: Version of the agent.
         start_time_unix_nano: When this process started.
         instance_id: Unique per process.
-        read_load: Says what the machine is doing, for collectors that ask; None for never.
+        read_load: Says what the host is doing, for collectors that ask; None for never.
     """
 
     host: gpu_pb2.Host
@@ -146,7 +146,7 @@ class Session:
         wake: Set whenever there may be something to send.
         limits: Our own bounds.
         on_batch_interval: Told when the collector asks for batches less often.
-        read_load: Says what the machine is doing, where the collector asks for it.
+        read_load: Says what the host is doing, where the collector asks for it.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Session:
             await self._wait_for_news()
 
     def _load(self) -> gpu_pb2.HostLoad | None:
-        """Return what the machine is doing, when that is due. It goes along with records: it wakes nobody up."""
+        """Return what the host is doing, when that is due. It goes along with records: it wakes nobody up."""
         now_s = asyncio.get_running_loop().time()
         if self._read_load is None or not self._load_interval_s or now_s < self._load_due_s:
             return None

@@ -34,7 +34,7 @@ class Entity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class MigPart:
     """One MIG compute instance.
 
     Attributes:
@@ -52,7 +52,7 @@ class Part:
     slices: int
 
 
-def read_hierarchy(hierarchy: Any) -> tuple[Part, ...]:
+def read_hierarchy(hierarchy: Any) -> tuple[MigPart, ...]:
     """Return the compute instances in a ``c_dcgmMigHierarchy_v2``.
 
     A GPU instance without compute instances runs nothing and is measured by nobody.
@@ -65,7 +65,7 @@ def read_hierarchy(hierarchy: Any) -> tuple[Part, ...]:
         if row.entity.entityGroupId != COMPUTE_INSTANCE or whole is None:
             continue
         parts.append(
-            Part(
+            MigPart(
                 gpu_id=int(whole.parent.entityId),
                 entity=Entity(GPU_INSTANCE, int(whole.entity.entityId)),
                 gpu_instance_id=int(whole.info.nvmlInstanceId),
@@ -90,7 +90,7 @@ class DcgmDevice:
     key: str
     gpu_id: int
     entity: Entity
-    part: Part | None = None
+    part: MigPart | None = None
 
 
 # DCGM 4, DCGM 3.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpusonde.agent.sources.base import SourceStatistics
-from gpusonde.agent.sources.dcgm.bindings import Bindings, Entity, Part, read_hierarchy
+from gpusonde.agent.sources.dcgm.bindings import Bindings, Entity, MigPart, read_hierarchy
 from gpusonde.agent.sources.dcgm.fields import MetricGroup
 from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import MissingReason
@@ -263,7 +263,7 @@ class Engine:
         """Return the ``c_dcgmDeviceAttributes`` of one GPU."""
         return self._call(f"attributes of GPU {gpu_id}", "dcgmGetDeviceAttributes", gpu_id)
 
-    def mig_parts(self) -> tuple[Part, ...]:
+    def mig_parts(self) -> tuple[MigPart, ...]:
         """Return the MIG compute instances of all GPUs; none where engine or bindings do not know of them.
 
         Raises:

@@ -37,7 +37,7 @@ from gpusonde.agent.sources.dcgm.connection import (
 from gpusonde.agent.sources.dcgm.fields import INSTANT_POWER_FIELD, METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import DcgmGpu, EngineValue
-from gpusonde.agent.sources.dcgm.watch import Found, Watch, describe_devices, find
+from gpusonde.agent.sources.dcgm.watch import EngineDevices, Watch, describe_devices, find_engine_devices
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceUnavailableError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
@@ -207,7 +207,7 @@ class DcgmSource:
         self._gpus: list[DcgmGpu] = []
         self._gpus_of: dict[Entity, list[DcgmGpu]] = {}
         self._described: dict[str, GpuDescription] = {}
-        self._found: Found | None = None
+        self._found: EngineDevices | None = None
         self._slow_due_s = -math.inf
         self._look_due_s = -math.inf
         self._last_us = 0
@@ -292,7 +292,7 @@ class DcgmSource:
         self._link.close()
 
     def _open(self, engine: Engine) -> SourceInventory:
-        found = find(engine, self._probes.load_nvml)
+        found = find_engine_devices(engine, self._probes.load_nvml)
         watches = self._watch(engine, found.devices)
         first = watches.first_values(min(self._interval_s, 0.1), self._clocks.sleep)
         for _, value in first:
@@ -314,7 +314,7 @@ class DcgmSource:
         self._look_due_s = now_s + self._slow_interval_s
         return self._watches
 
-    def _make_inventory(self, found: Found, now_s: float, events: list[SourceEvent]) -> SourceInventory:
+    def _make_inventory(self, found: EngineDevices, now_s: float, events: list[SourceEvent]) -> SourceInventory:
         """Say what the devices give. Those that were there keep their place and their counts; columns only grow."""
         known = {gpu.key: gpu for gpu in self._gpus}
         devices = {device.key: device for device in found.devices}
@@ -434,7 +434,7 @@ class DcgmSource:
 
     def _meet_again(self, engine: Engine) -> None:
         """Watch what a new connection shows. The engine's numbers may have changed, and there may be new GPUs."""
-        found = find(engine, self._probes.load_nvml)
+        found = find_engine_devices(engine, self._probes.load_nvml)
         keys = {device.key for device in found.devices}
         if not keys & {gpu.key for gpu in self._gpus}:
             raise SourceUnavailableError("it shows none of the GPUs that were sampled")
@@ -451,7 +451,7 @@ class DcgmSource:
         """See whether GPUs or MIG instances have come or gone; the inventory follows at the next reading."""
         self._look_due_s = now_s + self._slow_interval_s
         try:
-            found = find(engine, self._probes.load_nvml)
+            found = find_engine_devices(engine, self._probes.load_nvml)
         except EngineLostError:
             raise
         except (DriverCallError, SourceUnavailableError) as error:

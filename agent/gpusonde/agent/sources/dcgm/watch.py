@@ -17,7 +17,7 @@ from typing import Any
 
 from gpusonde.agent.inventory import CudaAttributes
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
-from gpusonde.agent.sources.dcgm.bindings import GPU, DcgmDevice, Entity, Part
+from gpusonde.agent.sources.dcgm.bindings import GPU, DcgmDevice, Entity, MigPart
 from gpusonde.agent.sources.dcgm.connection import NO_DATA, Engine
 from gpusonde.agent.sources.dcgm.gpu import EngineValue, is_blank_int32, plain_layout, read_number, text_of
 from gpusonde.agent.sources.nvml.gpu import Device, describe_device, mig_instances
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Found:
+class EngineDevices:
     """What an engine shows.
 
     Attributes:
@@ -41,7 +41,7 @@ class Found:
     devices: tuple[DcgmDevice, ...]
 
 
-def find(engine: Engine, load_nvml: Callable[[], Nvml]) -> Found:
+def find_engine_devices(engine: Engine, load_nvml: Callable[[], Nvml]) -> EngineDevices:
     """Ask the engine for its GPUs and instances.
 
     Args:
@@ -72,7 +72,7 @@ def find(engine: Engine, load_nvml: Callable[[], Nvml]) -> Found:
         devices += [
             DcgmDevice(_name_of(part, gpu, names), gpu_id, part.entity, part) for part in parts if part.gpu_id == gpu_id
         ]
-    return Found(attributes, tuple(devices))
+    return EngineDevices(attributes, tuple(devices))
 
 
 def gpu_uuid(attributes: Any) -> str:
@@ -80,7 +80,7 @@ def gpu_uuid(attributes: Any) -> str:
     return text_of(attributes.identifiers.uuid)
 
 
-def _name_of(part: Part, uuid: str, names: Mapping[tuple[str, int, int], str]) -> str:
+def _name_of(part: MigPart, uuid: str, names: Mapping[tuple[str, int, int], str]) -> str:
     where = (uuid, part.gpu_instance_id, part.compute_instance_id)
     # The form that drivers before 470 gave instances: unique on the host, though jobs see another.
     return names.get(where) or f"MIG-{uuid}/{part.gpu_instance_id}/{part.compute_instance_id}"
@@ -116,7 +116,7 @@ _MEBIBYTE = 1 << 20
 
 
 def describe_devices(
-    found: Found,
+    found: EngineDevices,
     missing: Mapping[Entity, Mapping[str, MissingReason]],
     load_nvml: Callable[[], Nvml],
     cuda: CudaAttributes,
