@@ -14,7 +14,7 @@ from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.epoch_detect import EpochTracker, detect
-from gpusonde.errors import StoreFullError
+from gpusonde.errors import ChildLostError, StoreFullError
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -211,6 +211,29 @@ def test_a_run_whose_agent_is_silent_for_a_day_is_over(setup, records):
     subject.restart()
     subject.pipeline.round()
     assert [run.ended for run in subject.runs()] == [True]
+
+
+def test_a_tracker_process_that_dies_over_a_silent_run_costs_another_day_and_nothing_else(setup, records, caplog):
+    class DiesOnce(EpochTracker):
+        died = False
+
+        def finish(self):
+            if not DiesOnce.died:
+                DiesOnce.died = True
+                raise ChildLostError("the process that answered died")
+            return super().finish()
+
+    subject = setup(make_tracker=DiesOnce)
+    subject.feed(records[:100], 10)
+    subject.now += 86_500
+    subject.pipeline.round()
+    assert "cannot be tracked now: the process that answered died" in caplog.text
+    assert not subject.runs()[0].ended
+    subject.pipeline.round()
+    subject.now += 86_500
+    subject.pipeline.round()
+    (run,) = subject.runs()
+    assert run.end_reason == "no records for 86400 s"
 
 
 def test_one_gpu_with_a_fault_in_its_tracking_leaves_the_others_alone(setup, records, trace):
