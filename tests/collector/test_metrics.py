@@ -14,6 +14,7 @@ from support.wire_agent import WireStream, hello, inventory, wait_until
 
 from gpusonde.collector.client import Client
 from gpusonde.collector.metrics import CollectorCounters, CollectorMetrics, StoreFigures, loss_reason
+from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.collector.workload.training import TrainingCounters
 from gpusonde.service.durable_files import OsFiles
@@ -154,7 +155,7 @@ def test_every_counter_is_shown_under_its_agreed_name():
         CollectorMetrics(
             counters=counters,
             store=store,
-            held=StoreFigures({"raw": 1000, "log": 10}, 5000, agents=4, gpus=32),
+            held=StoreFigures(StoreUsage({"raw": 1000, "log": 10}, 5000), agents=4, gpus=32),
             reloads=ReloadCounters(),
             version="1.2.3",
             engine="local",

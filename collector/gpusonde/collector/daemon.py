@@ -292,8 +292,7 @@ class _Collector:
     def _measure_store(self) -> None:
         store, held = self._store, self._held
         held.agents, held.gpus = len(store.facts.agents()), len(store.facts.gpus())
-        usage = store.usage()
-        held.tier_bytes, held.free_bytes = usage.tier_bytes, usage.free_bytes
+        held.usage = store.usage()
 
     def _ingest_lag_s(self) -> float | None:
         newest = [s.newest_tick_unix_nano for s in self._parts.agents.sessions() if s.newest_tick_unix_nano]

@@ -6,11 +6,12 @@ Names, meanings and what to do about them: ``docs/collector.md``. No label holds
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import Metric
 
+from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.collector.workload.errors import KINDS
 from gpusonde.collector.workload.training import TrainingCounters
@@ -112,14 +113,12 @@ class StoreFigures:
     """What the store holds; looked up now and then in a thread, so that no scrape waits for a disk.
 
     Attributes:
-        tier_bytes: Size by tier: raw, second, log, catalog.
-        free_bytes: Free space of its disk; None where there is none of ours.
+        usage: Size by tier, and free space.
         agents: Agents ever seen.
         gpus: GPUs ever described.
     """
 
-    tier_bytes: Mapping[str, int] = field(default_factory=dict)
-    free_bytes: int | None = None
+    usage: StoreUsage = field(default_factory=lambda: StoreUsage({}))
     agents: int = 0
     gpus: int = 0
 
@@ -229,8 +228,10 @@ class CollectorMetrics:
             "tier",
             self.store.deleted_bytes(),
         )
-        yield metrics.gauges(f"{_PREFIX}_store_bytes", "Size on disk, by tier.", "tier", self.held.tier_bytes)
-        yield metrics.gauge(f"{_PREFIX}_store_free_bytes", "Free space where the store lies.", self.held.free_bytes)
+        yield metrics.gauges(f"{_PREFIX}_store_bytes", "Size on disk, by tier.", "tier", self.held.usage.tier_bytes)
+        yield metrics.gauge(
+            f"{_PREFIX}_store_free_bytes", "Free space where the store lies.", self.held.usage.free_bytes
+        )
 
     def _tracking(self, counters: CollectorCounters) -> Iterable[Metric]:
         yield metrics.gauge(
