@@ -20,7 +20,7 @@ from support.wire_agent import wait_for_growth, wait_until
 from gpusonde.agent.spool.inspection import inspect_spool
 
 # docs/results/faults.md was measured with GPUSONDE_FAULT_KILLS=20, and so 10,000 batches.
-KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "8"))
+KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "5"))
 BATCHES = 500 * KILLS
 SEED = int(os.environ.get("GPUSONDE_FAULT_SEED", "1"))
 
