@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 from pathlib import Path
 
@@ -75,3 +76,35 @@ def test_no_flow_of_the_tour_goes_back_to_a_file_left_before_without_saying_why(
         for path, name, rest in stations:
             assert path not in seen[:-1] or rest.startswith(" (again:"), f"{path}:{name}"
             seen.append(path)
+
+
+_IMPORT = re.compile(r"^\s*from (gpusonde[\w.]*) import (\([^)]*\)|[^\n#]+)", re.MULTILINE)
+# What can stand without torch where it is not installed.
+_OPTIONAL = {"torch", "torchvision", "timm", "onnx", "keras"}
+
+
+def imports(text: str) -> set[tuple[str, str]]:
+    """Return the modules and names that Python code of a page or a script imports from the product."""
+    found = set()
+    for module, names in _IMPORT.findall(text):
+        for name in names.strip("()").split(","):
+            if name.strip():
+                found.add((module, name.split()[0]))
+    return found
+
+
+def importing() -> list[Path]:
+    """Return the pages and scripts that import from the product."""
+    files = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.py")]
+    return sorted(file for file in files if imports(file.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("file", importing(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_what_pages_and_benchmarks_import_is_there(file):
+    for module, name in sorted(imports(file.read_text(encoding="utf-8"))):
+        try:
+            if not hasattr(importlib.import_module(module), name):
+                importlib.import_module(f"{module}.{name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in _OPTIONAL:
+                raise
