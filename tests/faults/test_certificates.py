@@ -39,7 +39,8 @@ def test_an_agent_whose_certificate_expired_goes_on_when_its_file_is_renewed(tmp
             renewed.append(agent_files(authority))
 
     with ProcessCollector(tmp_path / "data", **tls_settings(authority)) as collector:
-        security = agent_files(authority, valid_s=4.0)
+        # Long enough for a first stream, also beside other work.
+        security = agent_files(authority, valid_s=10.0)
         rig.run(
             collector.target, until=lambda: renewed and rig.counters.unacked_records == 0, during=drive,
             security=security, **QUICK_LOOKS,
