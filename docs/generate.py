@@ -2,8 +2,8 @@
 
 A page names such a part in the line before it, and what stands between the two lines is overwritten:
 
-    <!-- make docs: GENERATOR ARGUMENT... -->
-    <!-- end -->
+    <!--make docs: GENERATOR ARGUMENT...-->
+    <!--end-->
 
 ``GENERATORS`` holds the function of every generator; it takes the arguments as texts and returns Markdown. To have a
 new table in a page, write its function here (it imports what it needs itself), add it to ``GENERATORS``, put the two
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/**/*.md", "deploy/**/*.md")
 
-_PART = re.compile(
-    r"(^<!-- make docs: (?P<words>[^\n]+?) -->\n)(?P<text>.*?)(^<!-- end -->$)", re.MULTILINE | re.DOTALL
-)
+_PART = re.compile(r"(^<!--make docs: (?P<words>[^\n]+?)-->\n)(?P<text>.*?)(^<!--end-->$)", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -78,13 +76,6 @@ def listing(rows: Iterable[tuple[str, str]]) -> str:
 
 # --- the command: docs/cli.md ---
 
-# Groups of options that several commands take, with the heading under which the page lists them.
-SHARED_GROUPS = {
-    "output": "",
-    "configuration": "configuration-of-the-daemons",
-    "the collector": "asking-a-collector",
-}
-
 
 def _parser(words: Iterable[str]) -> argparse.ArgumentParser:
     """Return the complete parser of a command, or of an action of one."""
@@ -107,19 +98,6 @@ def _options(group: argparse._ArgumentGroup) -> Iterator[tuple[str, str]]:
         value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
         name = " ".join([", ".join(action.option_strings), str(value) if action.nargs != 0 else ""]).strip()
         yield name, (action.help or "").replace("%%", "%")
-
-
-def command(*words: str) -> str:
-    """Name what a command takes, which ``--help`` explains; list the keys of the object that it prints, if named."""
-    payload = words[-1] if "." in words[-1] else ""
-    named: list[str] = []
-    for group in _parser(words[:-1] if payload else words)._action_groups:
-        if group.title not in SHARED_GROUPS:
-            named.extend(f"`{name.split()[0].rstrip(',')}`" for name, _ in _options(group))
-        elif heading := SHARED_GROUPS[group.title]:
-            named.append(f"[{group.title}](#{heading})")
-    takes = f"Takes {', '.join(named)}." if named else ""
-    return "\n\n".join(part for part in (takes, keys(payload) if payload else "") if part)
 
 
 def shared_options(command: str, *title: str) -> str:
@@ -292,7 +270,7 @@ def _gather_keys(
         return
     heads[kinds[0]] = path
     drawn[kinds[0]] = {
-        f"`{key}`": f"{_meaning(meaning)} ({_holds(words)}{_default(default)})"
+        f"`{key}{'[]' * words.startswith('a list')}`": _told(_meaning(meaning), _holds(words), _default(default))
         for kind in kinds
         for key, words, default, meaning in describe(kind)
     }
@@ -315,39 +293,20 @@ def _list_keys(heads: Mapping[type, str], drawn: Mapping[type, Mapping[str, str]
     return "\n".join([*lines, *(listing([row]) for row in rows.items())])
 
 
+def _told(meaning: str, *more: str) -> str:
+    """Return a meaning with what more is to be said of a key in brackets."""
+    said = ", ".join(filter(None, more))
+    return f"{meaning} ({said})" if said else meaning
+
+
 def _default(words: str) -> str:
     """Return what stands in a list of keys for a default."""
-    return f", {words}" if words == "required" else f", default `{words}`" if words else ""
+    return words if words == "required" or not words else f"default `{words}`"
 
 
 def _holds(words: str) -> str:
-    """Shorten what a key holds: articles, usual lengths of texts and words for ranges go."""
-    words = re.sub(r"an object \(in TOML a table\)", "table", words)
-    words = re.sub(r"a text of 1 to [\d,]+ characters", "text", words)
-    words = re.sub(r"whole number from ([\d,]+)(?: to ([\d,]+))?", _range("integer", "≥"), words)
-    words = re.sub(r"number above ([\de+.-]+)(?: and at most ([\de+.-]+))?", _range("number", ">"), words)
-    words = re.sub(r"number at least ([\de+.-]+)(?: and at most ([\de+.-]+))?", _range("number", "≥"), words)
-    words = re.sub(r"a list, each (a |an )?", "list: ", words)
-    return re.sub(r"^an? ", "", words)
-
-
-# A bound from here on is there for slips of the hand, and left out: the error names it.
-_NEVER = 1e6
-
-
-def _range(kind: str, sign: str) -> Callable[[re.Match[str]], str]:
-    """Return what draws a range's least and most, each where anybody reaches it."""
-
-    def drawn(found: re.Match[str]) -> str:
-        least, most = (float((each or "inf").replace(",", "")) for each in found.groups())
-        ends = [f"{sign} {found[1]}"] if least > -_NEVER else []
-        if 0 < least < 1 / _NEVER:
-            ends = ["> 0"]
-        if most < _NEVER:
-            ends.append(f"≤ {found[2]}")
-        return " ".join([kind, " and ".join(ends)]).strip()
-
-    return drawn
+    """Return the choices of a key that has some; else nothing, as its name tells the type and the error its range."""
+    return words if " or " in words and words != "true or false" and not re.match(r"an? ", words) else ""
 
 
 def _meaning(text: str) -> str:
@@ -388,7 +347,6 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
     "gpus-from-memory": gpus_from_memory,
     "document-keys": document_keys,
     "configuration": lambda daemon: draw_configuration(_configuration(daemon)),
-    "command": command,
     "shared-options": shared_options,
     "keys": keys,
     "object": draw_object,

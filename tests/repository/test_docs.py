@@ -30,13 +30,13 @@ def test_what_is_generated_is_what_the_code_says(path):
     assert _GENERATE["expected"](path, text) == text, "run make docs"
 
 
-def test_the_command_page_names_the_options_of_every_command_and_lists_the_keys_of_every_object():
+def test_the_command_page_has_every_command_and_lists_the_keys_of_every_object():
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     listed = {" ".join(words) for words in _GENERATE["parts"](text)}
     for name, command in COMMANDS.items():
         assert f"## `gpusonde {name}`" in text
         for leaf in [f"{name} {action}" for action in command.actions] or [name]:
-            assert any(f"{words} ".startswith(f"command {leaf} ") for words in listed)
+            assert f"# `gpusonde {leaf}`\n" in text
         for home in {each.module for each in (command, *command.actions.values()) if each.module}:
             module = importlib.import_module(f"gpusonde.cli.{home}")
             printed = {
