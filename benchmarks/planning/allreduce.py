@@ -1,4 +1,14 @@
-"""The section on allreduces: sizes and world sizes that nobody measured."""
+"""The section on allreduces: sizes and world sizes that nobody measured.
+
+Rows: ``allreduce.csv`` without those of sources eBPF and Aceso, bandwidths above zero; repeats count as their median.
+The error is that of the bus bandwidth. Unseen sizes: named fabrics (all but the vTrain tables) and world sizes with
+15 sizes or more; every third (every second) size is unseen, in three (two) runs, so that each is unseen once. Unseen
+world sizes: the two vTrain tables (one machine with A100, one with V100); one world size at a time is left out. Other
+machines: fabrics of one machine (the Aceso rows up to 10 GB included), the inner world sizes left out in turn. gloo:
+``gloo_probe.csv`` (own; 1, 2 and 4 transfers at a time); a fifth of the configurations, world size 6, or 2 transfers
+at a time unseen. XGBoost alone: two models split at the MTU, on the logarithm of the bandwidth. Paper: the same two
+on the bandwidth, as published. Both get the default's rows and features.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +28,6 @@ from gpusonde.simulator.allreduce.history import Decay
 _SIZES_OF_A_CURVE = 15
 # 90 % of a normal distribution lie within so many standard deviations.
 _NINETY = 1.645
-_PROTOCOL = """\
-Rows: `allreduce.csv` without those of sources eBPF and Aceso, bandwidths above zero; repeats count as their median.
-The error is that of the bus bandwidth. *Unseen sizes*: named fabrics (all but the vTrain tables) and world sizes with
-{least} sizes or more; every third (every second) size is unseen, in three (two) runs, so that each is unseen once.
-*Unseen world sizes*: the two vTrain tables (one machine with A100, one with V100); one world size at a time is left
-out. *Other machines*: fabrics of one machine (the Aceso rows up to 10 GB included), the inner world sizes left out in
-turn. *gloo*: `gloo_probe.csv` (own; 1, 2 and 4 transfers at a time); a fifth of the configurations, world size 6, or 2
-transfers at a time unseen. *XGBoost alone*: two models split at the MTU, on the logarithm of the bandwidth. *Paper*:
-the same two on the bandwidth, as published. Both get the default's rows and features."""
-
 _SHORT = """\
 The default's residual was switched on by {residuals} of {fits} fits. What falls short: between neighbouring
 configurations of gloo on a busy machine trees alone do better; rings say what the links of a machine allow, not that
@@ -74,7 +74,7 @@ def section(args: argparse.Namespace) -> list[str]:
     others = inner_worlds([*aceso, *named])
     gloo = gloo_scores(args)
     _bars(args, sizes, worlds, gloo)
-    lines = ["## Allreduce", "", *_PROTOCOL.format(least=_SIZES_OF_A_CURVE).splitlines(), ""]
+    lines = ["## Allreduce", ""]
     shown = [("unseen sizes, every third", sizes), ("unseen sizes, every second", halves)]
     shown += [("unseen world sizes", worlds), ("unseen world sizes, other machines", others)]
     shown += [(f"gloo, {name}", score) for name, score in gloo.items()]

@@ -1,4 +1,12 @@
-"""Compute curves from four probes, asked for the batch sizes that nobody timed."""
+"""Compute curves from four probes, asked for the batch sizes that nobody timed.
+
+Rows are real trainings: the Sia rows of ``scaling.csv`` (tables ``placements-*`` of the sources ``siasosp23``; without
+``dgx-ext``, which its authors extrapolated, and ``scalability``, which repeats ``placements``). A curve is one
+application on one cluster with one GPU. The median of repeats counts, once.
+
+Curves with six batch sizes or more. Probe rule: the batch sizes nearest, in logarithm, to four geometrically spaced
+ones from the smallest to the largest; all others are asked for. Straight line: least squares through the same probes.
+"""
 
 from __future__ import annotations
 

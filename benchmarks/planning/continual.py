@@ -1,4 +1,7 @@
-"""Continual optimisation: the seed's figure 8 in simulated time, and jobs replayed over real spot traces."""
+"""Continual optimisation: the seed's figure 8 in simulated time, and jobs replayed over real spot traces.
+
+Which jobs, and what the controller is not told: ``spot_jobs``.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def _replay(args: argparse.Namespace) -> list[str]:
     prices = spot_jobs.spot_prices(data_file(args, "spot_history_aws_2020.csv"))
     campaigns = spot_jobs.read_sets(folder)
     jobs = 3 if args.quick else JOBS
-    lines = ["### Real spot traces replayed", "", _PROTOCOL, ""]
+    lines = ["### Real spot traces replayed", ""]
     rows = []
     for number, campaign in enumerate(campaigns):
         drawn = spot_jobs.draw(campaign, prices, jobs)
@@ -154,4 +157,3 @@ _FIGURE = (
     "g4dn.8xl at the seed's prices; boots of 138 and 95 s, one p3.8xl goes at 222 s. The controller knows the seed's "
     "own projections and follows its rules (`paper`)."
 )
-_PROTOCOL = (Path(__file__).with_name("continual.md")).read_text(encoding="utf-8").strip()

@@ -1,6 +1,17 @@
 """Real training with torch's DistributedDataParallel over shaped links, and what the simulator said before.
 
 Needs root, iproute2 and torch.
+
+Real: autograd, torch's reducer with buckets of 1 MiB, gloo, TCP between network namespaces (what each machine sends
+shaped to 50 or 100 Mbit/s), SGD with momentum over 4.7 MB of parameters. Emulated: computation, by layers that sleep
+(forward 20 ms + 1 ms per sample, backward twice that). Known beforehand: the profile of each kind of device
+(``gpusonde profile``) at batch sizes 8, 24, 80 and 240, and medians of five or more allreduces (``gpusonde probe
+allreduce``) of 4 to 2,048 KiB in the same world, alone and two at a time. Asked: batch sizes 16, 48, 120 and 200 per
+device. Measured: the median of 6 iterations after 3 (of 12 with scattering steps), on the slowest rank; taken again,
+up to three times, where they scatter by 10 % or more, then left out. Default: the iteration simulator with max-min
+sharing of what two transfers of the largest probed size reach together. APM: straight line through the same profile,
+rated bandwidth, full overlap. The seed's rules: its piecewise linear curve and sharing, no optimizer step. No
+overlap: straight line, then the exchange at rated bandwidth.
 """
 
 from __future__ import annotations
@@ -40,19 +51,6 @@ _SLOW = 1.6
 _NOISE = 0.1
 _RANK = Path(__file__).with_name("ddp_rank.py")
 _PATIENCE_S = 900.0
-# Printed with every figure, and older than them.
-_PROTOCOL = """
-*Real*: autograd, torch's reducer with buckets of 1 MiB, gloo, TCP between network namespaces (what each machine sends
-shaped to 50 or 100 Mbit/s), SGD with momentum over 4.7 MB of parameters. *Emulated*: computation, by layers that sleep
-(forward 20 ms + 1 ms per sample, backward twice that). *Known beforehand*: the profile of each kind of device
-(`gpusonde profile`) at batch sizes 8, 24, 80 and 240, and medians of five or more allreduces (`gpusonde probe
-allreduce`) of 4 to 2,048 KiB in the same world, alone and two at a time. *Asked*: batch sizes 16, 48, 120 and 200 per
-device. *Measured*: the median of 6 iterations after 3 (of 12 with scattering steps), on the slowest rank; taken again,
-up to three times, where they scatter by 10 % or more, then left out. *Default*: the iteration simulator with max-min
-sharing of what two transfers of the largest probed size reach together. *APM*: straight line through the same profile,
-rated bandwidth, full overlap. *The seed's rules*: its piecewise linear curve and sharing, no optimizer step. *No
-overlap*: straight line, then the exchange at rated bandwidth.
-""".strip().splitlines()
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def section(args: argparse.Namespace) -> list[str]:
         f"the seed's. By devices, {' / '.join(methods[:2])}:"
     )
     columns = ("links", "iterations", *names)
-    return ["## Real training over a shaped network", "", *_PROTOCOL, "", text, "", *table(columns, rows)]
+    return ["## Real training over a shaped network", "", text, "", *table(columns, rows)]
 
 
 def _mean_error(runs: Sequence[Run], method: str) -> str:

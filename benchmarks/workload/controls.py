@@ -1,4 +1,9 @@
-"""Descriptions of a network that the engine's features must beat, each with the same cluster columns and regressor."""
+"""Descriptions of a network that the engine's features must beat, each with the same cluster columns and regressor.
+
+The same splits and columns about cluster, batch and image, with another description of the network. PR2: the seed's
+second-order polynomial regression on the time itself. SVR: on the logarithm of the time (RBF kernel, C = 100, epsilon
+= 0.05), gamma whichever gives the least error on the rows asked for, an advantage that only the controls have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Ernest in both variants, beside the engine that has never seen the network."""
+"""Ernest in both variants, beside the engine that has never seen the network.
+
+Non-negative least squares on 1, samples per machine, log(machines), machines; a machine is a GPU. Pooled: one curve
+for all networks, as the seed compares itself with. Per workload: a curve for each network, GPU, machine and
+precision. Of the networks with runs on 1 to 4 GPUs, those on 2 (then 3) are asked for, the others known; or those on
+4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""The hypernetwork: what training it on the digits gives, and whether nearest architectures are of the same family."""
+"""The hypernetwork: what training it on the digits gives, and whether nearest architectures are of the same family.
+
+Loss: the mean cross-entropy of a step's six networks with predicted weights, each counted up to twice that of
+guessing. Accuracy of unseen architectures: of 60 random networks with graphs that were not trained on, on 397 unseen
+images.
+
+Nearest architecture: of every network, the other one whose embedding has the highest cosine after centring; counted
+is the share whose family is its own. No network of the zoo was trained on, and nothing was chosen by this figure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,22 @@
-"""The measurements, cut as docs/results/workload.md says."""
+"""The measurements, and how they are cut into what is known and what is asked for.
+
+The error is ``|estimate - measurement| / measurement``; the mean over all test rows, each counting alike, unless it
+says median.
+
+Rows: torchvision rows: all rows of ``ryujaehun/pytorch-gpu-benchmark`` whose network has a graph (batches of 12 per
+GPU, images of 224 pixels, three precisions, 1 to 4 GPUs). PROFET rows: all of ``ddps-lab/profet`` (Keras networks,
+five image sizes, five batch sizes, one GPU). No row is dropped for its value. A machine is a host as the source names
+it.
+
+Random 80/20: The seed's protocol, ``ShuffleSplit(5, test_size=0.2, random_state=0)``: all architectures are on both
+sides, and a network's name alone does well in it.
+
+Leave one architecture (family) out: each once: all its rows are asked for by a model fitted on all other rows. Per
+machine, fp32: with the fp32 rows of one machine alone, for every machine with rows on 1, 2, 3 and 4 GPUs; the mean.
+Fitting, choice of regressor, scaling, intervals and flags see the training rows of the fold only, and validate inside
+them, grouped by architecture (mode ``paper``, the seed's cluster and GHN embedding with PR2 on the time itself:
+random validation).
+"""
 
 from __future__ import annotations
 
