@@ -1,9 +1,12 @@
 """IngestService over real gRPC: resume, fencing, what is refused and what survives a refusal."""
 
+import asyncio
+import gc
+
 import grpc
 import pytest
 from support.running_collector import ThreadCollector
-from support.wire_agent import WireStream, batch, block, hello, inventory
+from support.wire_agent import WireStream, batch, block, hello, inventory, wait_until
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
@@ -310,3 +313,19 @@ def test_a_second_collector_on_the_port_fails_loudly(collector, tmp_path):
 def test_a_second_collector_on_the_directory_fails_loudly(collector, tmp_path):
     with pytest.raises(DirectoryLockedError, match="in use by another collector"):
         LocalStore(tmp_path / "data").open()
+
+
+def pending_tasks():
+    return [one for one in gc.get_objects() if isinstance(one, asyncio.Task) and "AgentSession" in repr(one)]
+
+
+def test_agents_that_go_away_leave_no_task_behind(tmp_path, caplog):
+    with ThreadCollector(tmp_path / "data") as collector:
+        for number in range(5):
+            stream = WireStream(collector.target, hello(f"agent-{number}"))
+            stream.greet()
+            stream.send(inventory()).wait_acked(1)
+            assert pending_tasks()
+            stream.close()
+        wait_until(lambda: not pending_tasks(), 10, "end of what waited for the agents")
+    assert not [record for record in caplog.records if record.name == "asyncio"]

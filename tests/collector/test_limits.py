@@ -61,17 +61,32 @@ def test_a_caller_may_ask_so_often_and_so_much_at_once():
         pass
 
 
-def test_one_agent_has_few_streams_and_a_shared_token_many():
-    book = CallerBook(CallerLimits(streams=1, all_streams=3))
-    with book.stream("one", is_one_agent=True):
-        with pytest.raises(RequestError), book.stream("one", is_one_agent=True):
-            pass
-        with book.stream("fleet", is_one_agent=False), book.stream("fleet", is_one_agent=False):
-            with pytest.raises(RequestError) as error, book.stream("fleet", is_one_agent=False):
-                pass
+def test_one_agent_has_few_streams_a_shared_token_many_and_an_address_half_of_all():
+    book = CallerBook(CallerLimits(streams=1, all_streams=4))
+    with book.stream("one", "10.0.0.1", is_one_agent=True):
+        with pytest.raises(RequestError, match="1 streams of one are open"):
+            book.stream("one", "10.0.0.2", is_one_agent=True).__enter__()
+        with book.stream("fleet", "10.0.0.1", is_one_agent=False):
+            with pytest.raises(RequestError, match=r"2 streams of 10\.0\.0\.1 are open.* ingest\.max_agents") as error:
+                book.stream("fleet", "10.0.0.1", is_one_agent=False).__enter__()
             assert error.value.reason == "streams"
-    with book.stream("one", is_one_agent=True):
+            with (
+                book.stream("fleet", "10.0.0.2", is_one_agent=False),
+                book.stream("fleet", "10.0.0.3", is_one_agent=False),
+                pytest.raises(RequestError, match="of all 4"),
+            ):
+                book.stream("fleet", "10.0.0.4", is_one_agent=False).__enter__()
+    with book.stream("one", "10.0.0.1", is_one_agent=True):
         pass
+
+
+def test_one_address_has_half_of_the_streams_of_those_without_a_name():
+    book = CallerBook(CallerLimits(watches=2))
+    with book.stranger("10.0.0.1"):
+        with pytest.raises(RequestError, match=r"1 streams of 10\.0\.0\.1 without a name"):
+            book.stranger("10.0.0.1").__enter__()
+        with book.stranger("10.0.0.2"):
+            pass
 
 
 def test_the_book_of_callers_does_not_grow_with_their_number():

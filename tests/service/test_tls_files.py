@@ -141,6 +141,18 @@ def test_a_server_keeps_the_last_good_certificate_and_says_what_is_wrong_once(au
     assert "was read again" in caplog.text
 
 
+def test_grpc_is_told_of_a_certificate_once_and_of_no_change_otherwise(authority, monkeypatch):
+    fetchers = []
+    monkeypatch.setattr("grpc.dynamic_ssl_server_credentials", lambda _, fetch, **__: fetchers.append(fetch))
+    certificate, key = authority.server()
+    now = [0.0]
+    ServerTls(str(certificate), str(key), clock=lambda: now[0]).credentials()
+    assert [fetchers[0]() for _ in range(3)] == [None, None, None]
+    authority.server()
+    now[0] = 2.0
+    assert [fetchers[0]() is None for _ in range(3)] == [False, True, True]
+
+
 def test_a_server_does_not_start_with_a_bad_certificate(authority, tmp_path):
     with pytest.raises(TlsError, match="No such file"):
         ServerTls(str(tmp_path / "x.pem"), str(tmp_path / "x.key")).credentials()

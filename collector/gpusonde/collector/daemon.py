@@ -181,6 +181,7 @@ class _Collector:
                 parts.pipeline.restore(parts.store.followed())
             listen = self._config.server.listen
             reflect = self._config.server.reflection
+            most_connections = self._most_connections()
             server = build_server(
                 parts.ingest,
                 parts.query,
@@ -191,11 +192,12 @@ class _Collector:
                 [parts.access.interceptor],
                 max_record_bytes=self._config.ingest.max_record_bytes,
                 max_question_bytes=self._config.workload.max_request_bytes,
-                most_connections=self._most_connections(),
+                most_connections=most_connections,
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
             )
             address = bind(server, listen, parts.access.open())
             parts.access.warn_of_openness(address)
+            parts.access.connections.watch(int(address.rpartition(":")[2]), most_connections)
             committing = asyncio.ensure_future(parts.committer.run())
             others = [
                 asyncio.ensure_future(parts.admission.run()),

@@ -25,6 +25,10 @@ from gpusonde.service.metrics_endpoint import check_free
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _MOST_CALLS_PER_CONNECTION = 64
+# From the connection to the client's first frame. gRPC's 2 minutes are time for strangers to hold connections in.
+_HANDSHAKE_TIMEOUT_S = 10.0
+# Without a call. Agents always have one; whoever asks now and then connects again.
+_IDLE_TIMEOUT_S = 30.0
 _REASONS = {
     errno.EADDRINUSE: "another process (another collector?) uses it",
     errno.EADDRNOTAVAIL: "it is no address of this host",
@@ -84,6 +88,8 @@ def build_server(
             ("grpc.so_reuseport", 0),
             # Sockets may not take the file descriptors that the store needs.
             ("grpc.max_allowed_incoming_connections", most_connections),
+            ("grpc.server_handshake_timeout_ms", round(_HANDSHAKE_TIMEOUT_S * 1e3)),
+            ("grpc.max_connection_idle_ms", round(_IDLE_TIMEOUT_S * 1e3)),
             # Records somewhat above the limit are read, so that they can be named, counted and put aside.
             ("grpc.max_receive_message_length", max(2 * max_record_bytes, max_question_bytes) + (1 << 16)),
             ("grpc.keepalive_time_ms", 20_000),

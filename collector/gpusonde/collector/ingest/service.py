@@ -21,6 +21,7 @@ from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import CallerIdentity
 from gpusonde.errors import RequestError, StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+from gpusonde.service.process import end
 from gpusonde.service.wire import check_hello
 
 _LOG = logging.getLogger(__name__)
@@ -184,12 +185,13 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         """Read records and write acknowledgements until either side has had enough; return why, if it was this one."""
         await context.write(ingest_pb2.StreamSamplesResponse(hello_ack=self._hello_ack(hello, session)))
         reader = asyncio.ensure_future(self._intake.take_records(requests, session))
+        changed = asyncio.ensure_future(session.changed())
         try:
             acknowledged = session.durable_sequence
             while True:
-                changed = asyncio.ensure_future(session.changed())
                 await asyncio.wait({reader, changed}, timeout=session.next_ack_s(), return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
+                if changed.done():
+                    changed = asyncio.ensure_future(session.changed())
                 ending = reader.done() or session.stop
                 if ending:
                     reader.cancel()
@@ -207,7 +209,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                     self._counts["throttles"] += session.is_throttled
                     await context.write(ingest_pb2.StreamSamplesResponse(throttle=throttle))
         finally:
-            reader.cancel()
+            await end(reader, changed)  # also when the agent has gone, and gRPC cancels all this
         if session.stop is None:
             await reader  # for the exception, if it ended with one
             return None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import grpc
 
 from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.security.connections import Connections
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.interceptor import AccessInterceptor
@@ -32,6 +33,7 @@ class AccessControl:
         tls: The server's certificate; None for plain text.
         guard: Knows callers.
         refused: Refused calls and streams by reason.
+        connections: Makes room for those who call.
         interceptor: Stands before every call.
     """
 
@@ -51,7 +53,8 @@ class AccessControl:
             certificate_role=Role(security.certificate_role) if security.certificate_role else None,
         )
         self._callers = CallerBook(caller_limits(config))
-        self.interceptor = AccessInterceptor(self.guard, self._callers, self.refused)
+        self.connections = Connections(self.refused)
+        self.interceptor = AccessInterceptor(self.guard, self._callers, self.connections, self.refused)
 
     def configure(self, config: CollectorConfig) -> None:
         """Set other limits for callers; who may call stays as it is."""
@@ -89,6 +92,7 @@ class AccessControl:
                 warning.check(self.tls.expiry_unix_s)
             for look in looks:
                 look()
+            await asyncio.to_thread(self.connections.make_room)
             await asyncio.sleep(_STREAM_CHECK_S)
 
 

@@ -21,8 +21,9 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from gpusonde.collector.security.connections import Connections, address_of
 from gpusonde.collector.security.guard import Context, Guard, required_role
-from gpusonde.collector.security.identity import CallerIdentity, Role
+from gpusonde.collector.security.identity import ANONYMOUS, CallerIdentity, Role
 from gpusonde.collector.security.rates import CallerBook
 from gpusonde.errors import RequestError
 
@@ -144,15 +145,23 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     Args:
         guard: Knows callers.
         callers: Counts what they have going on.
+        connections: Leaves those with calls alone.
         refused: Counts refusals by reason.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, guard: Guard, callers: CallerBook, refused: Counter[str], *, clock: Callable[[], float] = time.monotonic
+        self,
+        guard: Guard,
+        callers: CallerBook,
+        connections: Connections,
+        refused: Counter[str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._guard = guard
         self._callers = callers
+        self._connections = connections
         self._refused = refused
         self._clock = clock
         self._logged_s = -_LOG_INTERVAL_S
@@ -189,7 +198,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         async def answer(data: bytes, context: Context) -> None:
             asking = (
-                self._limited(context, method, self._callers.stranger())
+                self._limited(context, method, self._callers.stranger(address_of(context.peer())))
                 if role is None
                 else self._question(context, role, method)
             )
@@ -202,13 +211,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     def _stream_stream(self, handler: Handler, role: Role | None, method: str) -> Handler:
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:
             if role is None:
-                limit = self._callers.stranger()
+                limit = self._callers.stranger(address_of(context.peer()))
             else:
                 identity = await self._admit(context, role, method)
                 limit = (
-                    self._callers.stream(identity.name, is_one_agent=identity.is_one_agent)
+                    self._callers.stream(identity.name, address_of(context.peer()), is_one_agent=identity.is_one_agent)
                     if role is Role.AGENT
-                    else self._callers.watch(identity.name)
+                    else self._callers.watch(_caller_name(identity, context))
                 )
             async with self._limited(context, method, limit):
                 await _respond(cast(Any, handler.stream_stream)(requests, context), context)
@@ -222,7 +231,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             yield
             return
         identity = await self._admit(context, role, method)
-        async with self._limited(context, method, self._callers.question(identity.name)):
+        async with self._limited(context, method, self._callers.question(_caller_name(identity, context))):
             yield
 
     @contextlib.asynccontextmanager
@@ -230,6 +239,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self, context: Context, method: str, limit: contextlib.AbstractContextManager[None]
     ) -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._connections.call(context.peer()))
             try:
                 stack.enter_context(limit)
             except RequestError as error:
@@ -268,6 +278,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             _LOG.warning("%s: %s is refused: %s", context.peer(), method, text)
         await context.abort(code, text)
         raise AssertionError  # abort raises
+
+
+def _caller_name(identity: CallerIdentity, context: Context) -> str:
+    """Return whose questions are counted together: of callers without a name those of an address."""
+    return f"anonymous at {address_of(context.peer())}" if identity is ANONYMOUS else identity.name
 
 
 async def _respond(responses: AsyncIterator[Any] | Awaitable[None], context: Context) -> None:

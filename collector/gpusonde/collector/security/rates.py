@@ -62,8 +62,10 @@ class CallerLimits:
         questions_per_s: Questions per second, over ten seconds.
         all_questions: Questions of all callers at the same time.
         streams: Streams of one agent: its own, one that replaces it, and as many that are being turned away.
-        all_streams: Streams of all callers together, those that have not said Hello yet among them.
-        watches: Streams of one caller that asks, and of all of those who did not say who they are.
+        all_streams: Streams of all callers together, those that have not said Hello yet among them; half of them for
+            one address.
+        watches: Streams of one caller that asks, and of all of those who did not say who they are; half of them for
+            one address.
     """
 
     questions: int = 16
@@ -80,10 +82,11 @@ class _Caller:
     questions: int = 0
     streams: int = 0
     watches: int = 0
+    nameless: int = 0
 
     @property
     def is_idle(self) -> bool:
-        return not (self.questions or self.streams or self.watches)
+        return not (self.questions or self.streams or self.watches or self.nameless)
 
 
 class CallerBook:
@@ -123,13 +126,15 @@ class CallerBook:
         if self._questions >= limits.all_questions or caller.questions >= limits.questions:
             raise RequestError(
                 "RESOURCE_EXHAUSTED",
-                f"{caller.questions} questions are being answered; ask when one is done",
+                f"{caller.questions} questions of {name} are being answered, of all {self._questions}; more are more"
+                " than security.max_questions allows; ask when one is done",
                 reason="concurrency",
             )
         if not caller.bucket.take_if_there(1.0):
             raise RequestError(
                 "RESOURCE_EXHAUSTED",
-                f"more than {limits.questions_per_s:g} questions per second; ask less often",
+                f"{name} asks more than {limits.questions_per_s:g} questions per second"
+                " (security.questions_per_second); ask less often",
                 reason="rate",
             )
         caller.questions += 1
@@ -141,23 +146,34 @@ class CallerBook:
             self._questions -= 1
 
     @contextlib.contextmanager
-    def stream(self, name: str, *, is_one_agent: bool) -> Iterator[None]:
+    def stream(self, name: str, address: str, *, is_one_agent: bool) -> Iterator[None]:
         """Count one stream for as long as it is open.
 
         Raises:
             RequestError: It is one too many.
         """
-        caller = self._caller(name)
-        if self._streams >= self._limits.all_streams or (is_one_agent and caller.streams >= self._limits.streams):
+        limits, caller, place = self._limits, self._caller(name), self._caller(address)
+        if is_one_agent and caller.streams >= limits.streams:
             raise RequestError(
-                "RESOURCE_EXHAUSTED", f"{caller.streams} streams are open; close them first", reason="streams"
+                "RESOURCE_EXHAUSTED",
+                f"{caller.streams} streams of {name} are open, as many as one agent may have; close them first",
+                reason="streams",
+            )
+        if place.streams >= max(1, limits.all_streams // 2) or self._streams >= limits.all_streams:
+            raise RequestError(
+                "RESOURCE_EXHAUSTED",
+                f"{place.streams} streams of {address} are open, of all {self._streams}; more are more than"
+                f" ingest.max_agents allows; {name} has {caller.streams} of them: close them first",
+                reason="streams",
             )
         caller.streams += 1
+        place.streams += 1
         self._streams += 1
         try:
             yield
         finally:
             caller.streams -= 1
+            place.streams -= 1
             self._streams -= 1
 
     @contextlib.contextmanager
@@ -170,7 +186,10 @@ class CallerBook:
         limits, caller = self._limits, self._caller(name)
         if caller.watches >= limits.watches or self._watches >= 16 * limits.watches:
             raise RequestError(
-                "RESOURCE_EXHAUSTED", f"{caller.watches} streams are open; close them first", reason="streams"
+                "RESOURCE_EXHAUSTED",
+                f"{caller.watches} streams of {name} are open, of all {self._watches}; more are more than"
+                " planning.max_watches allows; close them first",
+                reason="streams",
             )
         with self.question(name):
             caller.watches += 1
@@ -182,20 +201,26 @@ class CallerBook:
             self._watches -= 1
 
     @contextlib.contextmanager
-    def stranger(self) -> Iterator[None]:
+    def stranger(self, address: str) -> Iterator[None]:
         """Count one stream of somebody who need not say who it is.
 
         Raises:
             RequestError: It is one too many.
         """
-        if self._strangers >= self._limits.watches:
+        place = self._caller(address)
+        if place.nameless >= max(1, self._limits.watches // 2) or self._strangers >= self._limits.watches:
             raise RequestError(
-                "RESOURCE_EXHAUSTED", "too many streams of callers without a name are open", reason="streams"
+                "RESOURCE_EXHAUSTED",
+                f"{place.nameless} streams of {address} without a name are open, of all {self._strangers}; more are"
+                " more than planning.max_watches allows; close them first",
+                reason="streams",
             )
+        place.nameless += 1
         self._strangers += 1
         try:
             yield
         finally:
+            place.nameless -= 1
             self._strangers -= 1
 
     def _caller(self, name: str) -> _Caller:

@@ -2,6 +2,10 @@
 
 gRPC asks a function for the certificate at every handshake (``dynamic_ssl_server_credentials``), from a thread of its
 own, for ``grpc.aio`` servers too. So a renewed file is used by the next connection; open ones stay as they are.
+
+The function must say "no change" (None) wherever nothing changed. gRPC puts what it is given in the place of what
+handshakes on other threads are just beginning with, without a lock (grpc/grpc#36693, open in 1.85): given the same
+configuration at every handshake, some hundred connections at once free it once too often, and the process dies.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from gpusonde.service.tls.certificates import KeyPair, file_stamp, locate, read_
 _LOG = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
+# A handshake takes microseconds from its question for the certificate to where it holds what it begins with. gRPC asks
+# for one at a time, so nobody comes after the question that waits.
+_PAUSE_BEFORE_CHANGE_S = 0.05
 
 
 class ServerTls:
@@ -49,7 +56,7 @@ class ServerTls:
         self._clock = clock
         self._lock = threading.Lock()
         self._digest = ""
-        self._configuration: grpc.ServerCertificateConfiguration | None = None
+        self._renewed: grpc.ServerCertificateConfiguration | None = None
         self._looked_s = 0.0
         self._stamps: tuple[tuple[int, int, int] | None, ...] = ()
         self._problem = ""
@@ -68,17 +75,22 @@ class ServerTls:
         """
         with self._lock:
             self._digest, configuration = self._read()
-            self._configuration = configuration
+            self._renewed = None
             self._looked_s = self._clock()
 
-        def fetch() -> grpc.ServerCertificateConfiguration:
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
             with self._lock:
                 if self._clock() - self._looked_s >= _LOOK_AGAIN_S:
                     self._look()
-                return self._configuration or configuration
+                renewed, self._renewed = self._renewed, None
+            if renewed is not None:
+                time.sleep(_PAUSE_BEFORE_CHANGE_S)
+            return renewed
 
         return grpc.dynamic_ssl_server_credentials(
-            configuration, fetch, require_client_authentication=self.wants_client_certificates
+            configuration,
+            fetch,  # type: ignore[arg-type]  # the stubs do not know of None
+            require_client_authentication=self.wants_client_certificates,
         )
 
     def refresh(self) -> None:
@@ -100,7 +112,7 @@ class ServerTls:
             return
         self._problem, self._stamps = "", stamps
         if digest != self._digest:
-            self._digest, self._configuration = digest, configuration
+            self._digest, self._renewed = digest, configuration
             _LOG.info("the server's certificate was read again from %s", self._certificate)
 
     def _stamp_files(self) -> tuple[tuple[int, int, int] | None, ...]:
