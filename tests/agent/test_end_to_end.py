@@ -70,6 +70,16 @@ def test_every_tick_of_a_fast_replay_arrives_once_with_its_own_spacing(tmp_path,
     assert blanks == TICKS // 50
 
 
+def test_an_agent_says_at_its_start_that_every_user_can_read_its_token(tmp_path, trace, caplog):
+    token = tmp_path / "token"
+    token.write_text("gpusonde_abc")
+    token.chmod(0o644)
+    with ScriptedCollector() as collector:
+        settings = config(tmp_path, collector, uplink__token_file=str(token))
+        run_agent(settings, source=ReplaySource([trace], speed=math.inf), exit_when_acked=True)
+    assert f"{token} is open to every user of this host (mode 0644)" in caplog.text
+
+
 def test_a_collector_that_is_not_there_costs_nothing_but_time(tmp_path, trace, caplog):
     with ScriptedCollector() as collector:
         settings = config(tmp_path, collector, uplink__drain_timeout="100ms")

@@ -1,5 +1,7 @@
 """Who may do what: certificates, tokens, roles and identities over a real server."""
 
+from pathlib import Path
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -236,3 +238,16 @@ def test_a_collector_with_a_bad_certificate_or_tokens_file_does_not_start(author
         ThreadCollector(tmp_path / "a", **settings).__enter__()
     with pytest.raises(TlsError, match=r"bad\.pem"):
         ThreadCollector(tmp_path / "b", security__tokens_file=str(bad)).__enter__()
+
+
+def test_a_collector_says_at_its_start_which_secrets_every_user_can_read(authority, tmp_path, caplog):
+    settings = tls_settings(authority)
+    key, tokens = Path(settings["security__tls_key"]), tmp_path / "tokens.toml"
+    key.chmod(0o644)
+    tokens.write_text(token_entry("of-agents", Role.AGENT))
+    tokens.chmod(0o646)
+    with ThreadCollector(tmp_path / "data", **settings, security__tokens_file=str(tokens)):
+        pass
+    key.chmod(0o600)
+    assert f"{key} is open to every user of this host (mode 0644)" in caplog.text
+    assert f"{tokens} is open to every user of this host (mode 0646)" in caplog.text

@@ -142,17 +142,62 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
     rig.endpoint.stop()
 
 
-def test_more_connections_than_allowed_are_refused_and_the_rest_served():
+def test_the_connection_whose_request_is_awaited_longest_makes_room_for_one_more():
     rig = Rig(connections=2, request_s=20.0)
     with contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(contextlib.closing(rig.connect())) for _ in range(2)]
-        for channel in waiting:
+        first, second = [stack.enter_context(contextlib.closing(rig.connect())) for _ in range(2)]
+        for channel in (first, second):
             channel.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert rig.raw(b"").split(b" ")[1] == b"503"
-        for channel in waiting:
-            channel.sendall(b"\r\n")
-            assert _read_all(channel).split(b" ")[1] == b"200"
+        assert rig.get("/-/ready")[0] == 200
+        answer = _read_all(first)
+        assert answer.split(b" ")[1] == b"503"
+        assert b"more than 2 connections are open" in answer
+        second.sendall(b"\r\n")
+        assert _read_all(second).split(b" ")[1] == b"200"
     rig.endpoint.stop()
+
+
+def test_one_connection_more_is_refused_while_all_are_being_answered():
+    rig = Rig(connections=2, answer_s=20.0)
+    rig.unhealthy = "x" * (32 << 20)
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            channel = stack.enter_context(contextlib.closing(rig.connect()))
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            channel.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
+            channel.recv(1)  # the answer has begun
+        assert rig.raw(b"").split(b" ")[1] == b"503"
+    rig.endpoint.stop()
+
+
+def test_health_checks_are_answered_while_strangers_hold_hundreds_of_connections_and_trickle(rig):
+    over, opened = threading.Event(), collections.Counter()
+
+    def trickle():
+        channels = []
+        while not over.wait(0.02):
+            with contextlib.suppress(OSError):
+                channels.append(rig.connect())
+                opened["all"] += 1
+            for channel in channels[-100:]:
+                with contextlib.suppress(OSError):
+                    channel.send(b"x")
+        for channel in channels:
+            channel.close()
+
+    strangers = [threading.Thread(target=trickle) for _ in range(3)]
+    for stranger in strangers:
+        stranger.start()
+    try:
+        wait_until(lambda: opened["all"] >= 50, 30, "connections of strangers")
+        began_s = time.monotonic()
+        statuses = [rig.get("/-/healthy")[0] for _ in range(100)]
+    finally:
+        over.set()
+        for stranger in strangers:
+            stranger.join(30)
+    assert statuses.count(200) >= 98
+    assert time.monotonic() - began_s < 30.0
 
 
 def test_a_stopped_endpoint_can_be_started_again(rig):

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import logging
 import os
+import stat
 
 import pytest
 from cryptography import x509
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 from support.certificates import Authority
 
 from gpusonde.errors import TlsError
-from gpusonde.service.tls import ClientSecurity, ExpiryWarning, ServerTls, expiry_unix_s, is_loopback
+from gpusonde.service.tls import (
+    ClientSecurity,
+    ExpiryWarning,
+    ServerTls,
+    expiry_unix_s,
+    is_loopback,
+    warn_of_exposed_files,
+)
 from gpusonde.service.tls.certificates import KeyPair, locate
 from gpusonde.service.tls.client import read_token
 
@@ -190,3 +198,25 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(author
     with pytest.raises(TlsError, match="unencrypted"):
         KeyPair.read(certificate, key)
     assert os.environ.get("CREDENTIALS_DIRECTORY") is None
+
+
+@pytest.mark.parametrize(("mode", "said"), [(0o600, False), (0o640, False), (0o644, True), (0o602, True)])
+def test_a_secret_that_every_user_can_read_or_change_is_warned_about(tmp_path, caplog, mode, said):
+    file = tmp_path / "agent.key"
+    file.write_text("a key")
+    file.chmod(mode)
+    warn_of_exposed_files(
+        "", str(tmp_path / "missing"), "agent.key", environment={"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    )
+    assert (f"{file} is open to every user of this host (mode {mode:04o})" in caplog.text) is said
+    assert len(caplog.records) == said
+
+
+def test_digests_of_tokens_may_be_read_by_all_and_changed_by_the_owner_only(tmp_path, caplog):
+    file = tmp_path / "tokens.toml"
+    file.touch(0o644)
+    warn_of_exposed_files(str(file), others=stat.S_IWOTH)
+    assert not caplog.records
+    file.chmod(0o646)
+    warn_of_exposed_files(str(file), others=stat.S_IWOTH)
+    assert "(mode 0646)" in caplog.text

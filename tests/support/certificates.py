@@ -72,6 +72,7 @@ class Authority:
         )
         for path, content in zip(paths, contents, strict=True):
             fresh = path.with_suffix(path.suffix + ".new")
+            fresh.touch(0o600)
             fresh.write_bytes(content)
             fresh.rename(path)
         return paths

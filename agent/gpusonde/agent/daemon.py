@@ -31,6 +31,7 @@ from gpusonde.service.health import notify
 from gpusonde.service.process import Shutdown, end, release_startup_memory
 from gpusonde.service.reload import ConfigSource
 from gpusonde.service.supervisor import Supervisor
+from gpusonde.service.tls import warn_of_exposed_files
 
 
 @dataclass(frozen=True)
@@ -413,6 +414,7 @@ class Agent:
             len(self._inventory.metrics),
             self._spool.directory,
         )
+        warn_of_exposed_files(self._config.uplink.tls_key, self._config.uplink.token_file)
 
     def _log_end(self, drained: bool) -> None:
         if drained:

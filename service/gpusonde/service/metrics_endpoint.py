@@ -2,7 +2,9 @@
 
 They answer from threads of their own while the daemon's event loop is stuck, which is when their answers matter. It is
 not a web server: GET only, one request per connection, and bounds on connections, the size of a request and the time
-that a client may take. ``Monitoring`` keeps it where the configuration wants it; it is never a reason to stop.
+that a client may take. Who asks slowly, or nothing, makes room for whoever comes later: a health check that strangers
+could keep from its answer would have the daemon restarted. ``Monitoring`` keeps it where the configuration wants it; it
+is never a reason to stop.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class EndpointLimits:
     """What clients may cost.
 
     Attributes:
-        connections: Connections at the same time; further ones get 503.
+        connections: Connections at the same time. For one more, that whose request is awaited longest gets 503, or
+            the new one where all are being answered.
         request_bytes: Request line and headers.
         request_s: Time from the connection to the end of the request.
         answer_s: Time for taking the answer.
@@ -162,6 +165,8 @@ class Endpoint:
         self._accepting: threading.Thread | None = None
         self._stopping = threading.Event()
         self._serving: dict[socket.socket, threading.Thread] = {}
+        # Those whose request has not come in whole yet, the oldest first.
+        self._asking: dict[socket.socket, None] = {}
 
     def start(self, listen: str) -> str:
         """Serve on ``host:port`` and return the address with the port it got.
@@ -211,13 +216,32 @@ class Endpoint:
                     log.warning("self metrics: a connection cannot be accepted: %s", error.strerror or error)
                     self._stopping.wait(_ACCEPT_AGAIN_S)
                 continue
-            if len(self._serving) >= self._limits.connections:
+            if len(self._serving) >= self._limits.connections and not self._make_room():
                 with contextlib.closing(connection), contextlib.suppress(OSError):
                     connection.setblocking(False)
-                    connection.send(_Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n").encode())
+                    connection.send(self._too_many().encode())
                 continue
+            self._asking[connection] = None
             thread = self._serving[connection] = _make_thread(self._serve, connection)
             thread.start()
+
+    def _make_room(self) -> bool:
+        """Have the connection whose request is awaited longest end; return whether there was one."""
+        if len(self._serving) >= 2 * self._limits.connections:
+            return False  # those that were told to end have not done so yet
+        for connection in tuple(self._asking):
+            try:
+                del self._asking[connection]
+            except KeyError:  # its request is there
+                continue
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)  # its thread answers
+            return True
+        return False
+
+    def _too_many(self) -> _Answer:
+        text = f"more than {self._limits.connections} connections are open, and this one has asked nothing yet\n"
+        return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -228,6 +252,7 @@ class Endpoint:
         except OSError as error:  # whoever asked has gone, or takes too long
             log.debug("self metrics: a connection has ended: %s", error)
         finally:
+            self._asking.pop(connection, None)
             del self._serving[connection]
             connection.close()
 
@@ -244,8 +269,9 @@ class Endpoint:
             except TimeoutError:
                 return _Answer(HTTPStatus.REQUEST_TIMEOUT, b"the request took too long\n")
             if not part:
-                return None
+                return None if connection in self._asking else self._too_many()
             request += part
+        self._asking.pop(connection, None)
         return self.answer(request)
 
     def answer(self, request: bytes) -> _Answer:

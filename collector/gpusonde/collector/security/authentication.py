@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import stat
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.interceptor import AccessInterceptor
 from gpusonde.collector.security.rates import CallerBook, CallerLimits
 from gpusonde.collector.security.tokens import TokenFile
-from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback
+from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback, warn_of_exposed_files
 
 _LOG = logging.getLogger(__name__)
 _STREAM_CHECK_S = 0.5
@@ -52,6 +53,8 @@ class AccessControl:
             anonymous=self._anonymous,
             certificate_role=Role(security.certificate_role) if security.certificate_role else None,
         )
+        self._secret_files = (security.tls_key, config.clickhouse.password_file, config.clickhouse.tls_key)
+        self._tokens_file = security.tokens_file
         self._callers = CallerBook(caller_limits(config))
         self.connections = Connections(self.refused)
         self.interceptor = AccessInterceptor(self.guard, self._callers, self.connections, self.refused)
@@ -66,6 +69,9 @@ class AccessControl:
         Raises:
             TlsError: One of them cannot be used.
         """
+        warn_of_exposed_files(*self._secret_files)
+        # Its digests are no secret, but whoever can write there lets himself in.
+        warn_of_exposed_files(self._tokens_file, others=stat.S_IWOTH)
         if self._tokens:
             self._tokens.load()
         return self.tls.credentials() if self.tls else None

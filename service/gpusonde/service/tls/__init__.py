@@ -1,7 +1,7 @@
 """TLS of both daemons and of the commands that ask a collector: files read anew when they change, keys never shown."""
 
 from gpusonde.errors import TlsError
-from gpusonde.service.tls.certificates import ExpiryWarning, expiry_unix_s
+from gpusonde.service.tls.certificates import ExpiryWarning, expiry_unix_s, warn_of_exposed_files
 from gpusonde.service.tls.client import Access, ClientSecurity, hangs_up_on_strangers, is_loopback
 from gpusonde.service.tls.server import ServerTls
 
@@ -14,4 +14,5 @@ __all__ = [
     "expiry_unix_s",
     "hangs_up_on_strangers",
     "is_loopback",
+    "warn_of_exposed_files",
 ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import logging
 import os
 import re
 import ssl
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -161,6 +163,27 @@ def read_secret(path: Path) -> bytes:
     if len(content) > _MOST_BYTES:
         raise TlsError(str(path), f"has more than {_MOST_BYTES} bytes, so it is not what it should be")
     return content
+
+
+def warn_of_exposed_files(
+    *paths: str, others: int = stat.S_IROTH | stat.S_IWOTH, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Log each file that every user of this host can read or change; for the start of a daemon.
+
+    Args:
+        paths: Files of keys, passwords and tokens; empty ones are left out.
+        others: Permissions that users other than the file's owner and group must not have.
+        environment: Where systemd's credentials are looked up.
+    """
+    for path in filter(None, paths):
+        with contextlib.suppress(OSError):  # whoever reads it says so
+            file = locate(path, environment)
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if mode & others:
+                _LOG.warning(
+                    "%s is open to every user of this host (mode %04o): make it 'chmod o-rwx', and its content anew if"
+                    " others have an account here", file, mode,
+                )  # fmt: skip
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
