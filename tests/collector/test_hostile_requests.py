@@ -1,6 +1,8 @@
 """Requests that are small on the wire and large behind it, and calls that stay open: the collector goes on."""
 
 import asyncio
+import contextlib
+import socket
 import time
 
 import grpc
@@ -293,3 +295,20 @@ def test_a_question_that_is_given_up_at_its_turn_passes_it_on(steps):
 
     answered, waiting = asyncio.run(main())
     assert (answered[0], answered[-1], waiting) == ("first", "waits", 0)
+
+
+def test_a_flood_of_pings_ends_its_connection_and_no_other(agent, collector):
+    host, _, port = collector.target.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as channel:
+        channel.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                channel.sendall(b"\x00\x00\x08\x06" + bytes(5) + b"12345678")
+                channel.settimeout(0.01)
+                with contextlib.suppress(TimeoutError):
+                    received += channel.recv(65536)
+            channel.settimeout(60)
+            while part := channel.recv(65536):
+                received += part
+    assert b"too_many_pings" in received

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.fleet_store import write_fleet
 from support.running_collector import ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, wait_until
 
 from gpusonde.catalog import load_gpus
+from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client, CollectorError, MeasuredMetric, Measurement
+from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.query.runs import list_runs
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
 from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, summarise_metrics
@@ -102,6 +106,18 @@ def test_runs_come_newest_first_in_pages(filled, client):
             pages.append([run.run_id for run in answer.runs])
             token = answer.next_page_token
         assert pages == [[run.run_id for run in everything[:3]], [everything[3].run_id]]
+
+
+def test_a_page_of_runs_reads_its_gpus_and_not_those_of_the_fleet(tmp_path, monkeypatch):
+    write_fleet(tmp_path / "data", jobs=2)
+    store = LocalStore(tmp_path / "data", StoreConfig(reserve_bytes=0))
+    store.open()
+    gpus, asked = store.facts.gpus, []
+    monkeypatch.setattr(store.facts, "gpus", lambda uuids=None: asked.append(uuids) or gpus(uuids))
+    runs = list_runs(store, query_pb2.ListRunsRequest(page_size=2)).runs
+    store.close()
+    assert asked == [{run.gpu_uuid for run in runs}]
+    assert all(run.product_name for run in runs)
 
 
 def test_epochs_of_a_run_are_those_of_the_trace(filled, client, run, trace):

@@ -57,6 +57,7 @@ def used(pid):
     return cpu_s, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir(f"/proc/{pid}/fd"))
 
 
+@pytest.mark.timeout(SECONDS + 240)
 def test_a_collector_stays_alive_and_greets_agents_while_two_thousand_strangers_hold_idle_connections(
     tmp_path, authority
 ):

@@ -27,7 +27,7 @@ from gpusonde.epoch_detect import EpochTracker
 from gpusonde.errors import StoreError
 from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.health import notify
-from gpusonde.service.process import Shutdown, allow_open_files, end
+from gpusonde.service.process import Shutdown, allow_open_files, end, release_free_memory
 from gpusonde.service.reload import ConfigSource
 from gpusonde.service.supervisor import Supervisor
 from gpusonde.service.tls import is_loopback
@@ -35,6 +35,7 @@ from gpusonde.service.tls import is_loopback
 _ADDRESS_FILE = "address"
 _COMMIT_BEAT_S = 1.0
 _STORE_SIZES_S = 15.0
+_RELEASE_MEMORY_S = 30.0
 
 
 @contextlib.contextmanager
@@ -203,6 +204,7 @@ class _Collector:
                 asyncio.ensure_future(parts.admission.run()),
                 *map(asyncio.ensure_future, parts.store.run_in_background(parts.executors)),
                 asyncio.ensure_future(parts.access.watch_streams(parts.ingest.end_revoked, parts.ingest.rebalance)),
+                asyncio.ensure_future(parts.access.connections.run()),
                 asyncio.ensure_future(parts.workload.run()),
             ]
             if self._config.runs.track:
@@ -210,7 +212,7 @@ class _Collector:
             await server.start()
             await parts.health.set_ingest(True)
             await parts.health.set_query(True)
-            background = [self._beat_for_commits(), self._measure_store_for_ever()]
+            background = [self._beat_for_commits(), self._measure_store_for_ever(), _release_memory_for_ever()]
             supervising = asyncio.ensure_future(self._supervisor.run([self._make_metrics()], background))
             # It begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)
@@ -327,3 +329,10 @@ class _Collector:
         self._parts.pipeline.evict(agents)
         if not came:
             loop.call_soon_threadsafe(self._parts.ingest.end_moved, agents)
+
+
+async def _release_memory_for_ever() -> None:
+    """Give back now and then what thousands of connections that came and went have left in pieces."""
+    while True:
+        await asyncio.sleep(_RELEASE_MEMORY_S)
+        await asyncio.to_thread(release_free_memory)

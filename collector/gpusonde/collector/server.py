@@ -99,7 +99,8 @@ def build_server(
             ("grpc.keepalive_permit_without_calls", 1),
             # Agents ping every 20 s; the default permits one ping in 5 minutes and hangs up on the rest.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.http2.max_ping_strikes", 0),
+            # As many may come sooner, while nothing is sent, before the connection ends.
+            ("grpc.http2.max_ping_strikes", 20),
             # An agent has one stream and a reader a handful; the default is no bound at all.
             ("grpc.max_concurrent_streams", _MOST_CALLS_PER_CONNECTION),
         ],

@@ -109,10 +109,15 @@ def release_startup_memory() -> None:
             text = file.read(_MOST_SMAPS_CHARACTERS)
         for start, end in unchanged_file_mappings(text):
             libc.madvise(start, end - start, _MADV_DONTNEED)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
     except (OSError, AttributeError) as error:
         _LOG.debug("memory of the start is kept: %s", error)
+    release_free_memory()
+
+
+def release_free_memory() -> None:
+    """Give back free heap, which glibc keeps in pieces for each thread that ever took some; other systems keep it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def unchanged_file_mappings(smaps: str) -> Iterator[tuple[int, int]]:

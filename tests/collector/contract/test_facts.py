@@ -192,6 +192,8 @@ def test_gpus_are_described_as_their_agents_did_last(engine):
     for _ in range(2):
         found = [(g.gpu_uuid, g.agent_id, g.host_name) for g in store.facts.gpus()]
         assert found == [("GPU-a", "agent-1", "host-7"), ("GPU-b", "agent-1", "host-7"), ("GPU-b", "agent-2", "")]
+        assert [g.gpu_uuid for g in store.facts.gpus({found[0][0], "GPU-unknown"})] == [found[0][0]]
+        assert store.facts.gpus(()) == []
         assert gpu_pb2.Gpu.FromString(store.facts.gpus()[0].message).product_name == "NVIDIA H100"
         # A metric that is gone from the inventory still has its past.
         metrics = ["dram_active", "sm_active", "power_watts", "framebuffer_used_bytes"]

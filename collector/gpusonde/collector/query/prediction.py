@@ -71,7 +71,7 @@ def measure_run(run: RunRow, facts: FactStore, samples: SampleReader, gpus: GpuC
             f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
             " wait for more of it, or give a measurement",
         )
-    rows = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in facts.gpus()}
+    rows = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in facts.gpus({run.gpu_uuid})}
     described = gpu_message(rows.get((run.gpu_uuid, run.agent_id)))
     if not described.product_name:
         raise RequestError(

@@ -46,7 +46,9 @@ def list_runs(store: Store, request: query_pb2.ListRunsRequest) -> query_pb2.Lis
     before = (int(place[0]), str(place[1])) if place else None
     runs = store.results.runs(gpu_uuid=request.gpu_uuid, job_id=request.job_id, before=before, limit=limit + 1)
     page = runs[:limit]
-    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in store.facts.gpus()}
+    # Those of the page: a fleet has had thousands.
+    described = store.facts.gpus({run.gpu_uuid for run in page})
+    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in described}
     response = query_pb2.ListRunsResponse(runs=[_run(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in page])
     if len(runs) > limit:
         response.next_page_token = to_token([page[-1].start_unix_nano, page[-1].run_id])

@@ -98,7 +98,6 @@ class AccessControl:
                 warning.check(self.tls.expiry_unix_s)
             for look in looks:
                 look()
-            await asyncio.to_thread(self.connections.make_room)
             await asyncio.sleep(_STREAM_CHECK_S)
 
 

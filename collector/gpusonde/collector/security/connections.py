@@ -8,6 +8,7 @@ went away.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -20,6 +21,8 @@ from urllib.parse import unquote
 
 _LOG = logging.getLogger(__name__)
 _LOG_INTERVAL_S = 10.0
+_PAUSE_S = 0.5
+_LEAST_PAUSE_S = 0.05
 _OPEN_FILES = "/proc/self/fd"
 _IPV6_NETWORK_BITS = 64  # what one customer or host is given; within it, addresses cost nothing
 
@@ -69,15 +72,26 @@ class Connections:
             if not self._calls[peer]:
                 del self._calls[peer]
 
-    def make_room(self) -> None:
-        """End connections without a call while fewer than an eighth of the room is left; runs on any thread."""
+    async def run(self) -> None:
+        """Make room when it is needed, until this is cancelled."""
+        while True:
+            began_s = self._clock()
+            has_ended = await asyncio.to_thread(self.make_room)
+            # Strangers come back at once; looking after them may take a fifth of a core.
+            await asyncio.sleep(max(_LEAST_PAUSE_S, 4 * (self._clock() - began_s)) if has_ended else _PAUSE_S)
+
+    def make_room(self) -> bool:
+        """End connections without a call where fewer than an eighth of the room is left; return whether any was ended.
+
+        Runs on any thread.
+        """
         allowed = self._most - self._most // 8
         try:
             numbers = os.listdir(_OPEN_FILES)
         except OSError:  # not Linux, or no file can be opened: the limits of time are left
-            return
+            return False
         if len(numbers) <= allowed:
-            return
+            return False
         found = {}
         for number in map(int, numbers):
             with _own_socket(number) as channel:
@@ -86,9 +100,10 @@ class Connections:
         surplus = len(found) - allowed
         self._looks += 1
         self._known = {peer: self._known.get(peer, self._looks) for peer in found}
-        if surplus > 0:
-            calling = frozenset(self._calls)
-            self._end(self._spare(set(found) - calling)[:surplus], found)
+        if surplus <= 0:
+            return False
+        calling = frozenset(self._calls)
+        return self._end(self._spare(set(found) - calling)[:surplus], found)
 
     def _spare(self, idle: set[str]) -> list[str]:
         """Return idle connections: first those whose addresses have most others that are newer."""
@@ -98,7 +113,7 @@ class Connections:
         ranked = [(rank, peer) for peers in by_address.values() for rank, peer in enumerate(peers)]
         return [peer for _, peer in sorted(ranked, reverse=True)]
 
-    def _end(self, peers: list[str], numbers: dict[str, int]) -> None:
+    def _end(self, peers: list[str], numbers: dict[str, int]) -> bool:
         ended: Counter[str] = Counter()
         for peer in peers:
             with _own_socket(numbers[peer]) as channel:
@@ -115,6 +130,7 @@ class Connections:
                 "%d connections without a call were ended, %d of them of %s: there is room for %d connections"
                 " (ingest.max_agents, LimitNOFILE of the unit)", ended.total(), count, address, self._most,
             )  # fmt: skip
+        return bool(ended)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -95,8 +95,8 @@ class FactStore(Protocol):
     def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
         """Return the latest durable inventory of a spool."""
 
-    def gpus(self) -> list[GpuRow]:
-        """Return every GPU ever described, once per agent."""
+    def gpus(self, gpu_uuids: Collection[str] | None = None) -> list[GpuRow]:
+        """Return every GPU ever described, or those of the given UUIDs, once per agent."""
 
     def metrics(self, gpu_uuid: str) -> list[str]:
         """Return the metrics that any agent ever offered for a GPU."""

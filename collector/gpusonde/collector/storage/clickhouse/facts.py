@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
@@ -189,15 +189,18 @@ class ClickHouseFacts:
         messages = binary_column(table, "message")
         return decode_inventory(messages[0]) if messages else None
 
-    def gpus(self) -> list[GpuRow]:
-        """Return every GPU ever described, as it was described last, once per agent."""
+    def gpus(self, gpu_uuids: Collection[str] | None = None) -> list[GpuRow]:
+        """Return every GPU ever described, or those of the given UUIDs, as it was described last, once per agent."""
         table = self._sql.table(
-            "SELECT gpu_uuid, agent_id, host_name, last_metrics, every_metric, message FROM ("
+            "SELECT gpu_uuid, agent_id, host_name, last_metrics, every_metric, message FROM ("  # noqa: S608 - own text only
             " SELECT gpu_uuid, agent_id, argMax(message, (spool, sequence)) AS message,"
             " argMax(metrics, (spool, sequence)) AS last_metrics, groupUniqArrayArray(metrics) AS every_metric"
-            " FROM gpus GROUP BY gpu_uuid, agent_id) AS described"
+            " FROM gpus"
+            + ("" if gpu_uuids is None else " WHERE gpu_uuid IN {gpus:Array(String)}")
+            + " GROUP BY gpu_uuid, agent_id) AS described"
             " LEFT JOIN (SELECT agent_id, host_name FROM agents FINAL) AS named USING (agent_id)"
-            " ORDER BY gpu_uuid, agent_id"
+            " ORDER BY gpu_uuid, agent_id",
+            {} if gpu_uuids is None else {"gpus": sorted(gpu_uuids)},
         )
         columns = [table.column(name).to_pylist() for name in table.column_names[:-1]]
         return [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from gpusonde.collector.storage.local.catalog import Database
 from gpusonde.collector.storage.model import (
@@ -111,11 +111,15 @@ class LocalFacts:
             for position, agent_id, record, message in records:
                 _save_record(connection, position, agent_id, record, message)
 
-    def gpus(self) -> list[GpuRow]:
-        """Return every GPU ever described."""
+    def gpus(self, gpu_uuids: Collection[str] | None = None) -> list[GpuRow]:
+        """Return every GPU ever described, or those of the given UUIDs."""
+        marks = "" if gpu_uuids is None else ", ".join("?" for _ in gpu_uuids)
         rows = self._database.rows(
-            "SELECT gpu_uuid, agent_id, COALESCE(host_name, ''), message, metrics FROM gpus LEFT JOIN agents"
-            " USING (agent_id) ORDER BY gpu_uuid, agent_id"
+            "SELECT gpu_uuid, agent_id, COALESCE(host_name, ''), message, metrics"  # noqa: S608 - own text only
+            " FROM gpus LEFT JOIN agents USING (agent_id)"
+            + ("" if gpu_uuids is None else f" WHERE gpu_uuid IN ({marks})")
+            + " ORDER BY gpu_uuid, agent_id",
+            tuple(gpu_uuids or ()),
         )
         return [
             GpuRow(gpu, agent, host, message, tuple(json.loads(names))) for gpu, agent, host, message, names in rows

@@ -14,8 +14,9 @@ from dataclasses import astuple, fields
 from gpusonde.collector.storage.local.catalog import Database
 from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
 
-_RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
-_RUN_MARKS = ", ".join("?" for _ in fields(RunRow))
+_RUN_FIELDS = tuple(field.name for field in fields(RunRow))
+_RUN_COLUMNS = ", ".join(_RUN_FIELDS)
+_RUN_MARKS = ", ".join("?" for _ in _RUN_FIELDS)
 _MAYBE_UNKNOWN = ("period_s", "period_low_s", "period_high_s", "idle_share", "stalled_share")
 # The words of the index that finds them.
 _TO_SUMMARISE = "status = 'confirmed' AND summary IS NULL"
@@ -203,7 +204,7 @@ def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
 
 
 def _run_row(row: tuple[object, ...]) -> RunRow:
-    named = dict(zip((field.name for field in fields(RunRow)), row, strict=True))
+    named = dict(zip(_RUN_FIELDS, row, strict=True))
     for name in _MAYBE_UNKNOWN:
         named[name] = math.nan if named[name] is None else named[name]
     named["ended"] = bool(named["ended"])
