@@ -14,7 +14,6 @@ from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.planning.wire import pack_question, raise_errors
 from gpusonde.errors import RequestError
 from gpusonde.planning.v1 import planning_pb2
-from gpusonde.service.process import within
 
 # Reports that wait for the next look; beyond them the stream is not read.
 _MOST_REPORTS = 256
@@ -88,14 +87,19 @@ class WatchStream:
 
     async def _follow(self, send: Send, may_go_on: Callable[[], None]) -> None:
         pending: list[planning_pb2.WatchJobRequest] = []
+        coming: asyncio.Future[_Item] | None = None
         due_s, looked_s, has_ended = self._clock(), -math.inf, False
         while True:
-            is_wanted = False
-            try:
-                item = await within(self._reports.get(), max(0.0, due_s - self._clock()))
-            except asyncio.TimeoutError:
-                pass
+            if coming is None and not has_ended:
+                coming = asyncio.ensure_future(self._reports.get())
+            wait_s = max(0.0, due_s - self._clock())
+            if coming is not None:
+                await asyncio.wait({coming}, timeout=wait_s)
             else:
+                await asyncio.sleep(wait_s)
+            is_due = self._clock() >= due_s
+            if coming is not None and coming.done():
+                item, coming = coming.result(), None
                 if isinstance(item, Exception):
                     raise item
                 has_ended = item is None
@@ -104,8 +108,8 @@ class WatchStream:
                     elapsed_s = _elapsed_s(item)
                     self._known = max(self._now_s(), elapsed_s), self._clock()
                     # Reports may come faster than time passes, from a record of it.
-                    is_wanted = item.HasField("machines") or elapsed_s >= looked_s + self._config().watch_interval_s
-            is_due = is_wanted or self._clock() >= due_s
+                    is_due |= item.HasField("machines")
+                    is_due |= elapsed_s >= looked_s + self._config().watch_interval_s
             is_over = has_ended and not self._start.run_id
             if not (is_due or is_over):
                 continue
@@ -115,6 +119,8 @@ class WatchStream:
             pending, looked_s, due_s = [], now_s, self._clock() + self._config().watch_interval_s
             await send(recommendation)
             if is_over or recommendation["kind"] == "done":
+                if coming is not None:
+                    coming.cancel()
                 return
             await asyncio.sleep(_LEAST_PAUSE_S)
 
