@@ -7,7 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from support.running_collector import ThreadCollector
+from support.wire_agent import WireStream, hello, inventory
 
+from gpusonde.collector import server
 from gpusonde.collector.security.connections import Connections, address_of
 
 
@@ -103,3 +106,18 @@ def test_the_connection_of_a_call_is_known_by_grpcs_word_for_its_other_end(liste
 )  # fmt: skip
 def test_an_address_is_a_host_or_its_ipv6_network(peer, address):
     assert address_of(peer) == address
+
+
+def test_connections_end_that_do_not_speak_in_time_or_have_no_call_and_streams_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "_HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(server, "_IDLE_TIMEOUT_S", 1.0)
+    with ThreadCollector(tmp_path / "data") as collector, WireStream(collector.target, hello()) as stream:
+        stream.greet()
+        host, _, port = collector.target.rpartition(":")
+        preface, settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(3) + b"\x04" + bytes(5)
+        for words in (b"", preface[:10], preface, preface + settings):
+            with socket.create_connection((host, int(port)), 20) as channel:
+                channel.sendall(words)
+                while channel.recv(65536):
+                    pass
+        stream.send(inventory()).wait_acked(1)
