@@ -7,7 +7,9 @@ Message passing is that of the paper's Eq. 3, with the virtual edges of Eq. 4:
 
 for every node v in the order of the traversal, forward (neighbours are those whose output v reads) and then backward
 (those that read v's). A node hears states that the same traversal has already renewed. The embedding is the mean of
-the node states after a layer normalisation.
+the node states after a layer normalisation. GHN-2's published code begins the second sum at s = 1 (an option of the
+encoder's file, ``virtual_edges: published_code``) and looks extents up in a table, where unseen widths stay random (not
+reproduced).
 """
 
 from __future__ import annotations
