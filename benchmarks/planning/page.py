@@ -18,8 +18,8 @@ class NotRunError(RuntimeError):
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Lines of a Markdown table, an empty one behind it."""
-    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (columns, ("---",) * len(columns), *rows)]
-    return [*lines, ""]
+    head, *lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (columns, *rows)]
+    return [head, "|" + "---|" * len(columns), *lines, ""]
 
 
 def percent(share: float, digits: int = 1) -> str:

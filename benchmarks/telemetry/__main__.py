@@ -31,8 +31,8 @@ _MIB = 1 << 20
 
 def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     """Lines of a Markdown table."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ("---",) * len(columns), *rows)]
-    return [*lines, ""]
+    head, *lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    return [head, "|" + "---|" * len(columns), *lines, ""]
 
 
 def agent_section(args: argparse.Namespace) -> list[str]:

@@ -311,7 +311,7 @@ def report(seconds: float) -> list[str]:
     labels += ["size on disk beside the records", "most on disk where 2 MiB are allowed"]
     for kind in ("one changed bit", "a file cut short"):
         labels += [f"{kind}: records lost and told / lost untold / wrong", f"{kind}: nothing can be read"]
-    lines = ["| what | segments (ours) | SQLite |", "| --- | --- | --- |"]
+    lines = ["| what | segments (ours) | SQLite |", "|---|---|---|"]
     return [
         *lines,
         *(f"| {label} | {ours} | {other} |" for label, ours, other in zip(labels, *columns.values(), strict=True)),
