@@ -223,6 +223,7 @@ def section_table_iv(published: dict[LatencyProtocol, LatencyEvaluation]) -> str
     rows = [
         (HELD_OUT[protocol], *(f"{percent(s.mape)}, {s.r2:.2f}" for s in map(result.by_source.__getitem__, gpus)))
         for protocol, result in published.items()
+        if protocol in (LatencyProtocol.RANDOM, LatencyProtocol.CONFIG)
     ]
     return (
         "## Paper stack by source GPU (the form of Table IV)\n\nMean error and R². The paper reports T4 11.67 %, A10G "
