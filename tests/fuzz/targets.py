@@ -29,8 +29,8 @@ from support.wire_agent import batch, block, hello, inventory, source_ended
 from support.workload_decoders import ask_about_workloads, read_training, trainings, workload_requests
 
 from gpusonde.agent.config import AgentConfig
+from gpusonde.agent.jobs.ownership import OwnershipFile
 from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
-from gpusonde.agent.jobs.watcher import StateFile
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.planning.processes import PlanningAnswers
@@ -196,7 +196,7 @@ def _read_reports(data: bytes) -> None:
 def _read_job_state(data: bytes) -> None:
     path = clean("jobs") / "job_bindings.json"
     path.write_bytes(data)
-    StateFile(path, OsFiles()).load()
+    OwnershipFile(path, OsFiles()).load()
 
 
 def _read_mapping_file(data: bytes) -> None:
