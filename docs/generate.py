@@ -155,11 +155,11 @@ def _link(payload: str) -> str:
 
 def _bullets(keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Draw the keys of an object as lines of a list, those in it indented; what needs no words stands together."""
-    lines: list[str] = []
+    links: list[str] = []
     for known, own in sorted(objects.items(), key=lambda item: -len(item[1])):
         # An object that is this one and more: a link instead of its keys.
         if own.items() <= keys.items():
-            lines.append(f"* the keys of {_link(known)}")
+            links.append(_link(known))
             keys = {name: value for name, value in keys.items() if name not in own}
     plain: list[str] = []
     told: list[tuple[str, str, list[str]]] = []
@@ -185,7 +185,8 @@ def _bullets(keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) 
             told[-1] = (f"{told[-1][0]}, {path}", meaning, below)
         else:
             told.append((path, meaning, below))
-    lines += [f"* {', '.join(plain)}"] if plain else []
+    listed = [f"the keys of {' and '.join(links)}"] * bool(links) + [", ".join(plain)] * bool(plain)
+    lines = [f"* {'; '.join(listed)}"] if listed else []
     for path, meaning, below in told:
         lines.append(f"* {path}: {meaning}".removesuffix(": "))
         lines.extend(f"  {line}" for line in below)

@@ -39,6 +39,7 @@ GPUS, TICKS_PER_SECOND = 8, 10
 _METRICS = tuple(m for m in METRICS if m.name not in ("encoder_utilization", "decoder_utilization"))
 _BEGUN_NS = 1_700_000_000 * 10**9
 _KEPT_S = 10
+_RECORDS_PER_S = 10
 _MOMENTS = (150, 300, 450, 600)  # records in a spool that is damaged
 _COUNTED = ("fsync", "fdatasync", "pwrite64", "write", "pread64", "fcntl")
 
@@ -285,16 +286,15 @@ def report(seconds: float) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="gpusonde-spool-") as name:
         for engine in ENGINES:
             rows = columns.setdefault(engine, [])
-            for rate in (10, 1):
-                directory = Path(name) / f"{engine}-{rate}"
-                directory.mkdir()
-                found, calls = cost(engine, rate, seconds, directory)
-                rows.append(f"{100 * found['cpu_share']:.2f} % of a core")
-                rows.append(f"{found['commit_ms']:.1f} / {found['commit_99_ms']:.1f} ms")
-                syncs = calls.get("fsync", 0) + calls.get("fdatasync", 0)
-                writes = calls.get("pwrite64", 0) + calls.get("write", 0)
-                others = calls.get("pread64", 0) + calls.get("fcntl", 0)
-                rows.append(f"{syncs:.1f} / {writes:.1f} / {others:.1f}" if calls else "strace is not installed")
+            directory = Path(name) / engine
+            directory.mkdir()
+            found, calls = cost(engine, _RECORDS_PER_S, seconds, directory)
+            rows.append(f"{100 * found['cpu_share']:.2f} % of a core")
+            rows.append(f"{found['commit_ms']:.1f} / {found['commit_99_ms']:.1f} ms")
+            syncs = calls.get("fsync", 0) + calls.get("fdatasync", 0)
+            writes = calls.get("pwrite64", 0) + calls.get("write", 0)
+            others = calls.get("pread64", 0) + calls.get("fcntl", 0)
+            rows.append(f"{syncs:.1f} / {writes:.1f} / {others:.1f}" if calls else "strace is not installed")
             most, share = bound(engine, Path(name))
             rows += [f"{share:.3f}", f"{most / (1 << 20):.2f} MiB"]
             for kind in ("bit", "cut"):
@@ -303,11 +303,7 @@ def report(seconds: float) -> list[str]:
                 seen = damage(engine, kind, 400, folder)
                 rows.append(f"{seen['told']:.2f} / {seen['untold']:.2f} / {seen['wrong']:.2f}")
                 rows.append(f"{100 * seen['unusable']:.1f} %")
-    labels = [
-        f"{label}{of}"
-        for of in (", 10 records a second", ", 1 record a second")
-        for label in ("CPU", "commit, median / 99 %", "syncs / writes / reads and locks a second")
-    ]
+    labels = ["CPU", "commit, median / 99 %", "syncs / writes / reads and locks a second"]
     labels += ["size on disk beside the records", "most on disk where 2 MiB are allowed"]
     for kind in ("one changed bit", "a file cut short"):
         labels += [f"{kind}: records lost and told / lost untold / wrong", f"{kind}: nothing can be read"]
@@ -321,9 +317,9 @@ def report(seconds: float) -> list[str]:
 def main() -> int:
     """Measure, or be one engine's process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the load")
     parser.add_argument("--play", choices=ENGINES, help=argparse.SUPPRESS)
-    parser.add_argument("--rate", type=int, default=10, help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=int, default=_RECORDS_PER_S, help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     logging.disable()
