@@ -205,7 +205,7 @@ def draw_object(payload: str) -> str:
     return f"### {_title(payload)}\n\n{keys(payload)}"
 
 
-# --- configurations: docs/agent.md, docs/collector.md, deploy/config/*.toml ---
+# --- configurations: deploy/config/*.toml ---
 
 _CONFIGURATION_HEAD = """# Configuration of the gpusonde {daemon}. Every option is shown with its default.
 #
@@ -222,15 +222,6 @@ def _configuration(daemon: str) -> type[Configuration]:
     from gpusonde.collector import CollectorConfig
 
     return {"agent": AgentConfig, "collector": CollectorConfig}[daemon]
-
-
-def draw_configuration(config: type[Configuration]) -> str:
-    """Name a configuration's keys by section; the file that ships with the daemon explains them."""
-    named: dict[str, list[str]] = {section: [] for section in config.sections()}
-    for entry in config.options().values():
-        named[entry.section].append(f"`{entry.key.partition('.')[2]}`")
-    rows = config.sections().items()
-    return listing((f"`[{section}]` {about.rstrip('.')}", ", ".join(named[section])) for section, about in rows)
 
 
 def configuration_file(daemon: str) -> str:
@@ -347,7 +338,6 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
     "ambiguous-gpus": ambiguous_gpus,
     "gpus-from-memory": gpus_from_memory,
     "document-keys": document_keys,
-    "configuration": lambda daemon: draw_configuration(_configuration(daemon)),
     "shared-options": shared_options,
     "keys": keys,
     "object": draw_object,

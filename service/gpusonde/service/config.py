@@ -2,8 +2,8 @@
 
 A configuration is a frozen dataclass whose fields are sections, themselves frozen dataclasses whose fields are declared
 with :func:`option`: kind, default, help, range, choices, and whether a running daemon takes the key over. What a file
-may hold, what is wrong with a value, the commented file of ``--print-config``, the tables of the documentation and what
-a reload changes follow from there; a configuration class adds only the rules between keys.
+may hold, what is wrong with a value, the commented file of ``--print-config`` and what a reload changes follow from
+there; a configuration class adds only the rules between keys.
 
 Precedence: command line over environment over file over defaults. The key ``section.name`` has the environment variable
 ``PREFIX_SECTION_NAME``. Unknown keys are errors. Durations and sizes are written with their unit; a bare number is
@@ -206,11 +206,6 @@ class Configuration:
     def options(cls) -> Mapping[str, Option]:
         """Return every key by ``section.name``, in order."""
         return {entry.key: entry for name, section in _sections(cls).items() for entry in _name_options(name, section)}
-
-    @classmethod
-    def sections(cls) -> Mapping[str, str]:
-        """Return the sections by name with what they are about, in order."""
-        return {name: _describe(section) for name, section in _sections(cls).items()}
 
     def live_keys(self) -> frozenset[str]:
         """Return the keys that a running daemon takes over, as ``section.name``."""
