@@ -21,11 +21,12 @@ _FUNCTIONS = (
     "dcgmWatchFields",
     "dcgmUnwatchFields",
     "dcgmGetValuesSince_v2",
+    "dcgmEntitiesGetLatestValues",
     "dcgmProfGetSupportedMetricGroups",
     "profiling watch",
     "dcgmConnect_v2",
 )
-_CODES = (-1, -3, -6, -11, -14, -17, -21, -33, -36, -37)
+_CODES = (-1, -3, -6, -11, -14, -17, -18, -20, -21, -33, -36, -37)
 
 
 @pytest.mark.parametrize("seed", range(4))

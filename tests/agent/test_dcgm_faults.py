@@ -109,7 +109,7 @@ def test_an_engine_that_answers_every_call_with_errors_is_connected_to_again(dcg
     source = dcgm_host.source()
     dcgm_host.open(source)
     dcgm_host.run(source, 2.0)
-    dcgm_host.engine.refused = {"dcgmGetValuesSince_v2": -3, "dcgmUnwatchFields": -3}
+    dcgm_host.engine.refused = {"dcgmEntitiesGetLatestValues": -3, "dcgmGetValuesSince_v2": -3, "dcgmUnwatchFields": -3}
     dcgm_host.run(source, 5.0)
     assert {e.kind for e in dcgm_host.events} == {GpuEventKind.LOST}
     dcgm_host.engine.refused = {}
@@ -142,11 +142,223 @@ def test_a_lost_gpu_is_an_event_and_the_others_go_on(dcgm_host, how):
     assert [(e.gpu, e.kind) for e in dcgm_host.events] == [(1, GpuEventKind.LOST)]
     assert others > its + 40
     gone.clear()
-    dcgm_host.run(source, 3.0)
+    # One that is listed without a name is looked for every slow interval.
+    dcgm_host.run(source, 13.0)
     source.close()
     assert [(e.gpu, e.kind) for e in dcgm_host.events[1:]] == [(1, GpuEventKind.RECOVERED)]
     assert len(dcgm_host.ticks[1]) > its + 20
     assert dcgm_host.ticks[1][-1][1]["sm_active"] > 0
+
+
+def holes(host, gpu):
+    """Steps between ticks that are no interval, and blanks of what is measured every tick."""
+    ticks = host.ticks[gpu]
+    steps = np.diff([time_s for time_s, _, _ in ticks])
+    names = ("sm_active", "dram_active", "power_watts", "gpu_utilization", "framebuffer_used_bytes")
+    blanks = [name for _, values, _ in ticks[3:] for name in names if math.isnan(values[name])]
+    return [step for step in steps if abs(step - 0.1) > 2e-3], blanks
+
+
+@pytest.mark.parametrize("names_lost", [False, True])
+@pytest.mark.parametrize("refused_at", ["watch", "group"])
+def test_one_lost_gpu_of_eight_takes_nothing_from_the_others_and_comes_back(dcgm_host, refused_at, names_lost):
+    engine = dcgm_host.engine
+    engine.gpus, engine.refuses_lost_at, engine.names_lost = 8, refused_at, names_lost
+    engine.level = lambda gpu, seconds: 0.5
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 5.0)
+    engine.lost = {3}
+    dcgm_host.run(source, 35.0)
+    assert [(e.gpu, e.kind) for e in dcgm_host.events] == [(3, GpuEventKind.LOST)]
+    its = len(dcgm_host.ticks[3])
+    engine.lost = set()
+    dcgm_host.run(source, 11.0)
+    source.close()
+    assert [(e.gpu, e.kind) for e in dcgm_host.events[1:]] == [(3, GpuEventKind.RECOVERED)]
+    assert len(dcgm_host.ticks[3]) > its
+    for gpu in set(range(8)) - {3}:
+        assert holes(dcgm_host, gpu) == ([], [])
+        assert len(dcgm_host.ticks[gpu]) == pytest.approx(510, abs=5)
+    assert (source.statistics.reconnects, source.statistics.inventories) == (0, 0)
+
+
+@pytest.mark.parametrize("refused_at", ["watch", "group"])
+def test_a_host_starts_with_a_lost_gpu_which_joins_when_it_is_healed(dcgm_host, refused_at, caplog):
+    engine = dcgm_host.engine
+    engine.gpus, engine.refuses_lost_at, engine.lost = 8, refused_at, {5}
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 25.0)
+    assert len(dcgm_host.keys()) == 7
+    assert sum("GPU 5 cannot be sampled" in record.getMessage() for record in caplog.records) == 1
+    engine.lost = set()
+    dcgm_host.run(source, 11.0)
+    source.close()
+    assert dcgm_host.keys()[7] == engine.uuid(5)
+    assert dcgm_host.column("power_watts", 7)[-1] > 0
+    for gpu in range(7):
+        assert holes(dcgm_host, gpu) == ([], [])
+    assert dcgm_host.events == []
+
+
+def test_a_stuck_watch_that_holds_a_lost_gpu_is_no_lost_engine(dcgm_host):
+    dcgm_host.engine.gpus = 3
+    source = dcgm_host.source(slow_interval_s=60.0)
+    dcgm_host.open(source)
+    dcgm_host.run(source, 1.0)
+    dcgm_host.engine.silent, dcgm_host.engine.lost = {0, 1, 2}, {1}
+    dcgm_host.run(source, 4.0)
+    dcgm_host.engine.silent = set()
+    dcgm_host.run(source, 4.0)
+    source.close()
+    assert [(e.gpu, e.kind) for e in dcgm_host.events] == [(1, GpuEventKind.LOST)]
+    assert dcgm_host.column("sm_active", 2)[-1] > 0
+    assert source.statistics.reconnects == 0
+
+
+def test_eight_gpus_cost_one_request_a_tick_and_no_tick_is_missing(dcgm_host):
+    dcgm_host.engine.gpus = 8
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    before = dcgm_host.engine.requests
+    dcgm_host.run(source, 30.0)
+    source.close()
+    assert dcgm_host.engine.requests - before == 300
+    for gpu in range(8):
+        assert holes(dcgm_host, gpu) == ([], [])
+        assert len(dcgm_host.ticks[gpu]) == pytest.approx(300, abs=3)
+
+
+def test_what_the_engine_measured_between_two_looks_is_fetched_alone(dcgm_host):
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 5.0)
+    before = dcgm_host.engine.requests
+    # One look is late by half an interval and sees the second of two values of either GPU's nineteen fields or so.
+    dcgm_host.run(source, 0.16, step_s=0.16)
+    dcgm_host.run(source, 0.04, step_s=0.04)
+    dcgm_host.run(source, 5.0)
+    source.close()
+    assert dcgm_host.engine.requests - before < 52 + 2 * 40
+    for gpu in (0, 1):
+        assert holes(dcgm_host, gpu) == ([], [])
+
+
+def test_an_engine_that_does_not_keep_its_pace_is_not_asked_for_holes_all_the_time(dcgm_host):
+    dcgm_host.engine.drift = 0.8
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    before = dcgm_host.engine.requests
+    dcgm_host.run(source, 120.0)
+    source.close()
+    assert dcgm_host.engine.requests - before < 1200 + 10 * 44
+    assert not math.isnan(np.nanmax(dcgm_host.column("sm_active")))
+
+
+def test_an_idle_host_that_is_looked_at_rarely_costs_a_request_a_look(dcgm_host):
+    engine = dcgm_host.engine
+    engine.level = lambda gpu, seconds: 0.0
+    engine.mean = lambda gpu, start_s, end_s: 0.0 if start_s < 1_700_000_062 else 0.5
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    dcgm_host.run(source, 3.0, step_s=1.0)
+    before, ticks = engine.requests, len(dcgm_host.ticks[0])
+    dcgm_host.run(source, 50.0, step_s=1.0)
+    assert engine.requests - before == 50
+    assert len(dcgm_host.ticks[0]) == pytest.approx(ticks + 50, abs=1)
+    assert holes(dcgm_host, 0)[1] == []
+    # Work begins: the second in which it did is fetched whole.
+    dcgm_host.run(source, 10.0, step_s=1.0)
+    source.close()
+    times = [time_s for time_s, values, _ in dcgm_host.ticks[0] if values["sm_active"] > 0]
+    assert times[0] == pytest.approx(1_700_000_062, abs=0.2)
+    assert np.diff(times) == pytest.approx(0.1, abs=2e-3)
+
+
+@pytest.mark.parametrize("when", ["from the start", "later"])
+def test_a_power_of_zero_is_no_measurement(dcgm_host, when):
+    if when == "from the start":
+        dcgm_host.engine.inner_unsupported = {157}
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    dcgm_host.engine.inner_unsupported = {157}
+    dcgm_host.run(source, 5.0)
+    source.close()
+    assert min(dcgm_host.column("power_watts")) > 0
+    for time_s, values, _ in dcgm_host.ticks[0][-40:]:
+        assert values["power_watts"] == pytest.approx(50 + 600 * dcgm_host.engine.level(0, time_s), abs=0.01)
+
+
+@pytest.mark.parametrize("when", ["from the start", "later"])
+def test_a_memory_of_zero_degrees_has_no_sensor(dcgm_host, when):
+    name = "memory_temperature_celsius"
+    if when == "from the start":
+        dcgm_host.engine.inner_unsupported = {140}
+    source = dcgm_host.source()
+    inventory = dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    if when == "from the start":
+        assert inventory.gpus[0].missing_metrics[name] is MissingReason.NOT_SUPPORTED
+        assert name not in dcgm_host.names
+    else:
+        dcgm_host.engine.inner_unsupported = {140}
+        dcgm_host.run(source, 60.0, step_s=0.5)
+        assert 0.0 not in dcgm_host.column(name)
+        assert dcgm_host.ticks[0][-1][2][name] is MissingReason.NOT_SUPPORTED
+    source.close()
+
+
+def test_slow_metrics_are_held_over_a_field_without_news_and_end_when_it_lasts(dcgm_host):
+    engine = dcgm_host.engine
+    engine.gpus = 8
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 30.0)
+    slow = ("bar1_free_bytes", "memory_clock_mhz", "pcie_replay_count", "gpu_temperature_celsius", "energy_joules")
+    for gpu in range(8):
+        for name in slow:
+            assert not any(math.isnan(value) for value in dcgm_host.column(name, gpu)[1:])
+    engine.blanks = {(0, 150): -14}
+    dcgm_host.run(source, 18.0)
+    assert not math.isnan(dcgm_host.column("gpu_temperature_celsius")[-1])
+    dcgm_host.run(source, 25.0)
+    source.close()
+    assert math.isnan(dcgm_host.column("gpu_temperature_celsius")[-1])
+    assert dcgm_host.ticks[0][-1][2]["gpu_temperature_celsius"] is MissingReason.NO_DATA
+
+
+def test_an_outage_is_no_zero_of_a_working_gpu(dcgm_host, caplog):
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    dcgm_host.engine.kill()
+    dcgm_host.run(source, 20.0)
+    dcgm_host.engine.remote = True
+    dcgm_host.run(source, 8.0)
+    dcgm_host.engine.lost = {1}
+    dcgm_host.run(source, 20.0)
+    dcgm_host.engine.lost = set()
+    dcgm_host.run(source, 20.0)
+    source.close()
+    assert "says zero although" not in caplog.text
+    assert source.statistics.suspect_ticks == 0
+
+
+def test_an_engine_that_cannot_pause_is_told_once(dcgm_host, tmp_path, caplog):
+    pause = tmp_path / "profiling"
+    dcgm_host.engine.refused = {"dcgmProfPause": -6}
+    source = dcgm_host.source(profiler_pause_file=str(pause))
+    dcgm_host.open(source)
+    pause.touch()
+    dcgm_host.run(source, 12.0)
+    source.close()
+    said = [record.getMessage() for record in caplog.records if "pausing" in record.getMessage()]
+    assert len(said) == 1
+    assert "no pause is needed" in said[0]
+    assert dcgm_host.column("sm_active")[-1] > 0
 
 
 def test_xid_errors_are_events_and_a_counter(dcgm_host):
@@ -196,10 +408,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_values(dcgm_host):
     source = dcgm_host.source()
     dcgm_host.open(source)
     dcgm_host.run(source, 2.0)
-    for connection in dcgm_host.engine.connections:
-        for watch in connection.watches.values():
-            watch.start_s -= 3600.0
-    dcgm_host.engine.time_s -= 3600.0
+    dcgm_host.engine.set_clock(-3600.0)
     before = len(dcgm_host.ticks[0])
     dcgm_host.run(source, 3.0)
     source.close()
@@ -211,6 +420,7 @@ def test_an_error_in_the_callback_is_not_swallowed(dcgm_host, monkeypatch):
     source = dcgm_host.source()
     dcgm_host.open(source)
     monkeypatch.setattr("gpusonde.agent.sources.dcgm.watch.read_number", lambda *_: 1 / 0)
+    dcgm_host.run(source, 0.2)
     with pytest.raises(ZeroDivisionError):
-        dcgm_host.run(source, 0.3)
+        dcgm_host.run(source, 1.4, step_s=0.7)
     source.close()

@@ -9,7 +9,7 @@ import pytest
 
 from gpusonde.agent.sources.base import GpuEventKind
 from gpusonde.agent.sources.dcgm.connection import CallGuard
-from gpusonde.errors import SourceError, SourceUnavailableError
+from gpusonde.errors import SourceUnavailableError
 
 LIMIT_S = 0.5
 
@@ -24,7 +24,7 @@ def test_an_engine_that_hangs_is_given_up_in_time_and_connected_to_again(host, c
     source = host.source(call_limit_s=LIMIT_S)
     host.open(source)
     host.run(source, 2.0)
-    host.engine.hanging = {"dcgmGetValuesSince_v2"}
+    host.engine.hanging = {"dcgmEntitiesGetLatestValues"}
     began_s = time.monotonic()
     host.run(source, 1.0)
     assert time.monotonic() - began_s < 20 * LIMIT_S
@@ -48,7 +48,7 @@ def test_an_engine_that_hangs_is_given_up_in_time_and_connected_to_again(host, c
 def test_a_dead_engine_is_not_asked_again_when_its_watches_are_closed(host):
     source = host.source(call_limit_s=LIMIT_S)
     host.open(source)
-    host.engine.hanging = {"dcgmGetValuesSince_v2", "dcgmUnwatchFields", "dcgmGroupDestroy"}
+    host.engine.hanging = {"dcgmEntitiesGetLatestValues", "dcgmUnwatchFields", "dcgmGroupDestroy"}
     host.run(source, 0.2)
     began_s = time.monotonic()
     source.close()
@@ -63,13 +63,50 @@ def test_an_engine_that_hangs_at_the_start_is_no_source(host):
         host.source(call_limit_s=LIMIT_S).open()
 
 
-def test_a_process_in_which_calls_hang_again_and_again_asks_to_be_started_anew(host):
+def test_an_engine_that_hangs_at_the_start_does_not_get_a_second_one_beside_it(host):
+    host.engine.hanging = {"dcgmConnect_v2"}
+    with pytest.raises(SourceUnavailableError, match="did not answer in time"):
+        host.source(call_limit_s=LIMIT_S).open()
+    assert "dcgmStartEmbedded" not in host.engine.calls
+
+
+def test_a_stalled_engine_never_ends_the_source_which_asks_at_growing_distances(host):
+    source = host.source(call_limit_s=0.05)
+    host.open(source)
+    host.engine.hanging = {"dcgmEntitiesGetLatestValues", "dcgmConnect_v2"}
+    calls = len(host.engine.calls)
+    host.run(source, 900.0, step_s=1.0)
+    assert host.engine.calls[calls:].count("dcgmConnect_v2") == pytest.approx(8, abs=1)
+    assert [e.kind for e in host.events] == [GpuEventKind.LOST] * 2
+    # It moves again: the calls return, and nobody waits for the next try.
+    host.engine.hanging = set()
+    host.engine.released.set()
+    deadline_s = time.monotonic() + 30.0
+    while source._link._guard.hung and time.monotonic() < deadline_s:
+        threading.Event().wait(0.01)
+    host.run(source, 2.0)
+    source.close()
+    assert [e.kind for e in host.events[2:]] == [GpuEventKind.RECOVERED] * 2
+    assert host.column("sm_active")[-1] > 0
+
+
+def test_an_xid_of_a_time_without_connection_is_told_with_its_own_time(host):
     source = host.source(call_limit_s=LIMIT_S)
     host.open(source)
-    host.engine.hanging = {"dcgmGetValuesSince_v2", "dcgmGetAllDevices"}
-    with pytest.raises(SourceError, match="must be started anew"):
-        host.run(source, 30.0)
+    host.engine.xids = [(1, host.engine.time_s - 60.0, 13)]
+    host.run(source, 2.0)
+    host.engine.hanging = {"dcgmEntitiesGetLatestValues"}
+    host.run(source, 1.0)
+    at_s = host.engine.time_s
+    host.engine.xids += [(1, at_s, 79), (1, at_s + 0.5, 45)]
+    host.engine.hanging = set()
+    host.run(source, 8.0)
     source.close()
+    xids = [(e.gpu, e.value, e.time_unix_nano) for e in host.events if e.kind is GpuEventKind.XID]
+    assert xids == [
+        (1, 79, pytest.approx(at_s * 1e9, abs=2000)), (1, 45, pytest.approx((at_s + 0.5) * 1e9, abs=2000))
+    ]  # fmt: skip
+    assert host.column("xid_count", 1)[-1] == 2
 
 
 def test_a_process_with_a_hung_call_can_end():

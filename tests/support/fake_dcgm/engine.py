@@ -1,4 +1,10 @@
-"""A host engine in memory: fields are measured on its own clock from a waveform whose integral is known."""
+"""A host engine in memory: fields are measured on its own clock from a waveform whose integral is known.
+
+It does what a real one was seen to do (DCGM 4.4.2 over a stub of NVML): a lost GPU is still listed and answers with
+the UUID ``<<<NULL>>>``, but no group or watch may hold it; history is asked by one request per entity and field, and a
+field without news is answered with status -14 and time 0; the latest values of many are one request; what NVML refuses
+inside its answer comes as 0; a recording is the engine's, whoever watches it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,9 @@ from dataclasses import dataclass, field
 
 from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, Unit
 
-NOT_SUPPORTED, GPU_IS_LOST, CONNECTION_NOT_VALID, MODULE_NOT_LOADED, MULTI_PASS = -6, -18, -21, -33, -38
+NOT_SUPPORTED, NO_DATA, NOT_WATCHED, GPU_IS_LOST, CONNECTION_NOT_VALID, MULTI_PASS = -6, -14, -16, -18, -21, -38
+FUNCTION_NOT_FOUND = -20
+NULL_TEXT = "<<<NULL>>>"
 PROFILING_FIELDS = tuple(f for f in METRIC_BY_DCGM_FIELD_ID if f >= 1001)
 DOUBLE_FIELDS = frozenset({155, 157, *(f for f in PROFILING_FIELDS if f <= 1008)})
 INT64_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 140737488355328.0
@@ -33,6 +41,7 @@ BYTES_PER_LEVEL = {1009: 1e9, 1010: 2e9, 1011: 3e9, 1012: 4e9}
 # Kinds of entities: a GPU, a MIG GPU instance, a compute instance in it.
 GPU, GPU_INSTANCE, COMPUTE_INSTANCE = 1, 4, 5
 UNKNOWN_FIELD = -13
+XID_FIELD = 230
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,16 @@ class WatchState:
     fields: tuple[int, ...]
     interval_s: float
     keep_s: float
+
+
+@dataclass
+class Recording:
+    """One field of one entity, as the engine measures it for whoever watches it."""
+
     start_s: float
-    times_s: dict[int, float] = field(default_factory=dict)
+    interval_s: float
+    keep_s: float
+    given: tuple[float, float, int] | None = None
 
 
 @dataclass
@@ -93,6 +110,13 @@ class FakeEngine:
     instances: dict[int, FakeInstance] = field(default_factory=dict)
     excess: float = 1.0
     instant_power: bool = True
+    inner_unsupported: set[int] = field(default_factory=set)
+    refuses_lost_at: str = "watch"
+    names_lost: bool = False
+    library_lacks: set[str] = field(default_factory=set)
+    request_s: float = 0.0
+    requests: int = 0
+    recordings: dict[tuple[tuple[int, int], int], Recording] = field(default_factory=dict)
     hanging: set[str] = field(default_factory=set)
     released: threading.Event = field(default_factory=threading.Event)
     connections: list[Connection] = field(default_factory=list)
@@ -100,23 +124,55 @@ class FakeEngine:
     def advance(self, seconds: float) -> None:
         self.time_s += seconds
 
+    def set_clock(self, seconds: float) -> None:
+        """The host's clock is set; what was measured keeps its stamps."""
+        self.time_s += seconds
+        for recording in self.recordings.values():
+            recording.start_s += seconds
+
     def kill(self) -> None:
         """The host engine ends: its connections are dead and its groups gone."""
         self.remote = False
         for connection in self.connections:
             connection.alive = False
         self.connections.clear()
+        self.recordings.clear()
+
+    def count_requests(self, number: int) -> None:
+        """Note requests, each of which costs its client processor time."""
+        self.requests += number
+        end_s = time.thread_time() + number * self.request_s
+        while self.request_s and time.thread_time() < end_s:
+            continue
+
+    def record(self, watch: WatchState) -> None:
+        """Begin recordings, or go on with those that are there."""
+        for entity in watch.entities:
+            for field_id in watch.fields:
+                known = self.recordings.get((entity, field_id))
+                if known is None or known.interval_s != watch.interval_s:
+                    start_s = self.time_s + 0.003
+                    self.recordings[entity, field_id] = Recording(start_s, watch.interval_s, watch.keep_s)
+
+    def end(self, watch: WatchState) -> None:
+        """End the recordings that nobody else watches."""
+        others = [w for connection in self.connections for w in connection.watches.values()]
+        kept = {(entity, field_id) for w in others for entity in w.entities for field_id in w.fields}
+        for entity in watch.entities:
+            for field_id in watch.fields:
+                if (entity, field_id) not in kept:
+                    self.recordings.pop((entity, field_id), None)
 
     def uuid(self, gpu: int) -> str:
         return f"GPU-dc60000{gpu}-0000-0000-0000-000000000000"
 
     def level(self, gpu: int, seconds: float) -> float:
         high = (seconds % self.period_s) < 0.9 * self.period_s
-        return (0.8 if high else 0.2) - 0.05 * gpu
+        return (0.8 if high else 0.2) - 0.02 * gpu
 
     def mean(self, gpu: int, start_s: float, end_s: float) -> float:
         """The true mean of the level between two times."""
-        return (self._integral(end_s) - self._integral(start_s)) / (end_s - start_s) - 0.05 * gpu
+        return (self._integral(end_s) - self._integral(start_s)) / (end_s - start_s) - 0.02 * gpu
 
     def _integral(self, seconds: float) -> float:
         periods, rest = divmod(seconds, self.period_s)
@@ -138,9 +194,11 @@ class FakeEngine:
         return entity[1] if entity[0] == GPU else self.instances[entity[1]].gpu
 
     def watch_code(self, entities: tuple[tuple[int, int], ...], fields: tuple[int, ...]) -> int:
-        """One profiling field that an entity lacks is enough to refuse all."""
+        """One profiling field that an entity lacks is enough to refuse all, and so is one lost GPU."""
         for entity in entities:
             gpu = self.gpu_of(entity)
+            if gpu in self.lost:
+                return GPU_IS_LOST
             groups = self.metric_groups(gpu)
             wanted = {f for f in fields if f >= 1001}
             if (entity[0] != GPU and max(wanted, default=0) > 1008) or wanted & self.lacking.get(gpu, set()):
@@ -152,27 +210,51 @@ class FakeEngine:
                 return MULTI_PASS
         return 0
 
-    def measured(
-        self, watch: WatchState, entity: tuple[int, int], field_id: int, since_s: float
-    ) -> list[tuple[float, float, int]]:
+    def measured(self, entity: tuple[int, int], field_id: int, since_s: float) -> list[tuple[float, float, int]]:
         """(time, number, status) of one field, oldest first."""
         gpu = self.gpu_of(entity)
-        if field_id == 230:
-            return [(at, float(code), 0) for which, at, code in self.xids if which == gpu and since_s <= at]
-        if gpu in self.silent or field_id in self.stuck:
+        if field_id == XID_FIELD:
+            return [
+                (at, float(code), 0) for which, at, code in self.xids if which == gpu and since_s <= at <= self.time_s
+            ]
+        recording = self.recordings.get((entity, field_id))
+        if recording is None or gpu in self.silent or field_id in self.stuck:
             return []
-        step_s = watch.interval_s * (1.0 + self.drift)
-        phase_s = self.profiling_phase_s if field_id >= 1001 else 0.0
-        oldest_s = max(since_s, self.time_s - watch.keep_s)
-        number = max(0, math.floor((oldest_s - watch.start_s - phase_s) / step_s) - 1)
+        oldest_s = max(since_s, self.time_s - recording.keep_s)
+        number = max(0, math.floor((oldest_s - self._start_s(recording, field_id)) / self._step_s(recording)) - 1)
         rows = []
-        while True:
-            at_s = watch.start_s + phase_s + number * step_s + self.jitter_s * math.sin(1.7 * number)
-            if at_s > self.time_s - self.lag_s:
-                return rows
+        while (at_s := self._at_s(recording, field_id, number)) <= self.time_s - self.lag_s:
             if at_s >= oldest_s:
-                rows.append((at_s, *self._value(entity, field_id, at_s, step_s, number)))
+                rows.append((at_s, *self._value(entity, field_id, at_s, self._step_s(recording), number)))
             number += 1
+        return rows
+
+    def latest(self, entity: tuple[int, int], field_id: int) -> tuple[float, float, int]:
+        """(time, number, status) of the newest value; the one before where a field gives nothing new."""
+        if field_id == XID_FIELD:
+            return max(self.measured(entity, field_id, 0.0), default=(0.0, 0.0, NO_DATA))
+        recording = self.recordings.get((entity, field_id))
+        if recording is None:
+            return 0.0, 0.0, NOT_WATCHED
+        if self.gpu_of(entity) not in self.silent and field_id not in self.stuck:
+            now_s, step_s = self.time_s - self.lag_s, self._step_s(recording)
+            number = math.floor((now_s - self._start_s(recording, field_id)) / step_s) + 1
+            while number >= 0 and (at_s := self._at_s(recording, field_id, number)) > now_s:
+                number -= 1
+            if number >= 0 and (recording.given is None or recording.given[0] != at_s):
+                recording.given = (at_s, *self._value(entity, field_id, at_s, step_s, number))
+        return recording.given or (0.0, 0.0, NO_DATA)
+
+    def _step_s(self, recording: Recording) -> float:
+        return recording.interval_s * (1.0 + self.drift)
+
+    def _start_s(self, recording: Recording, field_id: int) -> float:
+        return recording.start_s + (self.profiling_phase_s if field_id >= 1001 else 0.0)
+
+    def _at_s(self, recording: Recording, field_id: int, number: int) -> float:
+        """When a value is measured."""
+        regular_s = self._start_s(recording, field_id) + number * self._step_s(recording)
+        return regular_s + self.jitter_s * math.sin(1.7 * number)
 
     def _value(
         self, entity: tuple[int, int], field_id: int, at_s: float, step_s: float, number: int
@@ -190,7 +272,7 @@ class FakeEngine:
         if blank is not None or early or (is_profiling and self.paused):
             offset = {"not found": 1, "not supported": 2, "no permission": 3}.get(str(blank), 0)
             return (DOUBLE_BLANK if field_id in DOUBLE_FIELDS else INT64_BLANK) + offset, 0
-        if field_id in self.zeros:
+        if field_id in self.zeros or field_id in self.inner_unsupported:
             return 0.0, 0
         if is_profiling:
             mean = self.mean(gpu, at_s - step_s, at_s)
@@ -222,7 +304,7 @@ class FakeEngine:
             return known[field_id]
         if field_id == 156:
             # Millijoules since the clock's zero.
-            return 1e3 * (100 * at_s + 600 * (self._integral(at_s) - 0.05 * gpu * at_s)) % 1e15
+            return 1e3 * (100 * at_s + 600 * (self._integral(at_s) - 0.02 * gpu * at_s)) % 1e15
         return {Unit.CELSIUS: 50.0, Unit.MEGAHERTZ: 2619.0, Unit.BYTES: 1000.0}.get(
             METRIC_BY_DCGM_FIELD_ID[field_id].unit, 4.0
         )

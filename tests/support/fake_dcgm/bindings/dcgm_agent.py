@@ -7,9 +7,11 @@ import dcgm_fields
 import dcgm_structs
 from support.fake_dcgm.engine import (
     COMPUTE_INSTANCE,
-    DOUBLE_FIELDS,
     GPU,
     GPU_INSTANCE,
+    GPU_IS_LOST,
+    NO_DATA,
+    NULL_TEXT,
     UNKNOWN_FIELD,
     WatchState,
     current,
@@ -47,10 +49,12 @@ def dcgmGetAllDevices(handle):
 def dcgmGetDeviceAttributes(handle, gpu):
     _check(handle, "dcgmGetDeviceAttributes")
     facts = dcgm_structs.c_dcgmDeviceAttributes_v3()
-    facts.identifiers.uuid = handle.engine.uuid(gpu).encode()
+    engine = handle.engine
+    is_nameless = gpu in engine.lost and not engine.names_lost
+    facts.identifiers.uuid = (NULL_TEXT if is_nameless else engine.uuid(gpu)).encode()
     facts.identifiers.deviceName = b"NVIDIA Fake 80GB HBM3"
     facts.identifiers.pciBusId = f"00000000:{0x10 + gpu:02X}:00.0".encode()
-    facts.identifiers.driverVersion = b"<<<NULL>>>" if gpu == 1 else b"999.1"
+    facts.identifiers.driverVersion = NULL_TEXT.encode() if gpu == 1 else b"999.1"
     facts.memoryUsage.fbTotal = 81920
     facts.memoryUsage.bar1Total = 131072
     facts.powerLimits.enforcedPowerLimit = 700
@@ -69,6 +73,9 @@ def dcgmGroupCreate(handle, kind, name):
 
 def dcgmGroupAddEntity(handle, group, kind, entity):
     _check(handle, "dcgmGroupAddEntity")
+    engine = handle.engine
+    if engine.refuses_lost_at == "group" and engine.gpu_of((kind, entity)) in engine.lost:
+        raise dcgm_structs.DCGMError(GPU_IS_LOST)
     handle.groups[group.value] += ((kind, entity),)
 
 
@@ -118,42 +125,69 @@ def dcgmWatchFields(handle, group, field_group, interval_us, keep_s, keep_sample
     dcgm_structs._dcgmCheckReturn(engine.watch_code(entities, fields))
     engine.stuck -= set(fields)
     engine.zeros -= set(fields)
-    handle.watches[group.value, field_group.value] = WatchState(
-        entities, fields, interval_us / 1e6, keep_s, engine.time_s + 0.003
-    )
+    watch = handle.watches[group.value, field_group.value] = WatchState(entities, fields, interval_us / 1e6, keep_s)
+    engine.record(watch)
 
 
 def dcgmUnwatchFields(handle, group, field_group):
     _check(handle, "dcgmUnwatchFields")
-    handle.watches.pop((group.value, field_group.value), None)
+    watch = handle.watches.pop((group.value, field_group.value), None)
+    if watch is not None:
+        handle.engine.end(watch)
+
+
+def _fill(value, field_id, at_s, number, status):
+    value.fieldId, value.status, value.ts = field_id, status, round(at_s * 1e6)
+    kind = dcgm_structs.field_type(field_id)
+    value.fieldType = ord(kind)
+    if kind == dcgm_fields.DCGM_FT_DOUBLE:
+        value.value.dbl = number
+    else:
+        value.value.i64 = int(number)
 
 
 def dcgmGetValuesSince_v2(handle, group, field_group, since_us, callback, user_data):
+    """One request for each entity and field, and one for either group."""
     _check(handle, "dcgmGetValuesSince_v2")
-    watch = handle.watches.get((group.value, field_group.value))
+    entities, fields = handle.groups[group.value], handle.field_groups[field_group.value]
     following_us = since_us
-    for entity in watch.entities if watch else ():
-        if entity[0] != dcgm_fields.DCGM_FE_GPU and entity[1] not in handle.engine.instances:
-            continue
-        for field_id in watch.fields:
+    handle.engine.count_requests(2)
+    for entity in entities:
+        for field_id in fields:
+            handle.engine.count_requests(1)
             # The engine goes on measuring while it answers.
             handle.engine.advance(handle.engine.answer_s)
-            rows = handle.engine.measured(watch, entity, field_id, since_us / 1e6)
-            values = (dcgm_structs.c_dcgmFieldValue_v1 * len(rows))()
-            for value, (at_s, number, status) in zip(values, rows, strict=True):
-                value.fieldId, value.status, value.ts = field_id, status, round(at_s * 1e6)
-                if field_id in DOUBLE_FIELDS:
-                    value.fieldType, value.value.dbl = ord(dcgm_fields.DCGM_FT_DOUBLE), number
-                else:
-                    value.fieldType, value.value.i64 = ord(dcgm_fields.DCGM_FT_INT64), int(number)
+            known = entity[0] == dcgm_fields.DCGM_FE_GPU or entity[1] in handle.engine.instances
+            rows = handle.engine.measured(entity, field_id, since_us / 1e6) if known else []
+            values = (dcgm_structs.c_dcgmFieldValue_v1 * max(1, len(rows)))()
+            for value, row in zip(values, rows or [(0.0, 0.0, NO_DATA)], strict=True):
+                _fill(value, field_id, *row)
                 following_us = max(following_us, value.ts + 1)
-            if rows:
-                callback(*entity, values, len(rows), user_data)
+            callback(*entity, values, len(values), user_data)
     return following_us
+
+
+def dcgmEntitiesGetLatestValues(handle, entities, field_ids, flags):
+    pairs = [dcgm_structs.c_dcgmGroupEntityPair_t(*entity) for entity in entities]
+    values = (dcgm_structs.c_dcgmFieldValue_v2 * (len(entities) * len(field_ids)))()
+    function = dcgm_structs._dcgmGetFunctionPointer("dcgmEntitiesGetLatestValues")
+    code = function(
+        handle,
+        (dcgm_structs.c_dcgmGroupEntityPair_t * len(pairs))(*pairs),
+        ctypes.c_uint(len(pairs)),
+        (ctypes.c_uint16 * len(field_ids))(*field_ids),
+        ctypes.c_uint(len(field_ids)),
+        flags,
+        values,
+    )
+    dcgm_structs._dcgmCheckReturn(code)
+    return values
 
 
 def dcgmProfGetSupportedMetricGroups(handle, gpu):
     _check(handle, "dcgmProfGetSupportedMetricGroups")
+    if gpu in handle.engine.lost:
+        raise dcgm_structs.DCGMError(GPU_IS_LOST)
     answer = dcgm_structs.c_dcgmProfGetMetricGroups_v3()
     groups = handle.engine.metric_groups(gpu)
     answer.numMetricGroups = len(groups)

@@ -1,8 +1,17 @@
 """Names, codes and layouts of DCGM's ``dcgm_structs`` that an agent needs, with ctypes structures of the same shape."""
 
 import ctypes
+import time
 
-from support.fake_dcgm.engine import current
+import numpy as np
+from support.fake_dcgm.engine import (
+    CONNECTION_NOT_VALID,
+    DOUBLE_FIELDS,
+    FUNCTION_NOT_FOUND,
+    GPU,
+    NOT_WATCHED,
+    current,
+)
 
 DCGM_ST_OK = 0
 DCGM_ST_CONNECTION_NOT_VALID = -21
@@ -11,7 +20,12 @@ DCGM_GROUP_EMPTY = 1
 DCGM_OPERATION_MODE_AUTO = 1
 DCGM_OPERATION_MODE_MANUAL = 2
 
-_TEXTS = {-6: "Feature not supported", -18: "GPU is unreachable", -25: "DCGM library could not be found"}
+_TEXTS = {
+    -6: "Feature not supported",
+    -18: "GPU is unreachable",
+    -20: "Unable to find function",
+    -25: "DCGM library could not be found",
+}
 
 
 class DCGMError(Exception):
@@ -62,6 +76,80 @@ class c_dcgmFieldValue_v1(_Structure):
         ("ts", ctypes.c_int64),
         ("value", c_dcgmFieldValue_v1_value),
     )
+
+
+class c_dcgmFieldValue_v2(_Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("entityGroupId", ctypes.c_uint),
+        ("entityId", ctypes.c_uint),
+        ("fieldId", ctypes.c_ushort),
+        ("fieldType", ctypes.c_short),
+        ("status", ctypes.c_int),
+        ("unused", ctypes.c_uint),
+        ("ts", ctypes.c_int64),
+        ("value", c_dcgmFieldValue_v1_value),
+    )
+
+
+def field_type(field_id):
+    return "d" if field_id in DOUBLE_FIELDS else "i"
+
+
+_VALUE = np.dtype(
+    {
+        "names": ["version", "group", "entity", "field", "type", "status", "ts", "i64", "dbl"],
+        "formats": ["u4", "u4", "u4", "u2", "i2", "i4", "i8", "i8", "f8"],
+        "offsets": [0, 4, 8, 12, 14, 16, 24, 32, 32],
+        "itemsize": ctypes.sizeof(c_dcgmFieldValue_v2),
+    }
+)
+
+
+def _latest_values(handle, entities, entity_count, field_ids, field_count, flags, values):
+    """What the C function of libdcgm does: one request, values by entity, then by field; returns a code."""
+    if handle is None or not handle.alive:
+        return CONNECTION_NOT_VALID
+    engine = handle.engine
+    began_s = time.thread_time() if engine.request_s else 0.0
+    code = engine.fail("dcgmEntitiesGetLatestValues")
+    if code or not handle.alive:
+        return code or CONNECTION_NOT_VALID
+    fields = field_ids[: field_count.value]
+    pairs = [(pair.entityGroupId, pair.entityId) for pair in entities[: entity_count.value]]
+    rows = []
+    for pair in pairs:
+        if pair[0] != GPU and pair[1] not in engine.instances:
+            rows += [(0.0, 0.0, NOT_WATCHED)] * len(fields)
+        else:
+            rows += [engine.latest(pair, field_id) for field_id in fields]
+    target = np.frombuffer(values, _VALUE, len(rows))
+    times_s, numbers, statuses = zip(*rows, strict=True)
+    target["group"] = np.repeat([pair[0] for pair in pairs], len(fields))
+    target["entity"] = np.repeat([pair[1] for pair in pairs], len(fields))
+    target["field"] = fields * len(pairs)
+    target["ts"] = np.rint(np.array(times_s) * 1e6)
+    target["status"] = statuses
+    types = np.array([ord(field_type(field_id)) for field_id in fields] * len(pairs))
+    target["type"] = types
+    target["dbl"] = numbers
+    whole = types == ord("i")
+    # INT64_BLANK is more than a double can tell exactly.
+    target["i64"][whole] = [int(number) for number, is_whole in zip(numbers, whole, strict=True) if is_whole]
+    engine.requests += 1
+    # Its own work is part of what a request costs.
+    while engine.request_s and time.thread_time() - began_s < engine.request_s:
+        continue
+    return DCGM_ST_OK
+
+
+_FUNCTIONS = {"dcgmEntitiesGetLatestValues": _latest_values}
+
+
+def _dcgmGetFunctionPointer(name):
+    if name in current().library_lacks or name not in _FUNCTIONS:
+        raise DCGMError(FUNCTION_NOT_FOUND)
+    return _FUNCTIONS[name]
 
 
 class c_dcgmProfMetricGroupInfo_v2(_Structure):

@@ -34,7 +34,10 @@ class DcgmHandle:
     def Shutdown(self):
         if not self.handle.alive:
             raise dcgm_structs.DCGMError(dcgm_structs.DCGM_ST_CONNECTION_NOT_VALID)
-        self.handle.alive = False
-        self.handle.engine.connections.remove(self.handle)
+        connection = self.handle
+        connection.alive = False
+        connection.engine.connections.remove(connection)
+        for watch in connection.watches.values():
+            connection.engine.end(watch)
         self._handleCreated = False
         self.handle = None

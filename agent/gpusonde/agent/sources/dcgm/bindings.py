@@ -188,7 +188,10 @@ def _import_modules(folder: Path | None) -> Bindings:
         raise SourceUnavailableError(str(error)) from error
     except structs.DCGMError as error:
         if error.value == _LIBRARY_NOT_FOUND:
-            raise SourceUnavailableError("the libdcgm of the same major version is not installed") from error
+            raise SourceUnavailableError(
+                "the libdcgm of the same major version is not installed: it is looked for in LD_LIBRARY_PATH and the "
+                "system's library folders, not beside the bindings"
+            ) from error
         raise SourceUnavailableError(f"libdcgm cannot be used: {error}") from error
     if not all(hasattr(agent, name) for name in _NEEDED):
         raise SourceUnavailableError("bindings older than DCGM 3")

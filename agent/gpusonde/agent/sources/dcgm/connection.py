@@ -55,6 +55,14 @@ _REASONS = {
 }
 _ADVICE = {
     -7: "the engine could not start: see its log, and whether nvidia-smi works",
+    GPU_IS_LOST: (
+        "the GPU fell off the bus: see the kernel's log for XID errors; 'nvidia-smi --gpu-reset' or a reboot brings it "
+        "back"
+    ),
+    FUNCTION_NOT_FOUND: (
+        "libdcgm is older than the Python bindings (of several libraries the first one found is used): install both of "
+        "one version"
+    ),
     TIMED_OUT: (
         "the host engine did not answer in time: 'systemctl status nvidia-dcgm', then 'systemctl restart nvidia-dcgm'"
     ),
@@ -125,7 +133,8 @@ def translated(structs: Any, what: str) -> Iterator[None]:
 class _Call:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    done: threading.Event = field(default_factory=threading.Event)
+    # Held until the call has returned; a bare lock costs a tenth of an Event.
+    running: threading.Lock = field(default_factory=threading.Lock)
     result: Any = None
     error: BaseException | None = None
     processor_s: float = 0.0
@@ -168,8 +177,9 @@ class CallGuard:
             self._thread = threading.Thread(target=_work, args=(self._calls,), name="gpusonde-dcgm", daemon=True)
             self._thread.start()
         call = _Call(function, arguments)
+        call.running.acquire()
         self._calls.put(call)
-        if not call.done.wait(patience * self._limit_s):
+        if not call.running.acquire(timeout=patience * self._limit_s):
             # It ends by itself should the call ever return.
             self.close()
             if self._thread is not None:
@@ -195,7 +205,7 @@ def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
         except BaseException as error:
             call.error = error
         call.processor_s = time.thread_time() - before_s
-        call.done.set()
+        call.running.release()
 
 
 log = logging.getLogger(__name__)
@@ -228,6 +238,7 @@ class Engine:
         self._handle = handle
         self._guard = guard
         self._hung = False
+        self._latest: Callable[..., int] | None = None
 
     @classmethod
     def connect(cls, bindings: Bindings, address: str, timeout_s: float, guard: CallGuard) -> Engine:
@@ -324,6 +335,27 @@ class Engine:
         name, patience = "dcgmGetValuesSince_v2", 1.0
         return int(self._call(f"values of {what}", name, group, fields, since_us, callback, None, patience=patience))
 
+    def latest_values(self, what: str, *arguments: Any) -> None:
+        """Fill a buffer with the newest values of fields, in one request.
+
+        The library's own function: the one of the bindings makes an array of 4 KiB structures for each answer.
+
+        Args:
+            what: For messages.
+            arguments: Entities, their number, fields, their number, flags, the buffer; as C wants them.
+
+        Raises:
+            DriverCallError: The engine refuses, or is gone.
+        """
+        structs = self.bindings.structs
+        if self._latest is None:
+            with translated(structs, what):
+                self._latest = structs._dcgmGetFunctionPointer("dcgmEntitiesGetLatestValues")
+        code = self._invoke(what, self._latest, *arguments, patience=1.0)
+        if code:
+            with translated(structs, what):
+                structs._dcgmCheckReturn(code)
+
     def pause_profiling(self) -> None:
         """Free the profiling counters of all GPUs for another profiler; values are blank until resumed."""
         self._call("pausing profiling", "dcgmProfPause")
@@ -354,7 +386,10 @@ class Engine:
         function = getattr(self.bindings.agent, name, None)
         if function is None:
             problem = f"these bindings have no {name}"
-            raise CallRefusedError(describe_failure(what, FUNCTION_NOT_FOUND, problem), FUNCTION_NOT_FOUND)
+            raise CallRefusedError(f"{what}: {problem} (DCGM error {FUNCTION_NOT_FOUND})", FUNCTION_NOT_FOUND)
+        return self._invoke(what, function, *arguments, patience=patience)
+
+    def _invoke(self, what: str, function: Callable[..., Any], *arguments: Any, patience: float) -> Any:
         if self._hung:
             # Another call on this connection would wait for the one before.
             raise _hang_error(what)
@@ -387,6 +422,9 @@ def _guarded(
 def connect_first(bindings: Bindings, addresses: Sequence[str], timeout_s: float, guard: CallGuard) -> Engine:
     """Connect to the first address that has an engine.
 
+    An embedded engine is started only where nobody listens: one that hangs is an engine all the same, and two on one
+    host fight.
+
     Raises:
         SourceUnavailableError: None has; the message tells what each of them said.
     """
@@ -396,22 +434,29 @@ def connect_first(bindings: Bindings, addresses: Sequence[str], timeout_s: float
             return Engine.connect(bindings, address, timeout_s, guard)
         except DriverCallError as error:
             refusals.append(str(error))
+            if error.code != CONNECTION_NOT_VALID:
+                break
     raise SourceUnavailableError("no DCGM engine: " + "; ".join(refusals))
 
 
 _CONNECT_TIMEOUT_S = 2.0
 _RECONNECT_INTERVAL_S = 5.0
-# Each hung call holds a thread for good.
-_MAX_HUNG_CALLS = 3
+# Each hung call holds a thread until it returns, which may be never.
+_LONGEST_RECONNECT_INTERVAL_S = 300.0
+# A connection that holds for so long has ended the trouble before it.
+_TROUBLE_OVER_S = 60.0
 
 
 class EngineLink:
     """Connects, notes losses and hangs, and connects again.
 
+    An engine that cannot be reached is tried every five seconds; one in which calls hang at doubling distances, and at
+    once when a hung call returns: the engine moves again.
+
     Args:
         addresses: Where an engine may be, the preferred one first; a lost one is looked for at the first only.
         load: Finds the bindings.
-        patience_s: Seconds without an engine after which the source fails.
+        patience_s: Seconds of trouble after which the source fails; a connection that soon fails again is no end of it.
         call_limit_s: Seconds after which a call of the engine is given up.
         statistics: Counts reconnections and hung calls.
     """
@@ -431,8 +476,12 @@ class EngineLink:
         self._guard = CallGuard(call_limit_s, self._count_cost)
         self._statistics = statistics
         self._bindings: Bindings | None = None
-        self._lost_s = 0.0
+        self._trouble_since_s: float | None = None
+        self._connected_s = 0.0
+        self._refusal = ""
         self._retry_due_s = 0.0
+        self._hung = 0
+        self._hang_distance_s = _RECONNECT_INTERVAL_S
 
     @property
     def address(self) -> str:
@@ -461,10 +510,11 @@ class EngineLink:
 
     def lose(self, error: DriverCallError, now_s: float) -> None:
         """Give the connection up; :meth:`connect_again` looks for the engine."""
-        log.error("%s; trying again every %g s", error, _RECONNECT_INTERVAL_S)
-        self._count_hang(error)
+        if self._trouble_since_s is None or now_s - self._connected_s >= _TROUBLE_OVER_S:
+            self._trouble_since_s, self._hang_distance_s = now_s, _RECONNECT_INTERVAL_S
+        self._wait(error, now_s)
+        log.error("%s; trying again in %.0f s", error, self._retry_due_s - now_s)
         self.close()
-        self._lost_s, self._retry_due_s = now_s, now_s + _RECONNECT_INTERVAL_S
 
     def connect_again(self, now_s: float, meet: Callable[[Engine], None]) -> None:
         """Look for the engine, if it is time to.
@@ -474,33 +524,27 @@ class EngineLink:
             meet: Takes the new connection into use; what it raises refuses the connection.
 
         Raises:
-            SourceError: There was no engine for ``patience_s``, or calls hang again and again.
+            SourceError: There was trouble for ``patience_s``.
         """
-        if now_s < self._retry_due_s:
+        troubled_s = 0.0 if self._trouble_since_s is None else now_s - self._trouble_since_s
+        if troubled_s >= self._patience_s:
+            raise SourceError(f"{self._refusal}; given up after {troubled_s:.0f} s")
+        if now_s < self._retry_due_s and not (self._hung and self._guard.hung < self._hung):
             return
-        self._retry_due_s = now_s + _RECONNECT_INTERVAL_S
+        self._hung = self._guard.hung
         if self._bindings is None:
             raise SourceError("the DCGM source is not open")
-        if self._guard.hung >= _MAX_HUNG_CALLS:
-            raise SourceError(
-                f"{self._guard.hung} calls of DCGM hang in this process, which must be started anew: see the host "
-                "engine's log, and restart it too"
-            )
+        engine: Engine | None = None
         try:
-            engine = connect_first(self._bindings, self._addresses[:1], _CONNECT_TIMEOUT_S, self._guard)
-        except SourceUnavailableError as error:
-            log.debug("%s", error)
-            if now_s - self._lost_s >= self._patience_s:
-                raise SourceError(f"{error}; given up after {now_s - self._lost_s:.0f} s") from error
-            return
-        try:
+            engine = Engine.connect(self._bindings, self._addresses[0], _CONNECT_TIMEOUT_S, self._guard)
             meet(engine)
         except (DriverCallError, SourceUnavailableError) as error:
-            log.warning("the DCGM engine is back but refuses: %s", error)
-            self._count_hang(error)
-            engine.close()
+            if engine is not None:
+                log.warning("the DCGM engine is back but refuses: %s", error)
+                engine.close()
+            self._wait(error, now_s)
             return
-        self.engine = engine
+        self.engine, self._connected_s = engine, now_s
         self._statistics.reconnects += 1
         log.warning("the DCGM engine at %s answers again", engine.address)
 
@@ -510,9 +554,16 @@ class EngineLink:
         if engine is not None:
             engine.close()
 
-    def _count_cost(self, processor_s: float) -> None:
-        self._statistics.helper_processor_s += processor_s
-
-    def _count_hang(self, error: SourceError) -> None:
+    def _wait(self, error: SourceError, now_s: float) -> None:
+        """Say when the engine is looked for next."""
+        self._refusal = str(error)
+        distance_s = _RECONNECT_INTERVAL_S
         if is_hang(error):
             self._statistics.hung_calls += 1
+            distance_s = self._hang_distance_s
+            self._hang_distance_s = min(2 * self._hang_distance_s, _LONGEST_RECONNECT_INTERVAL_S)
+        self._hung = self._guard.hung
+        self._retry_due_s = now_s + distance_s
+
+    def _count_cost(self, processor_s: float) -> None:
+        self._statistics.helper_processor_s += processor_s

@@ -13,6 +13,7 @@ XID_FIELD = 230
 # The catalogue's field for power is the driver's average over a second on most boards since Ampere; this one is not.
 # Engines before 3.2 do not have it.
 AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD = 155, 157
+MEMORY_TEMPERATURE_FIELD = 140
 METRIC_OF_FIELD: Mapping[int, Metric] = {
     **METRIC_BY_DCGM_FIELD_ID,
     INSTANT_POWER_FIELD: METRIC_BY_NAME["power_watts"],

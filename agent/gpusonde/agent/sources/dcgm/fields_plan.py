@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from gpusonde.agent.sources.base import LASTING_REASONS
 from gpusonde.agent.sources.dcgm.bindings import GPU, DcgmDevice, Entity
 from gpusonde.agent.sources.dcgm.connection import (
+    GPU_IS_LOST,
     MODULE_NOT_LOADED,
     NOT_SUPPORTED,
     PROFILING_MULTI_PASS,
@@ -33,8 +36,7 @@ from gpusonde.agent.sources.dcgm.fields import (
     ProfilingChoice,
     choose_profiling,
 )
-from gpusonde.agent.sources.dcgm.gpu import EngineValue
-from gpusonde.agent.sources.dcgm.watch import Watch
+from gpusonde.agent.sources.dcgm.watch import LatestValues, Watch
 from gpusonde.errors import CallRefusedError, DriverCallError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
 
@@ -42,18 +44,22 @@ log = logging.getLogger(__name__)
 
 FAST, SLOW, XID, PROFILING = "fast", "slow", "xid", "profiling"
 _PARTS = "-parts"
+# An XID is what one wants to know of a time in which nobody was connected.
+_KEEP_XIDS_S = 3600.0
 # The engine answers a new watch at its next round; this is how long one waits to learn what the GPUs give.
 _FIRST_VALUES_S = 2.0
 
 
 @dataclass
 class Watches:
-    """The open watches of an engine.
+    """The open watches of an engine, and how their newest values are read.
 
     Attributes:
         plain: Watches of plain metrics, read every tick; they tell whether a GPU is there.
         profiling: Watches of profiling metrics, read every tick.
         slow: Watches read once a second.
+        xids: The watch of XIDs, read once a second; None where the engine has none.
+        latest: Read what the watches record: one for all GPUs that are asked the same.
         missing: Metrics that cannot be watched on an entity, and why.
         multiplexed: Names of the metrics that some GPU measures only part of the time.
         refusals: What the engine said where it refused.
@@ -62,6 +68,8 @@ class Watches:
     plain: list[Watch] = field(default_factory=list)
     profiling: list[Watch] = field(default_factory=list)
     slow: list[Watch] = field(default_factory=list)
+    xids: Watch | None = None
+    latest: list[LatestValues] = field(default_factory=list)
     missing: dict[Entity, dict[str, MissingReason]] = field(default_factory=dict)
     multiplexed: frozenset[str] = frozenset()
     refusals: list[str] = field(default_factory=list)
@@ -71,30 +79,68 @@ class Watches:
         """Those read every tick."""
         return [*self.plain, *self.profiling]
 
-    def first_values(self, pause_s: float, sleep: Callable[[float], None]) -> list[tuple[str, EngineValue]]:
-        """Read until every GPU answered for every field, or for two seconds; return watches' names and values.
+    def watched(self) -> frozenset[Entity]:
+        """Return what is watched; a GPU that the engine calls lost is not."""
+        return frozenset(entity for watch in (*self.fast, *self.slow) for entity in watch.entities)
+
+    def make_latest(self, engine: Engine) -> None:
+        """Make the readers, one for each set of watches: the engine notes a fault for a field that is not watched."""
+        parts = ([*self.plain], [*self.profiling], [*self.slow, *([self.xids] if self.xids is not None else [])])
+        entities = dict.fromkeys(entity for watches in parts for watch in watches for entity in watch.entities)
+        alike: dict[tuple[tuple[Watch, ...], ...], list[Entity]] = defaultdict(list)
+        for entity in entities:
+            alike[tuple(tuple(w for w in watches if entity in w.entities) for watches in parts)].append(entity)
+        self.latest = [
+            LatestValues(engine, group, *([f for watch in watches for f in watch.field_ids] for watches in kinds))
+            for kinds, group in alike.items()
+        ]
+
+    def learn_missing(self, pause_s: float, sleep: Callable[[float], None]) -> dict[Entity, dict[str, MissingReason]]:
+        """Look until every GPU answered for every field, or for two seconds; return what will never be given.
 
         Raises:
             DriverCallError: The engine refuses.
         """
-        watches = [*self.fast, *self.slow]
-        open_questions = {(e, f) for w in watches for e in w.entities for f in w.field_ids if f != XID_FIELD}
-        values: list[tuple[str, EngineValue]] = []
         for _ in range(math.ceil(_FIRST_VALUES_S / pause_s)):
             sleep(pause_s)
-            for watch in watches:
-                fresh = watch.read()
-                values += [(watch.name, value) for value in fresh]
-                open_questions -= {(value.entity, value.field_id) for value in fresh}
-            if not open_questions:
+            for latest in self.latest:
+                latest.read(everything=True)
+            if not any(_is_open(latest, row, place) for latest, row, place in self._blanks()):
                 break
-        return values
+        learned: dict[Entity, dict[str, MissingReason]] = defaultdict(dict)
+        for latest, row, place in self._blanks():
+            reason, name = latest.reason(row, place), METRIC_OF_FIELD[latest.field_ids[place]].name
+            if reason in LASTING_REASONS and latest.field_ids[place] != INSTANT_POWER_FIELD:
+                learned[latest.entities[row]][name] = reason
+        for latest in self.latest:
+            if INSTANT_POWER_FIELD in latest.field_ids:
+                known = latest.numbers[:, latest.field_ids.index(INSTANT_POWER_FIELD)]
+                for row in np.flatnonzero(~np.isnan(known)).tolist():
+                    learned[latest.entities[row]].pop(METRIC_OF_FIELD[INSTANT_POWER_FIELD].name, None)
+            # They were only looked at; the first tick takes them.
+            latest.seen_us[:] = 0
+        return dict(learned)
 
     def close(self) -> None:
         """Close all watches, the newest first."""
-        for watch in reversed([*self.plain, *self.slow, *self.profiling]):
+        xids = [self.xids] if self.xids is not None else []
+        for watch in reversed([*self.plain, *self.slow, *xids, *self.profiling]):
             watch.close()
-        self.plain, self.slow, self.profiling = [], [], []
+        self.plain, self.slow, self.profiling, self.xids, self.latest = [], [], [], None, []
+
+    def _blanks(self) -> list[tuple[LatestValues, int, int]]:
+        """Return the places of the readers that hold no number."""
+        return [
+            (latest, row, place)
+            for latest in self.latest
+            for row, place in np.argwhere(np.isnan(latest.numbers)).tolist()
+            if latest.field_ids[place] != XID_FIELD
+        ]
+
+
+def _is_open(latest: LatestValues, row: int, place: int) -> bool:
+    """Whether the engine may yet answer for a field."""
+    return latest.times_us[row, place] == 0 and latest.reason(row, place) not in LASTING_REASONS
 
 
 class Planner:
@@ -108,21 +154,14 @@ class Planner:
         devices: What is to be sampled.
         interval_s: Seconds between ticks.
         slow_interval_s: Seconds between measurements of the slow metrics.
-        wall_ns: Unix time in nanoseconds.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        devices: Sequence[DcgmDevice],
-        interval_s: float,
-        slow_interval_s: float,
-        wall_ns: Callable[[], int] = time.time_ns,
+        self, engine: Engine, devices: Sequence[DcgmDevice], interval_s: float, slow_interval_s: float
     ) -> None:
         self._engine = engine
         self._interval_s = interval_s
         self._slow_interval_s = slow_interval_s
-        self._wall_ns = wall_ns
         self._gpus = tuple(device.entity for device in devices if device.part is None)
         self._gpu_of = {device.entity: device.gpu_id for device in devices}
         # Compute instances of one GPU instance share its entity.
@@ -142,6 +181,7 @@ class Planner:
             if self._parts:
                 self._open_parts()
             self._open_profiling()
+            watches.make_latest(self._engine)
         except DriverCallError:
             watches.close()
             raise
@@ -157,12 +197,11 @@ class Planner:
             return self._open_watch(FAST, self._gpus, fields, self._interval_s)
 
     def _open_slow(self) -> None:
-        for name, fields, interval_s in (
-            (SLOW, _fields(SLOW_METRICS), self._slow_interval_s),
-            # XIDs are events: the interval only bounds how long one waits in the engine.
-            (XID, [XID_FIELD], 1.0),
-        ):
-            self._try_watch(name, self._gpus, fields, interval_s, self._watches.slow)
+        self._try_watch(SLOW, self._gpus, _fields(SLOW_METRICS), self._slow_interval_s, self._watches.slow)
+        xids: list[Watch] = []
+        # XIDs are events: the interval only bounds how long one waits in the engine.
+        self._try_watch(XID, self._gpus, [XID_FIELD], 1.0, xids, _KEEP_XIDS_S)
+        self._watches.xids = xids[0] if xids else None
 
     def _open_parts(self) -> None:
         given = {METRIC_OF_FIELD[f].name for f in (*PART_PROFILING_FIELDS, USED_MEMORY_FIELD, FREE_MEMORY_FIELD)}
@@ -239,16 +278,43 @@ class Planner:
             log.warning("%s", error)
         return taken
 
-    def _open_watch(self, name: str, entities: Sequence[Entity], fields: Sequence[int], interval_s: float) -> Watch:
-        watch = Watch(self._engine, name, entities, fields, interval_s, self._wall_ns)
-        watch.open()
+    def _open_watch(
+        self, name: str, entities: Sequence[Entity], fields: Sequence[int], interval_s: float, keep_s: float = 0.0
+    ) -> Watch:
+        """Watch fields on all entities but those that the engine calls lost."""
+        watch = Watch(self._engine, name, entities, fields, interval_s, keep_s)
+        try:
+            watch.open()
+        except CallRefusedError as error:
+            if error.code != GPU_IS_LOST or len(entities) < 2:
+                raise
+            there = [entity for entity in entities if self._is_there(entity, fields, interval_s)]
+            if not there or len(there) == len(entities):
+                raise
+            log.info("%s; going on with %d of %d", error, len(there), len(entities))
+            return self._open_watch(name, there, fields, interval_s, keep_s)
         return watch
 
+    def _is_there(self, entity: Entity, fields: Sequence[int], interval_s: float) -> bool:
+        attempt = Watch(self._engine, "attempt", [entity], fields, interval_s)
+        try:
+            attempt.open()
+        except CallRefusedError as error:
+            return error.code != GPU_IS_LOST
+        attempt.close()
+        return True
+
     def _try_watch(
-        self, name: str, entities: Sequence[Entity], fields: Sequence[int], interval_s: float, opened: list[Watch]
+        self,
+        name: str,
+        entities: Sequence[Entity],
+        fields: Sequence[int],
+        interval_s: float,
+        opened: list[Watch],
+        keep_s: float = 0.0,
     ) -> None:
         try:
-            opened.append(self._open_watch(name, entities, fields, interval_s))
+            opened.append(self._open_watch(name, entities, fields, interval_s, keep_s))
         except CallRefusedError as error:
             self._refused(entities, fields, error)
 

@@ -12,11 +12,14 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
-    LASTING_REASONS,
     Clocks,
     GpuDescription,
     GpuEventKind,
@@ -29,15 +32,15 @@ from gpusonde.agent.sources.dcgm.bindings import Bindings, DcgmDevice, Entity, l
 from gpusonde.agent.sources.dcgm.connection import (
     EMBEDDED,
     GPU_IS_LOST,
+    NOT_SUPPORTED,
     Engine,
     EngineLink,
     describe_failure,
-    status_reason,
 )
-from gpusonde.agent.sources.dcgm.fields import INSTANT_POWER_FIELD, METRIC_OF_FIELD, XID_FIELD
+from gpusonde.agent.sources.dcgm.fields import XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
-from gpusonde.agent.sources.dcgm.gpu import DcgmGpu, EngineValue
-from gpusonde.agent.sources.dcgm.watch import EngineDevices, Watch, describe_devices, find_engine_devices
+from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu, EngineValue, IndexArray
+from gpusonde.agent.sources.dcgm.watch import EngineDevices, LatestValues, Watch, describe_devices, find_engine_devices
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceUnavailableError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
@@ -45,6 +48,11 @@ from gpusonde.telemetry import METRICS, Metric, MissingReason
 log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 0.5
+_PAUSE_LATER = f"tried again every {_CHECK_INTERVAL_S:g} s"
+_NO_PAUSE = (
+    "profiling goes on. From Hopper on it is read through GPM, which leaves the counters to profilers, so no pause is "
+    "needed; before, install the engine's profiling module"
+)
 
 
 class ProfilingPause:
@@ -62,6 +70,7 @@ class ProfilingPause:
         self._path = path
         self._exists = exists
         self._checked_s = float("-inf")
+        self._refused = ""
         self.paused = False
 
     def check(self, engine: Engine, now_s: float) -> None:
@@ -75,6 +84,7 @@ class ProfilingPause:
         self._checked_s = now_s
         wanted = self._exists(self._path)
         if wanted == self.paused:
+            self._refused = ""
             return
         try:
             if wanted:
@@ -84,13 +94,15 @@ class ProfilingPause:
                 engine.resume_profiling()
                 log.warning("%s is gone: profiling metrics are measured again", self._path)
         except CallRefusedError as error:
-            log.warning("%s; tried again every %g s", error, _CHECK_INTERVAL_S)
+            if str(error) != self._refused:
+                self._refused = str(error)
+                log.warning("%s: %s", error, _NO_PAUSE if error.code == NOT_SUPPORTED else _PAUSE_LATER)
             return
-        self.paused = wanted
+        self.paused, self._refused = wanted, ""
 
     def forget(self) -> None:
         """Forget the engine: another one is not paused until the file is looked at again."""
-        self.paused = False
+        self.paused, self._refused = False, ""
         self._checked_s = float("-inf")
 
     def close(self) -> None:
@@ -137,11 +149,28 @@ class StuckWatch:
         return True
 
 
+# A step of the engine's stamps that is longer than this many intervals has a value in it that was not seen.
+_HOLE_INTERVALS = 1.5
+# Holes of single fields are fetched one by one, three requests each; from so many on their whole watch is cheaper.
+_MAX_SINGLE_HOLES = 8
+# Where the engine had measured nothing it is not asked for holes again at once.
+_FIRST_FUTILE_S, _LONGEST_FUTILE_S = 1.0, 60.0
+# Two readings apart by the same time, within this share, are apart by choice.
+_SAME_PACE = 0.2
+
 # Far longer than any answer takes, and shorter than what the engine keeps: nothing is lost with an engine that is slow.
 _CALL_LIMIT_S = 4.0
 _SLOW_READ_INTERVAL_S = 1.0
 _CLOCK_SET_BACK_US = 1_000_000
-_LOST = status_reason(GPU_IS_LOST)
+
+
+class _Row(NamedTuple):
+    """One entity in a reader, the GPU whose values it has, and where they belong in its ticks."""
+
+    latest: LatestValues
+    row: int
+    gpu: DcgmGpu
+    slots: IndexArray
 
 
 @dataclass(frozen=True)
@@ -211,6 +240,15 @@ class DcgmSource:
         self._slow_due_s = -math.inf
         self._look_due_s = -math.inf
         self._last_us = 0
+        self._rows: list[_Row] = []
+        self._learned: dict[str, dict[str, MissingReason]] = {}
+        self._silent: Mapping[int, str] = {}
+        self._rewatched = False
+        self._began_us = 0
+        self._xid_seen_us: dict[str, int] = {}
+        self._read_s = -math.inf
+        self._step_s = 0.0
+        self._futile_s, self._futile_until_s = _FIRST_FUTILE_S, -math.inf
 
     @property
     def engine_address(self) -> str:
@@ -258,12 +296,12 @@ class DcgmSource:
         now_us = self._clocks.wall_ns() // 1000
         if now_us < self._last_us - _CLOCK_SET_BACK_US:
             for gpu in self._gpus:
-                gpu.restart()
+                gpu.restart(deadline_s)
         self._last_us = now_us
         if self._link.engine is None:
             self._link.connect_again(deadline_s, self._meet_again)
         inventory = self._join(deadline_s, events)
-        if self._link.engine is not None and self._found is None:
+        if self._link.engine is not None and not self._rewatched:
             try:
                 self._fetch(self._link.engine, deadline_s, events)
             except EngineLostError as error:
@@ -271,13 +309,13 @@ class DcgmSource:
         ticks = []
         for gpu in self._gpus:
             # Before the columns change, ticks that are not whole are given as they are.
-            gpu.collect(None if self._found is not None else now_us, deadline_s)
+            gpu.collect(None if self._rewatched else now_us, deadline_s)
             following = gpu.next_ticks()
             if following is not None:
                 ticks.append(following)
         self.statistics.suspect_ticks = sum(gpu.suspect_ticks for gpu in self._gpus)
         self.statistics.capped_ratios = sum(gpu.capped_ratios for gpu in self._gpus)
-        more = any(gpu.has_pending for gpu in self._gpus) or (self._found is not None and self._link.engine is not None)
+        more = any(gpu.has_pending for gpu in self._gpus) or (self._rewatched and self._link.engine is not None)
         return Reading(tuple(ticks), tuple(events), more, inventory)
 
     def progress(self) -> None:
@@ -292,55 +330,77 @@ class DcgmSource:
         self._link.close()
 
     def _open(self, engine: Engine) -> SourceInventory:
-        found = find_engine_devices(engine, self._probes.load_nvml)
-        watches = self._watch(engine, found.devices)
-        first = watches.first_values(min(self._interval_s, 0.1), self._clocks.sleep)
-        for _, value in first:
-            _note_missing(value, watches.missing)
+        self._began_us = self._clocks.wall_ns() // 1000
+        found = self._find(engine)
+        watches = self._plan(engine, found.devices)
+        learned = watches.learn_missing(min(self._interval_s, 0.1), self._clocks.sleep)
+        self._learned = {device.key: learned.get(device.entity, {}) for device in found.devices}
         self._cuda = self._probes.cuda_attributes()
-        now_s = self._clocks.monotonic()
-        inventory = self._make_inventory(found, now_s, [])
-        for watch, value in first:
-            for gpu in self._gpus_of.get(value.entity, ()):
-                gpu.take(watch, value, now_s)
+        inventory = self._make_inventory(found, self._clocks.monotonic(), [])
         log.info("DCGM %s, engine at %s", self.library_version or "of unknown version", engine.address)
         return inventory
 
-    def _watch(self, engine: Engine, devices: Sequence[DcgmDevice]) -> Watches:
-        self._watches = Planner(engine, devices, self._interval_s, self._slow_interval_s, self._clocks.wall_ns).open()
+    def _find(self, engine: Engine) -> EngineDevices:
+        found = find_engine_devices(engine, self._probes.load_nvml)
+        for gpu_id, why in found.silent.items():
+            if gpu_id not in self._silent:
+                log.warning("GPU %d cannot be sampled (%s); going on with the others", gpu_id, why)
+        self._silent = found.silent
+        return found
+
+    def _plan(self, engine: Engine, devices: Sequence[DcgmDevice]) -> Watches:
+        """Watch devices. What was watched before ends afterwards, so that the engine does not stop recording."""
+        planned = Planner(engine, devices, self._interval_s, self._slow_interval_s).open()
+        before, self._watches = self._watches, planned
+        seen: dict[tuple[Entity, int], int] = {}
+        for latest in before.latest:
+            seen |= latest.seen()
+        for latest in planned.latest:
+            latest.continue_from(seen)
+        before.close()
         now_s = self._clocks.monotonic()
-        self._stuck = {watch: StuckWatch(self._interval_s, now_s) for watch in self._watches.fast}
+        self._stuck = {watch: StuckWatch(self._interval_s, now_s) for watch in planned.fast}
         self._slow_due_s = -math.inf
         self._look_due_s = now_s + self._slow_interval_s
-        return self._watches
-
-    def _make_inventory(self, found: EngineDevices, now_s: float, events: list[SourceEvent]) -> SourceInventory:
-        """Say what the devices give. Those that were there keep their place and their counts; columns only grow."""
-        known = {gpu.key: gpu for gpu in self._gpus}
-        devices = {device.key: device for device in found.devices}
-        missing = self._watches.missing
-        for device in found.devices:
+        for device in devices:
             for metric in METRICS:
                 if metric.dcgm_field_id is None and metric.name != "xid_count":
-                    missing[device.entity].setdefault(metric.name, MissingReason.NOT_SUPPORTED)
+                    planned.missing[device.entity].setdefault(metric.name, MissingReason.NOT_SUPPORTED)
+        return planned
+
+    def _lacking(self, device: DcgmDevice) -> dict[str, MissingReason]:
+        return {**self._learned.get(device.key, {}), **self._watches.missing[device.entity]}
+
+    def _columns_of(self, devices: Sequence[DcgmDevice]) -> tuple[Metric, ...]:
+        """Return the columns with which these devices are sampled too; columns only grow."""
         given = {m.name for m in self._columns}
-        given |= {m.name for m in METRICS if any(m.name not in missing[d.entity] for d in found.devices)}
-        self._columns = tuple(m for m in METRICS if m.name in given)
+        for device in devices:
+            given |= {m.name for m in METRICS} - self._lacking(device).keys()
+        return tuple(m for m in METRICS if m.name in given)
+
+    def _make_inventory(self, found: EngineDevices, now_s: float, events: list[SourceEvent]) -> SourceInventory:
+        """Say what the devices give. Those that were there keep their place and their counts."""
+        known = {gpu.key: gpu for gpu in self._gpus}
+        devices = {device.key: device for device in found.devices}
+        before, self._columns = self._columns, self._columns_of(found.devices)
+        missing = {device.entity: self._lacking(device) for device in found.devices}
         described = describe_devices(found, missing, self._probes.load_nvml, self._cuda)
         self._described = {**self._described, **described}
-        self._gpus, self._gpus_of = [], {}
+        self._gpus = []
         for index, key in enumerate(dict.fromkeys((*known, *devices))):
-            there = devices.get(key)
+            there, gpu = devices.get(key), known.get(key)
             lacking = known[key].missing if there is None else missing[there.entity]
-            is_part = bool(self._described[key].mig_uuid)
-            gpu = DcgmGpu(key, index, self._columns, lacking, self._interval_s, now_s, is_part=is_part)
-            if key in known:
-                gpu.succeed(known[key])
+            if gpu is None or before != self._columns or gpu.missing != lacking:
+                is_part = bool(self._described[key].mig_uuid)
+                gpu = DcgmGpu(
+                    key, index, self._columns, lacking, self._interval_s, self._slow_interval_s, now_s, is_part
+                )
+                if key in known:
+                    gpu.succeed(known[key])
             self._gpus.append(gpu)
             if there is None:
                 self._lose(gpu, "it is gone", events)
-            else:
-                self._gpus_of.setdefault(there.entity, []).append(gpu)
+        self._map(found.devices)
         return SourceInventory(
             source=self.name,
             gpus=tuple(self._described[gpu.key] for gpu in self._gpus),
@@ -349,20 +409,47 @@ class DcgmSource:
             multiplexed=self._watches.multiplexed,
         )
 
+    def _map(self, devices: Sequence[DcgmDevice]) -> None:
+        """Note whose values the rows of the readers are."""
+        known = {gpu.key: gpu for gpu in self._gpus}
+        self._gpus_of = {}
+        for device in devices:
+            if device.key in known:
+                self._gpus_of.setdefault(device.entity, []).append(known[device.key])
+        self._rows = [
+            _Row(latest, row, gpu, gpu.slots([f for f in latest.field_ids if f != XID_FIELD]))
+            for latest in self._watches.latest
+            for row, entity in enumerate(latest.entities)
+            for gpu in self._gpus_of.get(entity, ())
+        ]
+
     def _fetch(self, engine: Engine, now_s: float, events: list[SourceEvent]) -> None:
         self._pause.check(engine, now_s)
+        everything = now_s >= self._slow_due_s
+        if everything:
+            self._slow_due_s = now_s + _SLOW_READ_INTERVAL_S
+        step_s, before_s, self._read_s = now_s - self._read_s, self._step_s, now_s
+        self._step_s = step_s
+        is_late = step_s > _HOLE_INTERVALS * self._interval_s
+        by_choice = is_late and abs(step_s - before_s) < _SAME_PACE * step_s
+        for latest in self._watches.latest:
+            try:
+                latest.read(everything)
+            except CallRefusedError as error:
+                log.debug("%s", error)
+                if error.code == GPU_IS_LOST:
+                    self._look_due_s = now_s
+                continue
+            self._follow_losses(latest, now_s, events)
+            self._fill_holes(latest, is_late, by_choice, now_s)
+            self._note_news(latest, now_s)
+        self._take_rows(everything, now_s, events)
         profiling = set(self._watches.profiling)
         for watch in self._watches.fast:
-            if self._read_watch(watch, now_s, events):
-                self._stuck[watch].fresh(now_s)
-            elif self._pause.paused and watch in profiling:
+            if self._pause.paused and watch in profiling:
                 self._stuck[watch].hold(now_s)
             if self._stuck[watch].due(now_s):
-                self._renew(watch, "gave nothing new")
-        if now_s >= self._slow_due_s:
-            self._slow_due_s = now_s + _SLOW_READ_INTERVAL_S
-            for watch in self._watches.slow:
-                self._read_watch(watch, now_s, events)
+                self._renew(watch, "gave nothing new", now_s)
         self._renew_zeros(now_s)
         for gpu in self._gpus:
             if gpu.is_silent(now_s):
@@ -370,49 +457,169 @@ class DcgmSource:
         if now_s >= self._look_due_s:
             self._look_again(engine, now_s)
 
-    def _read_watch(self, watch: Watch, now_s: float, events: list[SourceEvent]) -> bool:
-        """Hand a watch's new values to their GPUs; return whether there were any with a time."""
+    def _note_news(self, latest: LatestValues, now_s: float) -> None:
+        """Note which watches gave something new, and how late it came."""
+        for part, watches in ((latest.plain, self._watches.plain), (latest.profiling, self._watches.profiling)):
+            if latest.fresh[:, part].any():
+                for watch in watches:
+                    if latest.entities[0] in watch.entities:
+                        self._stuck[watch].fresh(now_s)
+        fast = latest.times_us[:, latest.fast]
+        if fast.size and (newest_us := int(fast.max())):
+            self.statistics.lag_s = max(0.0, self._clocks.wall_ns() / 1e9 - newest_us / 1e6)
+
+    def _take_rows(self, everything: bool, now_s: float, events: list[SourceEvent]) -> None:
+        """Hand the new values of the readers to their GPUs."""
+        for latest, row, gpu, slots in self._rows:
+            fresh = latest.fresh[row]
+            for name, part in ((PLAIN, latest.plain), (PROFILING, latest.profiling)):
+                places = np.flatnonzero(fresh[part]) + part.start
+                if places.size:
+                    gpu.take_row(
+                        name,
+                        slots[places],
+                        latest.times_us[row, places].tolist(),
+                        latest.numbers[row, places],
+                        latest.reasons(row, places),
+                        now_s,
+                    )
+            if latest.capped is not None:
+                gpu.capped_ratios += int(latest.capped[row])
+            if everything and fresh.size == len(latest.field_ids):
+                self._take_slow(latest, row, gpu, slots, now_s, events)
+
+    def _take_slow(
+        self,
+        latest: LatestValues,
+        row: int,
+        gpu: DcgmGpu,
+        slots: IndexArray,
+        now_s: float,
+        events: list[SourceEvent],
+    ) -> None:
+        first, last = latest.fast.stop, len(slots)
+        gpu.take_slow(
+            slots[first:last],
+            latest.fresh[row, first:last].tolist(),
+            latest.numbers[row, first:last],
+            latest.reasons(row, range(first, last)),
+            now_s,
+        )
+        for place in np.flatnonzero(latest.times_us[row, latest.fast] == 0).tolist():
+            gpu.stand(int(slots[place]), latest.reason(row, place))
+        if last < len(latest.field_ids) and latest.times_us[row, last] > self._xid_seen_us.get(gpu.key, self._began_us):
+            self._take_xids(latest.entities[row], gpu, events)
+
+    def _take_xids(self, entity: Entity, gpu: DcgmGpu, events: list[SourceEvent]) -> None:
+        """Take all XIDs since the last one that was seen, those of a time without connection too."""
+        if self._watches.xids is None:
+            return
+        seen_us = self._xid_seen_us.get(gpu.key, self._began_us)
         try:
-            values = watch.read()
+            values = self._watches.xids.history_of(entity, XID_FIELD, seen_us + 1)
         except CallRefusedError as error:
             log.debug("%s", error)
-            return False
-        decides = watch in self._watches.plain
+            return
         for value in values:
-            for gpu in self._gpus_of.get(value.entity, ()):
-                if decides and (gpu.lost or value.number is _LOST):
-                    self._follow_loss(gpu, value, events)
-                xid = gpu.take(watch.name, value, now_s)
-                if xid is not None:
-                    log.error("GPU %s reports XID %d", gpu.key, xid)
-                    events.append(SourceEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, xid))
-        newest_us = max((value.time_us for value in values), default=0)
-        if newest_us and watch in self._stuck:
-            self.statistics.lag_s = max(0.0, self._clocks.wall_ns() / 1e9 - newest_us / 1e6)
-        return newest_us > 0
+            if isinstance(value.number, MissingReason) or value.number <= 0:
+                continue
+            self._xid_seen_us[gpu.key] = max(value.time_us, self._xid_seen_us.get(gpu.key, 0))
+            gpu.count_xid()
+            log.error("GPU %s reports XID %d", gpu.key, int(value.number))
+            events.append(SourceEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, int(value.number)))
 
-    def _follow_loss(self, gpu: DcgmGpu, value: EngineValue, events: list[SourceEvent]) -> None:
-        if value.number is _LOST:
-            self._lose(gpu, "DCGM says so", events)
-        elif gpu.lost and value.time_us and not isinstance(value.number, MissingReason):
-            gpu.lost = False
-            gpu.restart()
-            events.append(SourceEvent(gpu.index, self._clocks.wall_ns(), GpuEventKind.RECOVERED))
-            log.warning("GPU %s answers again", gpu.key)
+    def _fill_holes(self, latest: LatestValues, is_late: bool, by_choice: bool, now_s: float) -> None:
+        """Fetch what the engine measured between two looks.
+
+        Hosts whose GPUs idle are looked at rarely by choice; their holes are left. So are those of an engine that does
+        not keep its own pace, after it was asked in vain.
+        """
+        steps_us = latest.times_us - latest.before_us
+        holes = latest.fresh & (latest.before_us > 0) & (steps_us > _HOLE_INTERVALS * self._interval_s * 1e6)
+        holes[:, latest.fast.stop :] = False
+        if not holes.any():
+            return
+        if by_choice and not latest.shows_work:
+            for source, _, gpu, _ in self._rows:
+                if source is latest:
+                    gpu.skip()
+            return
+        if not is_late and now_s < self._futile_until_s:
+            return
+        rows = {entity: row for row, entity in enumerate(latest.entities)}
+        places = {field: place for place, field in enumerate(latest.field_ids)}
+        found = 0
+        for value in self._recorded(latest, holes):
+            row, place = rows.get(value.entity, -1), places[value.field_id]
+            if row < 0 or not latest.before_us[row, place] < value.time_us < latest.times_us[row, place]:
+                continue
+            found += 1
+            name = PLAIN if place < latest.profiling.start else PROFILING
+            for gpu in self._gpus_of.get(value.entity, ()):
+                gpu.take(name, value)
+        if found:
+            self._futile_s = _FIRST_FUTILE_S
+        else:
+            self._futile_until_s = now_s + self._futile_s
+            self._futile_s = min(2 * self._futile_s, _LONGEST_FUTILE_S)
+
+    def _recorded(self, latest: LatestValues, holes: npt.NDArray[np.bool_]) -> list[EngineValue]:
+        values: list[EngineValue] = []
+        pairs = np.argwhere(holes).tolist()
+        for watches, part in ((self._watches.plain, latest.plain), (self._watches.profiling, latest.profiling)):
+            wanted = [(row, place) for row, place in pairs if part.start <= place < part.stop]
+            for watch in watches if wanted else ():
+                if latest.entities[0] not in watch.entities:
+                    continue
+                try:
+                    if len(wanted) > _MAX_SINGLE_HOLES:
+                        since_us = min(int(latest.before_us[row, place]) for row, place in wanted) + 1
+                        values += watch.history(since_us)
+                        continue
+                    for row, place in wanted:
+                        if latest.field_ids[place] in watch.field_ids:
+                            since_us = int(latest.before_us[row, place]) + 1
+                            values += watch.history_of(latest.entities[row], latest.field_ids[place], since_us)
+                except CallRefusedError as error:
+                    log.debug("%s", error)
+        return values
+
+    def _follow_losses(self, latest: LatestValues, now_s: float, events: list[SourceEvent]) -> None:
+        """See which GPUs the engine calls lost, and which give numbers again."""
+        plain = latest.plain
+        lost = (latest.statuses[:, plain] == GPU_IS_LOST).any(axis=1)
+        if not lost.any() and not any(gpu.lost for gpu in self._gpus):
+            return
+        numbers = (latest.fresh[:, plain] & ~np.isnan(latest.numbers[:, plain])).any(axis=1)
+        for source, row, gpu, _ in self._rows:
+            if source is not latest:
+                continue
+            if lost[row]:
+                self._lose(gpu, "DCGM says so", events)
+            elif gpu.lost and numbers[row]:
+                gpu.lost = False
+                gpu.restart(now_s)
+                events.append(SourceEvent(gpu.index, self._clocks.wall_ns(), GpuEventKind.RECOVERED))
+                log.warning("GPU %s answers again", gpu.key)
 
     def _lose(self, gpu: DcgmGpu, why: str, events: list[SourceEvent]) -> None:
         if gpu.lost:
             return
         gpu.lost = True
+        # The XID that says why may have come since it was last asked for.
+        self._slow_due_s = -math.inf
         events.append(SourceEvent(gpu.index, self._clocks.wall_ns(), GpuEventKind.LOST))
         log.error("GPU %s is lost (%s); going on with the others", gpu.key, why)
 
-    def _renew(self, watch: Watch, why: str) -> None:
+    def _renew(self, watch: Watch, why: str, now_s: float) -> None:
         log.warning("the watch %s %s: renewing it", watch.name, why)
         try:
             watch.renew()
         except CallRefusedError as error:
-            if watch is self._watches.plain[0]:
+            if error.code == GPU_IS_LOST:
+                # Of one GPU; the others are watched without it once it is known which.
+                self._look_due_s = now_s
+            elif watch is self._watches.plain[0]:
                 # Silent, and not even the plain metrics can be watched again: only a new connection can help.
                 raise _engine_lost(self.engine_address, error) from error
             log.warning("%s; tried again later", error)
@@ -421,73 +628,86 @@ class DcgmSource:
         if self._pause.paused:
             return
         for watch in self._watches.profiling:
-            due = [gpu.zeros.due(now_s) for entity in watch.entities for gpu in self._gpus_of.get(entity, ())]
+            gpus = [gpu for entity in watch.entities for gpu in self._gpus_of.get(entity, ()) if not gpu.lost]
+            due = [gpu.zeros.due(now_s) for gpu in gpus]
             if any(due):
-                self._renew(watch, "says zero although kernels run; its values are blank until they change")
+                self._renew(watch, "says zero although kernels run; its values are blank until they change", now_s)
 
     def _lose_engine(self, error: EngineLostError, now_s: float, events: list[SourceEvent]) -> None:
         self._link.lose(error, now_s)
-        self._found = None
+        self._found, self._rewatched = None, False
+        # They went with the connection.
+        self._watches, self._rows, self._stuck = Watches(refusals=self._watches.refusals), [], {}
         self._pause.forget()
         for gpu in self._gpus:
             self._lose(gpu, "the engine is gone", events)
 
     def _meet_again(self, engine: Engine) -> None:
         """Watch what a new connection shows. The engine's numbers may have changed, and there may be new GPUs."""
-        found = find_engine_devices(engine, self._probes.load_nvml)
+        found = self._find(engine)
         keys = {device.key for device in found.devices}
-        if not keys & {gpu.key for gpu in self._gpus}:
+        known = {gpu.key for gpu in self._gpus}
+        if not keys & known:
             raise SourceUnavailableError("it shows none of the GPUs that were sampled")
-        known = {gpu.key: gpu for gpu in self._gpus}
         devices = [device for device in found.devices if device.key in known]
-        self._watch(engine, devices)
-        self._gpus_of = {}
-        for device in devices:
-            self._gpus_of.setdefault(device.entity, []).append(known[device.key])
-        if keys - known.keys():
+        try:
+            self._plan(engine, devices)
+        except DriverCallError:
+            self._watches = Watches()
+            raise
+        self._map(devices)
+        if keys - known:
             self._found = found
 
     def _look_again(self, engine: Engine, now_s: float) -> None:
-        """See whether GPUs or MIG instances have come or gone; the inventory follows at the next reading."""
+        """See whether GPUs or MIG instances have come or gone; the next reading follows."""
         self._look_due_s = now_s + self._slow_interval_s
         try:
-            found = find_engine_devices(engine, self._probes.load_nvml)
+            found = self._find(engine)
         except EngineLostError:
             raise
         except (DriverCallError, SourceUnavailableError) as error:
             log.debug("looking for GPUs: %s", error)
             return
-        watched = {gpu.key: entity for entity, gpus in self._gpus_of.items() for gpu in gpus}
-        if {device.key: device.entity for device in found.devices} != watched:
+        watched = self._watches.watched()
+        known = {gpu.key: e for e, gpus in self._gpus_of.items() for gpu in gpus if e in watched}
+        if {device.key: device.entity for device in found.devices} != known:
             self._found = found
 
     def _join(self, now_s: float, events: list[SourceEvent]) -> SourceInventory | None:
-        """Take what was found into the inventory, once the ticks of the old one are delivered."""
+        """Watch what was found, and take what is new into the inventory.
+
+        Where columns change, the ticks of the old ones are delivered first.
+        """
         found, engine = self._found, self._link.engine
-        if found is None or engine is None or any(gpu.has_pending for gpu in self._gpus):
+        if found is None or engine is None:
             return None
-        self._found = None
+        if not self._rewatched:
+            try:
+                self._plan(engine, found.devices)
+            except DriverCallError as error:
+                self._lose_engine(_engine_lost(engine.address, error), now_s, events)
+                return None
+            self._map(found.devices)
+            devices = {device.key: device for device in found.devices}
+            known = {gpu.key: gpu for gpu in self._gpus}
+            for key in known.keys() - devices.keys():
+                self._lose(known[key], "it is gone", events)
+            same = all(known[key].missing == self._lacking(devices[key]) for key in known.keys() & devices.keys())
+            if same and devices.keys() <= known.keys():
+                self._found = None
+                return None
+            self._rewatched = not same or self._columns_of(found.devices) != self._columns
+            if self._rewatched:
+                return None
+        elif any(gpu.has_pending for gpu in self._gpus):
+            return None
+        self._found, self._rewatched = None, False
         before = len(self._gpus)
-        try:
-            self._watches.close()
-            self._watch(engine, found.devices)
-        except DriverCallError as error:
-            self._lose_engine(_engine_lost(engine.address, error), now_s, events)
-            return None
         self.statistics.inventories += 1
         inventory = self._make_inventory(found, now_s, events)
         log.warning("the GPUs have changed: %d are sampled now, %d before", len(found.devices), before)
         return inventory
-
-
-def _note_missing(value: EngineValue, missing: Mapping[Entity, dict[str, MissingReason]]) -> None:
-    if value.field_id == XID_FIELD or value.entity not in missing:
-        return
-    name = METRIC_OF_FIELD[value.field_id].name
-    if not isinstance(value.number, MissingReason):
-        missing[value.entity].pop(name, None)
-    elif value.number in LASTING_REASONS and value.field_id != INSTANT_POWER_FIELD:
-        missing[value.entity][name] = value.number
 
 
 def _engine_lost(address: str, error: DriverCallError) -> EngineLostError:

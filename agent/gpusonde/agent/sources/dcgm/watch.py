@@ -1,4 +1,4 @@
-"""``Watch``: fields that the engine records for some GPUs, and what it recorded since the last look.
+"""``Watch``: fields that the engine records for some GPUs. ``LatestValues``: the newest of what it recorded.
 
 Also finds the GPUs and MIG instances behind an engine, the names by which the fleet knows them, and what DCGM, and NVML
 where it is there, tell of a GPU beside its metrics.
@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import logging
-import time
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gpusonde.agent.inventory import CudaAttributes
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 from gpusonde.agent.sources.dcgm.bindings import GPU, DcgmDevice, Entity, MigPart
 from gpusonde.agent.sources.dcgm.connection import NO_DATA, Engine
-from gpusonde.agent.sources.dcgm.gpu import EngineValue, is_blank_int32, plain_layout, read_number, text_of
+from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD, XID_FIELD
+from gpusonde.agent.sources.dcgm.gpu import (
+    EngineValue,
+    decode_numbers,
+    is_blank_int32,
+    limits_of,
+    plain_layout,
+    read_number,
+    read_reason,
+    refusal_of,
+    text_of,
+    value_layout,
+)
 from gpusonde.agent.sources.nvml.gpu import Device, describe_device, mig_instances
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceError, SourceUnavailableError
-from gpusonde.telemetry import MissingReason
+from gpusonde.telemetry import MissingReason, Unit
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +51,12 @@ class EngineDevices:
     Attributes:
         attributes: DCGM's id of a GPU -> its ``c_dcgmDeviceAttributes``.
         devices: What is to be sampled, each GPU before its instances.
+        silent: DCGM's id of a GPU that does not answer -> what the engine says of it.
     """
 
     attributes: Mapping[int, Any]
     devices: tuple[DcgmDevice, ...]
+    silent: Mapping[int, str]
 
 
 def find_engine_devices(engine: Engine, load_nvml: Callable[[], Nvml]) -> EngineDevices:
@@ -52,12 +70,18 @@ def find_engine_devices(engine: Engine, load_nvml: Callable[[], Nvml]) -> Engine
         SourceUnavailableError: There is no GPU that answers.
         EngineLostError: The engine is gone.
     """
-    attributes = {}
+    attributes, silent = {}, {}
     for gpu_id in engine.gpu_ids():
         try:
-            attributes[gpu_id] = engine.gpu_attributes(gpu_id)
+            facts = engine.gpu_attributes(gpu_id)
         except CallRefusedError as error:
-            log.warning("GPU %d cannot be sampled (%s); going on with the others", gpu_id, error)
+            silent[gpu_id] = str(error)
+            continue
+        # A lost GPU is listed on, and its attributes are an answer in which everything is blank.
+        if gpu_uuid(facts):
+            attributes[gpu_id] = facts
+        else:
+            silent[gpu_id] = "the engine has no UUID of it"
     if not attributes:
         raise SourceUnavailableError(
             f"the DCGM engine at {engine.address} shows no GPU that answers: see 'dcgmi discovery -l' and "
@@ -72,7 +96,7 @@ def find_engine_devices(engine: Engine, load_nvml: Callable[[], Nvml]) -> Engine
         devices += [
             DcgmDevice(_name_of(part, gpu, names), gpu_id, part.entity, part) for part in parts if part.gpu_id == gpu_id
         ]
-    return EngineDevices(attributes, tuple(devices))
+    return EngineDevices(attributes, tuple(devices), silent)
 
 
 def gpu_uuid(attributes: Any) -> str:
@@ -223,14 +247,10 @@ def _by_dcgm(
 # engine: 100 values per field at 10 Hz.
 _KEEP_S = 10.0
 _KEEP_INTERVALS = 3.0
-_OVERLAP_INTERVALS = 2.0
 
 
 class Watch:
     """A field group watched on a group of GPUs.
-
-    The bindings' own collectors are not used: some return only the last of several values, repeat the last one when
-    there is nothing new, or drop the rest of a batch behind a value they do not know. The raw callback does not.
 
     Args:
         engine: An open engine.
@@ -238,7 +258,7 @@ class Watch:
         entities: GPUs or MIG instances.
         field_ids: Numbers of the fields.
         interval_s: Seconds between measurements.
-        wall_ns: Unix time in nanoseconds.
+        keep_s: Seconds for which the engine keeps values; 0 for what a stalled host needs.
     """
 
     def __init__(
@@ -248,24 +268,19 @@ class Watch:
         entities: Sequence[Entity],
         field_ids: Sequence[int],
         interval_s: float,
-        wall_ns: Callable[[], int] = time.time_ns,
+        keep_s: float = 0.0,
     ) -> None:
         self.name = name
         self.entities = tuple(entities)
         self.field_ids = tuple(field_ids)
         self._engine = engine
         self._interval_s = interval_s
-        self._wall_ns = wall_ns
+        self._keep_s = keep_s or max(_KEEP_S, _KEEP_INTERVALS * interval_s)
         self._group: Any = None
         self._fields: Any = None
-        self._since_us = 0
-        self._seen_us: dict[tuple[int, int, int], int] = {}
-        self._values: list[EngineValue] = []
-        self._failure: Exception | None = None
-        # Kept for as long as the engine may call it: ctypes does not hold it.
-        self._layout = plain_layout(engine.bindings.structs.c_dcgmFieldValue_v1)
-        self._entity_of = {tuple(entity): entity for entity in entities}
-        self._callback = engine.bindings.agent.dcgmFieldValueEntityEnumeration_f(self._take)
+        # Of one entity and of one field, for history; made when first asked for.
+        self._groups_of_one: dict[Entity, Any] = {}
+        self._fields_of_one: dict[int, Any] = {}
 
     def open(self) -> None:
         """Make the groups and start recording.
@@ -273,9 +288,7 @@ class Watch:
         Raises:
             DriverCallError: The engine refuses; one field that a GPU lacks is enough when it is a profiling field.
         """
-        # A name is taken until its owner disconnects, and another agent may watch the same engine.
-        name = f"gpusonde-{self.name}-{uuid.uuid4().hex[:12]}"
-        self._since_us = self._wall_ns() // 1000
+        name = self._new_name()
         try:
             self._group = self._engine.make_group(name, self.entities)
             self._fields = self._engine.make_field_group(name, self.field_ids)
@@ -284,32 +297,25 @@ class Watch:
             self.close()
             raise
 
-    def read(self) -> list[EngineValue]:
-        """Return what was recorded since the previous call, in the engine's order.
+    def history(self, since_us: int) -> list[EngineValue]:
+        """Return everything that was recorded since a time: one request for each entity and field.
 
         Raises:
             DriverCallError: The engine refuses; :class:`EngineLostError` when it is gone.
         """
-        now_us = self._wall_ns() // 1000
-        if self._since_us > now_us + 1_000_000:
-            # The clock was set back: nothing would be newer than before for as long as the step was.
-            self._since_us = now_us
-            self._seen_us.clear()
-        # A list of its own for each call: one that hangs may yet come back and go on filling its.
-        values: list[EngineValue] = []
-        self._values, self._failure = values, None
-        try:
-            following_us = self._engine.values_since(
-                self.name, self._group, self._fields, self._since_us, self._callback
-            )
-        except DriverCallError as error:
-            if error.code != NO_DATA:
-                raise
-        else:
-            self._since_us = self._resume_from(following_us)
-        if self._failure is not None:
-            raise self._failure
-        return values
+        return self._values_since(self._group, self._fields, since_us)
+
+    def history_of(self, entity: Entity, field_id: int, since_us: int) -> list[EngineValue]:
+        """Return what was recorded of one field of one entity since a time: three requests.
+
+        Raises:
+            DriverCallError: The engine refuses; :class:`EngineLostError` when it is gone.
+        """
+        if entity not in self._groups_of_one:
+            self._groups_of_one[entity] = self._engine.make_group(self._new_name(), [entity])
+        if field_id not in self._fields_of_one:
+            self._fields_of_one[field_id] = self._engine.make_field_group(self._new_name(), [field_id])
+        return self._values_since(self._groups_of_one[entity], self._fields_of_one[field_id], since_us)
 
     def renew(self) -> None:
         """Stop and start recording, which brings stuck profiling fields back.
@@ -326,12 +332,19 @@ class Watch:
         group, self._group = self._group, None
         releases: list[Callable[[], None]] = []
         if fields is not None:
-            releases += [
-                lambda: self._engine.unwatch(self.name, group, fields),
-                lambda: self._engine.delete_field_group(fields),
-            ]
-        if group is not None:
-            releases.append(lambda: self._engine.delete_group(group))
+            releases.append(lambda: self._engine.unwatch(self.name, group, fields))
+        releases += [
+            functools.partial(self._engine.delete_field_group, one)
+            for one in (fields, *self._fields_of_one.values())
+            if one is not None
+        ]
+        releases += [
+            functools.partial(self._engine.delete_group, one)
+            for one in (group, *self._groups_of_one.values())
+            if one is not None
+        ]
+        self._fields_of_one.clear()
+        self._groups_of_one.clear()
         for release in releases:
             try:
                 release()
@@ -341,39 +354,169 @@ class Watch:
             except DriverCallError:
                 continue
 
+    def _new_name(self) -> str:
+        # A name is taken until its owner disconnects, and another agent may watch the same engine.
+        return f"gpusonde-{self.name}-{uuid.uuid4().hex[:12]}"
+
     def _watch(self) -> None:
-        keep_s = max(_KEEP_S, _KEEP_INTERVALS * self._interval_s)
-        self._engine.watch(self.name, self._group, self._fields, self._interval_s, keep_s)
+        self._engine.watch(self.name, self._group, self._fields, self._interval_s, self._keep_s)
 
-    def _resume_from(self, following_us: int) -> int:
-        """Return the time to ask from next.
+    def _values_since(self, group: Any, fields: Any, since_us: int) -> list[EngineValue]:
+        """Fetch what was recorded since a time.
 
-        The engine measures while it answers, one field after the other, and tells the time after the newest value it
-        gave. A field that it answered for just before measuring it would lose that value, so the oldest of the fields'
-        newest times counts, for at most two intervals.
+        The bindings' own collectors are not used: some return only the last of several values, repeat the last one
+        when there is nothing new, or drop the rest of a batch behind a value they do not know. The raw callback does
+        not.
         """
-        oldest_us = min(self._seen_us.values(), default=following_us) + 1
-        overlap_us = round(_OVERLAP_INTERVALS * self._interval_s * 1e6)
-        return max(min(following_us, oldest_us), following_us - overlap_us)
+        agent = self._engine.bindings.agent
+        layout = plain_layout(self._engine.bindings.structs.c_dcgmFieldValue_v1)
+        entity_of = {tuple(entity): entity for entity in self.entities}
+        values: list[EngineValue] = []
+        failures: list[Exception] = []
 
-    def _take(self, entity_group: int, entity_id: int, values: Any, count: int, _user_data: Any) -> int:
-        """Copy values out of the engine's memory; called by ``dcgmGetValuesSince_v2``."""
+        def take(entity_group: int, entity_id: int, rows: Any, count: int, _user_data: Any) -> int:
+            """Copy values out of the engine's memory; called by ``dcgmGetValuesSince_v2``."""
+            try:
+                entity, start, stride = entity_of[entity_group, entity_id], 0, 0
+                if layout is not None:
+                    start, stride = ctypes.addressof(rows.contents), ctypes.sizeof(layout)
+                for i in range(count):
+                    value = rows[i] if layout is None else layout.from_address(start + i * stride)
+                    # A field without news is answered too, with time 0.
+                    if value.ts >= since_us and value.ts:
+                        values.append(EngineValue(entity, value.fieldId, value.ts, read_number(value)))
+            except Exception as error:
+                # ctypes would print it and go on without the rest of the batch.
+                failures.append(error)
+            return 0
+
+        callback = agent.dcgmFieldValueEntityEnumeration_f(take)
         try:
-            entity = self._entity_of[entity_group, entity_id]
-            append = self._values.append
-            plain, start = self._layout, 0
-            if plain is not None:
-                start, stride = ctypes.addressof(values.contents), ctypes.sizeof(plain)
-            for i in range(count):
-                value = values[i] if plain is None else plain.from_address(start + i * stride)
-                # A value may come twice: see _resume_from, and some versions repeat the last one. 0 is no time.
-                key, time_us = (entity_group, entity_id, value.fieldId), value.ts
-                if time_us:
-                    if time_us <= self._seen_us.get(key, 0):
-                        continue
-                    self._seen_us[key] = time_us
-                append(EngineValue(entity, value.fieldId, time_us, read_number(value)))
-        except Exception as error:
-            # ctypes would print it and go on without the rest of the batch.
-            self._failure = self._failure or error
-        return 0
+            self._engine.values_since(self.name, group, fields, since_us, callback)
+        except DriverCallError as error:
+            if error.code != NO_DATA:
+                raise
+        if failures:
+            raise failures[0]
+        return values
+
+
+class LatestValues:
+    """The newest values of the same fields of some entities, read by one request into a buffer that is kept.
+
+    Reading history costs one request per entity and field, and each makes library and engine clear 4 MiB. This is one
+    for all, and misses a value only where the engine measured twice between two looks.
+
+    Args:
+        engine: An open engine.
+        entities: GPUs or MIG instances, not both.
+        plain: Fields of plain metrics, read every time.
+        profiling: Fields of profiling metrics, read every time.
+        slow: Fields that are read when asked for; XIDs may be among them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        entities: Sequence[Entity],
+        plain: Sequence[int],
+        profiling: Sequence[int],
+        slow: Sequence[int],
+    ) -> None:
+        self.entities = tuple(entities)
+        self.field_ids = (*plain, *profiling, *slow)
+        self.plain = slice(0, len(plain))
+        self.profiling = slice(len(plain), len(plain) + len(profiling))
+        self.fast = slice(0, self.profiling.stop)
+        self._engine = engine
+        structs = engine.bindings.structs
+        buffer = (structs.c_dcgmFieldValue_v2 * (len(entities) * len(self.field_ids)))()
+        pairs = (structs.c_dcgmGroupEntityPair_t * len(entities))()
+        for pair, entity in zip(pairs, entities, strict=True):
+            pair.entityGroupId, pair.entityId = entity
+        layout = value_layout(structs.c_dcgmFieldValue_v2)
+        self._requests = {}
+        for everything, fields in ((False, self.field_ids[self.fast]), (True, self.field_ids)):
+            shape = (len(entities), len(fields))
+            values = np.frombuffer(buffer, layout, shape[0] * shape[1]).reshape(shape)
+            numbers = (ctypes.c_uint16 * len(fields))(*fields)
+            counts = ctypes.c_uint(shape[0]), ctypes.c_uint(shape[1])
+            self._requests[everything] = (values, (pairs, counts[0], numbers, counts[1], ctypes.c_uint(0), buffer))
+        limits = [None if f == XID_FIELD else limits_of(f) for f in self.field_ids]
+        self._scale = np.array([1.0 if known is None else known.scale for known in limits])
+        self._least = np.array([0.0 if known is None else known.least for known in limits])
+        self._most = np.array([math.inf if known is None else known.most for known in limits])
+        self._is_ratio = np.array([known is not None and known.is_ratio for known in limits])
+        self._is_share = np.array([f != XID_FIELD and METRIC_OF_FIELD[f].unit is Unit.RATIO for f in self.field_ids])
+        self._are_parts = bool(entities) and entities[0].group != GPU
+        self.seen_us: npt.NDArray[np.int64] = np.zeros((len(entities), len(self.field_ids)), dtype=np.int64)
+        self._take(self._requests[True][0])
+
+    def read(self, everything: bool) -> None:
+        """Ask for the newest values; the attributes then hold them, by entity and field.
+
+        ``times_us`` is when they were measured, 0 where nothing was; ``before_us`` what that was at the reading before;
+        ``fresh`` where the two differ; ``numbers`` are in the catalogue's units, NaN where there is none; ``statuses``
+        the engine's codes; ``capped`` how many ratios of each MIG instance were above 1.
+
+        Args:
+            everything: The slow fields too.
+
+        Raises:
+            DriverCallError: The engine refuses; :class:`EngineLostError` when it is gone.
+        """
+        values, arguments = self._requests[everything]
+        self._engine.latest_values("latest values", *arguments)
+        self._take(values)
+
+    def reason(self, row: int, place: int) -> MissingReason:
+        """Return why a number is NaN."""
+        value = self._values[row, place]
+        known = read_reason(value)
+        if known is not None:
+            return known
+        number = float(value["double"] if value["type"] == ord("d") else value["integer"])
+        return refusal_of(self.field_ids[place], number)
+
+    def reasons(self, row: int, places: Sequence[int] | npt.NDArray[np.intp]) -> Callable[[int], MissingReason]:
+        """Return :meth:`reason` of the i-th of some places of a row; good until the next reading."""
+        return lambda i: self.reason(row, int(places[i]))
+
+    @property
+    def shows_work(self) -> bool:
+        """Whether some GPU did something just now."""
+        shares = self.numbers[:, self.fast][:, self._is_share[self.fast]]
+        return bool((shares > 0).any())
+
+    def continue_from(self, before: Mapping[tuple[Entity, int], int]) -> None:
+        """Go on after what another one has seen, so that nothing comes twice."""
+        for row, entity in enumerate(self.entities):
+            for place, field_id in enumerate(self.field_ids):
+                self.seen_us[row, place] = before.get((entity, field_id), 0)
+
+    def seen(self) -> dict[tuple[Entity, int], int]:
+        """Return the times of what was read, for :meth:`continue_from`."""
+        return {
+            (entity, field_id): int(self.seen_us[row, place])
+            for row, entity in enumerate(self.entities)
+            for place, field_id in enumerate(self.field_ids)
+        }
+
+    def _take(self, values: npt.NDArray[np.void]) -> None:
+        count = values.shape[1]
+        self._values = values
+        self.statuses = values["status"].copy()
+        self.times_us = values["time_us"].copy()
+        self.before_us = self.seen_us[:, :count].copy()
+        self.fresh = (self.times_us != self.before_us) & (self.times_us != 0)
+        np.copyto(self.seen_us[:, :count], self.times_us, where=self.fresh)
+        numbers = decode_numbers(values)
+        numbers[~((numbers >= self._least[:count]) & (numbers <= self._most[:count]))] = np.nan
+        self.capped: npt.NDArray[np.int64] | None = None
+        if self._are_parts:
+            # NVIDIA/DCGM issue 152: the engine relates some ratios of an instance to fewer SMs than it has.
+            above = (numbers > 1.0) & self._is_ratio[:count]
+            self.capped = (above & self.fresh).sum(axis=1)
+            numbers[above] = 1.0
+        numbers *= self._scale[:count]
+        self.numbers = numbers
