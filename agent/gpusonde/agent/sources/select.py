@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.base import GpuSource, ProcessReader, Reading, SourceInventory, SourceStatistics
+from gpusonde.agent.sources.base import (
+    GpuEventKind,
+    GpuSource,
+    ProcessReader,
+    Reading,
+    SourceEvent,
+    SourceInventory,
+    SourceStatistics,
+)
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
@@ -29,7 +39,8 @@ def profiles(inventory: SourceInventory) -> bool:
 class AutoSource:
     """Opens its candidates in their order and keeps the first that gives profiling metrics.
 
-    If none does, the first that opened at all is kept. Every refusal is logged with its reason.
+    If none does, the first that opened at all is kept. Every refusal is logged with its reason. When the one that is
+    kept fails as a whole, the others are opened in its place.
 
     Args:
         candidates: Sources, not yet open, the preferred one first.
@@ -40,6 +51,10 @@ class AutoSource:
         self._chosen: GpuSource | None = None
         self._fallback: GpuSource | None = None
         self._before_open = SourceStatistics()
+        self._inventory: SourceInventory | None = None
+        # Index in the chosen source's inventory -> index in ours, once it is not the first one.
+        self._index: list[int] | None = None
+        self._lost: set[int] = set()
 
     @property
     def statistics(self) -> SourceStatistics:
@@ -58,16 +73,70 @@ class AutoSource:
             SourceUnavailableError: None can be opened; the message says what each of them lacks.
         """
         try:
-            return self._open()
+            self._inventory = self._open(self._candidates)
         except BaseException:
             self.close()
             raise
+        return self._inventory
 
     def read(self, deadline_s: float) -> Reading | None:
-        """Read the chosen source; see :meth:`~gpusonde.agent.sources.base.GpuSource.read`."""
+        """Read the chosen source; where it is gone as a whole, go on with another one."""
         if self._chosen is None:
             raise SourceError("the source is not open: call open() first")
-        return self._chosen.read(deadline_s)
+        try:
+            reading = self._chosen.read(deadline_s)
+        except SourceError as error:
+            return self._go_on(error)
+        if reading is None:
+            return None
+        if reading.inventory is not None:
+            self._inventory = reading.inventory if self._index is None else self._extend(reading.inventory)
+        if self._index is not None:
+            index = self._index
+            reading = dataclasses.replace(
+                reading,
+                ticks=tuple(dataclasses.replace(ticks, gpu=index[ticks.gpu]) for ticks in reading.ticks),
+                events=tuple(dataclasses.replace(event, gpu=index[event.gpu]) for event in reading.events),
+                inventory=None if reading.inventory is None else self._inventory,
+            )
+        self._follow(reading.events)
+        return reading
+
+    def _follow(self, events: Iterable[SourceEvent]) -> None:
+        for event in events:
+            if event.kind is GpuEventKind.LOST:
+                self._lost.add(event.gpu)
+            elif event.kind is GpuEventKind.RECOVERED:
+                self._lost.discard(event.gpu)
+
+    def _go_on(self, error: SourceError) -> Reading:
+        """Open another source in the place of one that failed; GPUs keep their index.
+
+        Raises:
+            SourceError: No other one can be opened.
+        """
+        failed = self._chosen
+        log.error("source %s: %s; looking for another one", self.name, error)
+        self.close()
+        try:
+            inventory = self._open([source for source in self._candidates if source is not failed])
+        except SourceError as refusal:
+            raise SourceError(f"{error}; {refusal}") from error
+        extended = self._extend(inventory)
+        now_ns = time.time_ns()
+        found = sorted(self._lost.intersection(self._index or ()))
+        events = tuple(SourceEvent(gpu, now_ns, GpuEventKind.RECOVERED) for gpu in found)
+        self._follow(events)
+        return Reading(events=events, inventory=extended)
+
+    def _extend(self, inventory: SourceInventory) -> SourceInventory:
+        """Put the GPUs of another source where they were in the inventory; new ones come behind."""
+        gpus = {gpu.key: gpu for gpu in (self._inventory.gpus if self._inventory is not None else ())}
+        gpus |= {gpu.key: gpu for gpu in inventory.gpus}
+        place = {key: number for number, key in enumerate(gpus)}
+        self._index = [place[gpu.key] for gpu in inventory.gpus]
+        self._inventory = dataclasses.replace(inventory, gpus=tuple(gpus.values()))
+        return self._inventory
 
     def progress(self) -> float | None:
         """Return what the chosen source says; None for hardware."""
@@ -79,10 +148,10 @@ class AutoSource:
         if opened is not None:
             opened.close()
 
-    def _open(self) -> SourceInventory:
+    def _open(self, candidates: Sequence[GpuSource]) -> SourceInventory:
         refusals: list[str] = []
         fallback: SourceInventory | None = None
-        for source in self._candidates:
+        for source in candidates:
             try:
                 inventory = source.open()
             except SourceError as error:
@@ -108,14 +177,15 @@ class AutoSource:
         return inventory
 
 
-# With another source to fall back to at the next start, an engine is not waited for longer.
-_AUTO_PATIENCE_S = 60.0
+# With another source to go on with, an engine is not waited for longer. Losing it takes some seconds more.
+_AUTO_PATIENCE_S = 45.0
 
 
 def make_source(config: SourceConfig) -> GpuSource:
     """Return the configured source, not yet open.
 
-    ``auto`` means DCGM, then NVML, which uses GPM metrics where the GPU has them.
+    ``auto`` means NVML where it gives profiling metrics (GPM, from Hopper on), and DCGM elsewhere: on GPUs with GPM
+    both give the same, and NVML needs no host engine.
 
     Raises:
         gpusonde.telemetry.TraceError: The trace to replay cannot be read.
@@ -126,7 +196,7 @@ def make_source(config: SourceConfig) -> GpuSource:
         return make_nvml(config)
     if config.kind == "dcgm":
         return make_dcgm(config)
-    return AutoSource([make_dcgm(config, patience_s=_AUTO_PATIENCE_S), make_nvml(config)])
+    return AutoSource([make_nvml(config), make_dcgm(config, patience_s=_AUTO_PATIENCE_S)])
 
 
 def make_dcgm(config: SourceConfig, patience_s: float = math.inf) -> DcgmSource:
