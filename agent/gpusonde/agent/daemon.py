@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import math
 import threading
 import time
 import uuid
@@ -102,6 +103,8 @@ def in_thread(name: str, work: Callable[[], _T]) -> asyncio.Future[_T]:
 log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 0.25
+# No value of any GPU for so long, and the agent is not ready; a source takes a GPU for lost after half of it.
+_SILENCE_S, _SILENCE_INTERVALS = 10.0, 5.0
 # Sources that are simply asked at every tick; others prepare for one interval when they are opened.
 _ASKED_AT_EVERY_TICK = ("nvml", "gpm")
 _POLL_S = 0.05
@@ -243,7 +246,16 @@ class Agent:
 
     def unready(self) -> str | None:
         """Return why samples are not taken and kept now, or None."""
-        return None if self._counters.deadlines else "nothing was sampled yet"
+        counters = self._counters
+        if not counters.deadlines:
+            return "nothing was sampled yet"
+        silent_s = time.monotonic() - counters.last_tick_s
+        allowed_s = max(_SILENCE_S, _SILENCE_INTERVALS * counters.sampling_interval_s)
+        # A trace is read as fast as the spool has room.
+        if counters.source_progress is not None or silent_s <= allowed_s:
+            return None
+        for_s = "so far" if math.isinf(silent_s) else f"for {silent_s:.0f} s"
+        return f"none of {counters.gpus} GPUs gave a value {for_s}: see the log for lost GPUs or a lost engine"
 
     async def apply(self, config: AgentConfig, changed: frozenset[str]) -> None:
         """Make the parts as a new configuration says."""

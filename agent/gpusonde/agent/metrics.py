@@ -6,6 +6,7 @@ asked for. Names, meanings and what to do about them: ``docs/agent.md``. No labe
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from bisect import bisect_right
@@ -45,6 +46,7 @@ class SelfCounters:
         read_s_sum: Sum of the seconds spent inside the source.
         read_s_max: The longest reading.
         deadlines: Deadlines met.
+        last_tick_s: When a GPU last gave a tick, monotonic clock; -inf for never.
         sampling_interval_s: Seconds between ticks as they are taken now; 0 before the first.
         slowdowns: How often they were taken less often than configured, by reason.
         job_bindings: Job bindings recorded, repetitions included.
@@ -77,6 +79,7 @@ class SelfCounters:
     read_s_sum: float = 0.0
     read_s_max: float = 0.0
     deadlines: int = 0
+    last_tick_s: float = -math.inf
     sampling_interval_s: float = 0.0
     slowdowns: dict[str, int] = field(default_factory=dict)
     job_bindings: int = 0

@@ -123,6 +123,7 @@ class Sampler:
     def _read_due(self, deadline_s: float) -> bool:
         """Read once, and again while the source has more that is due; False when stopped meanwhile or at its end."""
         processor_s = elapsed_s = 0.0
+        brought = False
         while True:
             # A replay at full speed may stay in here for hours.
             self._heartbeat.beat()
@@ -139,12 +140,14 @@ class Sampler:
             end_s = self._clocks.monotonic()
             processor_s += self._processor_spent() - spent_s
             elapsed_s += end_s - begin_s
+            brought |= bool(reading.ticks)
             self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
             if not self._inventory.can_wait:
                 self._pace.see(reading, begin_s)
             self._deliver(reading)
             if not reading.more or self._stopping.is_set():
-                if not self._inventory.can_wait:
+                # A source that looks for its engine reads nothing: what that costs says nothing of readings.
+                if brought and not self._inventory.can_wait:
                     self._pace.spend(begin_s, processor_s, elapsed_s)
                 return not self._stopping.is_set()
 
@@ -166,6 +169,8 @@ class Sampler:
             reading = dataclasses.replace(reading, events=(*step, *reading.events))
         if self._sink.put(SampledReading(reading, self._missed)):
             self._missed = 0
+            if reading.ticks:
+                self._counters.last_tick_s = self._clocks.monotonic()
             self._counters.ticks += sum(ticks.time_unix_nano.size for ticks in reading.ticks)
         else:
             self._missed += 1

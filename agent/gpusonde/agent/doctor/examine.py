@@ -127,12 +127,19 @@ _SAMPLING_S = 2.0
 
 @dataclass(frozen=True)
 class _Sampled:
-    """What came in a short sampling: ticks, and the columns that held a number, by GPU."""
+    """What came in a short sampling: times of ticks, columns that held a number and why others did not, by GPU."""
 
-    seconds: float
-    ticks: dict[int, int]
+    times_s: dict[int, list[float]]
     measured: dict[int, set[int]]
+    blanks: dict[int, dict[int, MissingReason]]
     read_s: float
+
+    def rate_hz(self, gpu: int) -> float:
+        """Return the ticks per second by their own stamps: a first reading may bring older ones."""
+        times_s = self.times_s.get(gpu, [])
+        if len(times_s) < 2:
+            return 0.0
+        return (len(times_s) - 1) / max(times_s[-1] - times_s[0], 1e-6)
 
 
 def examine(
@@ -170,7 +177,7 @@ def examine(
 
 
 def _candidates(config: SourceConfig) -> list[GpuSource]:
-    return [make_source(config)] if config.kind == "replay" else [make_dcgm(config), make_nvml(config)]
+    return [make_source(config)] if config.kind == "replay" else [make_nvml(config), make_dcgm(config)]
 
 
 def _choose(findings: Sequence[SourceFinding], kind: str) -> SourceFinding | None:
@@ -232,8 +239,9 @@ def _sample(
 ) -> _Sampled:
     start_s = monotonic()
     reading_s, readings = 0.0, 0
-    ticks: dict[int, int] = {}
+    times_s: dict[int, list[float]] = {}
     measured: dict[int, set[int]] = {}
+    blanks: dict[int, dict[int, MissingReason]] = {}
     for number in range(max(2, round(_SAMPLING_S / interval_s))):
         deadline_s = start_s + number * interval_s
         if (wait_s := deadline_s - monotonic()) > 0:
@@ -243,10 +251,11 @@ def _sample(
             break
         reading_s, readings = reading_s + time.perf_counter() - begin_s, readings + 1
         for part in reading.ticks:
-            ticks[part.gpu] = ticks.get(part.gpu, 0) + int(part.time_unix_nano.size)
+            times_s.setdefault(part.gpu, []).extend((part.time_unix_nano / 1e9).tolist())
+            blanks.setdefault(part.gpu, {}).update(part.blanks)
             columns = np.flatnonzero(~np.isnan(part.values).all(axis=1)).tolist()
             measured.setdefault(part.gpu, set()).update(columns)
-    return _Sampled(max(monotonic() - start_s, interval_s), ticks, measured, reading_s / max(1, readings))
+    return _Sampled(times_s, measured, blanks, reading_s / max(1, readings))
 
 
 def _gpu(
@@ -264,6 +273,8 @@ def _gpu(
         missing = gpu.missing_metrics.get(metric.name)
         if missing is None and metric.name not in column:
             missing = MissingReason.NOT_FOUND
+        elif missing is None and column[metric.name] not in measured and index in sampled.times_s:
+            missing = sampled.blanks[index].get(column[metric.name], MissingReason.NO_DATA)
         metrics.append(
             MetricFinding(
                 name=metric.name,
@@ -276,14 +287,13 @@ def _gpu(
                 missing_reason=missing,
             )
         )
-    rate_hz = sampled.ticks.get(index, 0) / sampled.seconds
     return GpuFinding(
         gpu_uuid=gpu.gpu_uuid,
         mig_uuid=gpu.mig_uuid,
         gpu_index=gpu.gpu_index,
         product_name=gpu.product_name,
         driver_version=gpu.driver_version,
-        tick_rate_hz=rate_hz,
+        tick_rate_hz=sampled.rate_hz(index),
         processes=len(running[gpu.key]) if gpu.key in running else None,
         metrics=tuple(metrics),
     )

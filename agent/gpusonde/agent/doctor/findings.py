@@ -174,6 +174,11 @@ def advise(
         )
     if chosen.lag_s > _LONG_LAG_S:
         yield f"values arrive {chosen.lag_s:.1f} s after they were measured: the host engine is overloaded, restart it"
+    if chosen.read_s > config.interval_s:
+        yield (
+            f"one reading takes {chosen.read_s:.2g} s, longer than the {config.interval_s:g} s between two: the agent "
+            "will sample less often; set source.interval to what this host can do"
+        )
     silent = [gpu.gpu_uuid for gpu in chosen.gpus if not gpu.tick_rate_hz]
     if silent:
         yield f"no tick came from {', '.join(silent)}: see 'nvidia-smi' and the kernel's log for XID errors"
