@@ -257,12 +257,12 @@ class StoreCorruptError(StoreError):
 
     path: Path
 
-    def __init__(self, path: Path, problem: str) -> None:
-        """Keep the file; ``problem`` says what is wrong with it."""
+    def __init__(
+        self, path: Path, problem: str, remedy: str = "restore the file from a backup, or accept its samples' loss"
+    ) -> None:
+        """Keep the file; ``problem`` says what is wrong with it, ``remedy`` what to do."""
         self.path = path
-        super().__init__(
-            f"{path}: {problem}; restore the file from a backup, or remove it and accept its samples' loss"
-        )
+        super().__init__(f"{path}: {problem}; {remedy}")
 
 
 class CollectorError(GpusondeError, RuntimeError):

@@ -106,15 +106,21 @@ def test_records_in_two_segments_are_found(filled):
     assert kinds(fsck(filled, exit_code=1)) == ["mismatch", "overlap"]
 
 
-def test_repair_removes_leftovers_and_nothing_else(filled):
+def test_repair_sets_aside_what_it_does_not_know_and_removes_what_is_half_made(filled):
+    known = set(filled.rglob("*.parquet*"))
     for name in ("segments/1.parquet", "hours/2.hour.parquet.tmp", "seconds/3.second.parquet"):
         (filled / name).write_bytes(b"left over")
-    before = {path for path in filled.rglob("*.parquet*") if path.read_bytes() != b"left over"}
+    half_made = f"{1:020d}-{2:020d}.hour.parquet.tmp"
+    (filled / "hours" / half_made).write_bytes(b"half made")
     assert kinds(fsck(filled, exit_code=1)) == ["orphan"]
     report = fsck(filled, "--repair", exit_code=1)
-    assert [finding["repaired"] for finding in report["findings"]] == [True] * 3
-    assert set(filled.rglob("*.parquet*")) == before
-    assert fsck(filled)["findings"] == []
+    assert [finding["repaired"] for finding in report["findings"]] == [True] * 4
+    aside = set((filled / "lost+found").glob("*/*"))
+    assert {path.name for path in aside} == {"1.parquet", "2.hour.parquet.tmp", "3.second.parquet"}
+    assert set(filled.rglob("*.parquet*")) == known | aside
+    assert {finding["file"] for finding in fsck(filled, exit_code=1)["findings"]} == {
+        str(path.relative_to(filled)) for path in aside
+    }
 
 
 def test_a_torn_log_is_found(filled):

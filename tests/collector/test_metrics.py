@@ -214,7 +214,13 @@ def test_a_running_collector_tells_what_it_does(tmp_path):
     assert sum(value for (name, *_), value in now.items() if name == "predictions_total") == 2
     assert now["prediction_seconds_count",] == 1
     assert now["store_free_bytes",] > 0
-    assert sorted(labels[0] for name, *labels in now if name == "store_bytes") == ["catalog", "log", "raw", "second"]
+    assert sorted(labels[0] for name, *labels in now if name == "store_bytes") == [
+        "catalog",
+        "log",
+        "lost_found",
+        "raw",
+        "second",
+    ]
     assert now["ingest_lag_seconds",] > 0
     assert not file.exists()
 

@@ -371,15 +371,91 @@ def test_a_damaged_segment_is_named_and_the_others_are_read(open_store, tmp_path
     assert sum(map(len, left)) == 20
 
 
-def test_half_made_segments_of_a_crash_are_removed(open_store, tmp_path):
+def test_only_half_made_segments_of_a_crash_are_removed(open_store, tmp_path):
     store = open_store()
     store.samples.append(Feed().batches(1, 3))
     store.close()
-    for name in ("00001.parquet", "00002.parquet.tmp"):
+    own = f"{1:020d}-{1:08d}.parquet"
+    for name in ("00001.parquet", "00002.parquet.tmp", f".{own}.0123abcd.tmp"):
         (tmp_path / "data" / "segments" / name).write_bytes(b"half")
     store = open_store()
     assert list((tmp_path / "data" / "segments").iterdir()) == []
+    assert set_aside(tmp_path / "data") == {"segments/00001.parquet", "segments/00002.parquet.tmp"}
     assert ticks_of(store) == list(range(20))
+
+
+def set_aside(directory):
+    """What is in ``lost+found``, by the folder in which it was."""
+    aside = directory / "lost+found"
+    return {str(path.relative_to(aside)) for path in aside.glob("*/*")}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_older_catalogue_costs_no_segment(open_store, tmp_path, caplog, compacted):
+    data = tmp_path / "data"
+    store = open_store()
+    store.samples.append(Feed().batches(1, 5))
+    store.flush()
+    store.close()
+    older = (data / "catalog.sqlite").read_bytes()
+    store = open_store()
+    store.samples.append(Feed("agent-2", "spool-2").batches(1, 5))
+    store.samples.append(Feed().batches(6, 9))
+    store.flush()
+    if compacted:
+        store.maintenance.compact_all()
+    store.close()
+    segments = {str(path.relative_to(data)): path.read_bytes() for path in data.glob("*/*.parquet")}
+    (data / "catalog.sqlite").write_bytes(older)
+    store = open_store()
+    unknown = {name for name in segments if (data / "lost+found" / name).exists()}
+    assert unknown
+    assert all((data / "lost+found" / name).read_bytes() == segments[name] for name in unknown)
+    assert all((data / name).read_bytes() == segments[name] for name in set(segments) - unknown)
+    assert store.usage().tier_bytes["lost_found"] == sum(len(segments[name]) for name in unknown)
+    assert all(str(data / name) in caplog.text for name in unknown)
+    assert "fsck --rebuild" in caplog.text
+    # The agents send again what they have; what is set aside keeps the numbers of its spools.
+    store.samples.append(Feed("agent-3", "spool-3").batches(1, 2))
+    assert {spool: position.spool for (_, spool), position in store.facts.spools().items()} == {
+        "spool-1": 1, "spool-2": 2, "spool-3": 3,
+    }  # fmt: skip
+    store.samples.append(Feed().batches(9, 10))  # the others it has let go of
+    assert [(x.agent_id, x.first_sequence, x.last_sequence) for x in store.facts.losses()] == [("agent-1", 6, 8)]
+
+
+def test_a_missing_catalogue_is_refused_while_there_are_segments(open_store, tmp_path):
+    store = open_store()
+    store.samples.append(Feed().batches(1, 5))
+    store.flush()
+    store.close()
+    catalog = tmp_path / "data" / "catalog.sqlite"
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
+    for emptied in (False, True):
+        catalog.unlink()
+        if emptied:
+            catalog.touch()
+        with pytest.raises(StoreCorruptError, match="fsck --rebuild") as caught:
+            LocalStore(tmp_path / "data", SMALL).open()
+        assert caught.value.path == catalog
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")} == before
+        catalog.touch()
+
+
+def test_a_segment_that_retention_has_deleted_goes_for_good(open_store, tmp_path):
+    clock = [START_NS]
+    config = StoreConfig(reserve_bytes=0, raw_retention_s=60.0)
+    store = open_store(config=config, wall_clock_ns=lambda: clock[0])
+    store.samples.append(Feed().batches(1, 5))
+    store.flush()
+    (segment,) = (tmp_path / "data" / "segments").iterdir()
+    content = segment.read_bytes()
+    clock[0] += 3600 * 10**9
+    assert store.maintenance.delete_old() == 1
+    segment.write_bytes(content)  # as if the process had ended before
+    store = open_store(config=config)
+    assert not segment.exists()
+    assert set_aside(tmp_path / "data") == set()
 
 
 def test_a_catalogue_that_is_no_database_is_refused_with_its_name(tmp_path):
@@ -485,6 +561,7 @@ def test_power_loss_at_any_moment_loses_nothing_acknowledged(tmp_path, seed):
     store.samples.append(Feed().batches(1, sent + 1))
     assert ticks_of(store) == list(range(10 * sent))
     assert store.facts.losses() == []
+    assert set_aside(tmp_path / "data") == set()
     store.close()
 
 

@@ -249,7 +249,8 @@ class StoreUsage:
     """How much is kept.
 
     Attributes:
-        tier_bytes: Size on disk by tier: raw (ticks), second (averages), log, catalog.
+        tier_bytes: Size on disk by tier: raw (ticks), second (averages), log, catalog, lost_found (segments set
+            aside).
         free_bytes: Free space where it lies; None where that is not ours to know.
     """
 

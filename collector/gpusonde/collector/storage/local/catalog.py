@@ -15,7 +15,13 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusonde.collector.storage.local.segments import SegmentKind, SegmentPart, store_errors
+from gpusonde.collector.storage.local.segments import (
+    SegmentKind,
+    SegmentPart,
+    SpoolNote,
+    StoreLayout,
+    store_errors,
+)
 from gpusonde.collector.storage.model import Position
 from gpusonde.errors import StoreCorruptError, StoreError
 
@@ -175,10 +181,11 @@ class Database:
         """Connect, create the tables where they are missing, and bring those of an older collector up to date.
 
         Raises:
-            StoreCorruptError: The file is not an SQLite database.
+            StoreCorruptError: The file is not an SQLite database, or is missing beside segments.
             StoreError: It belongs to a newer collector, or cannot be opened.
         """
         with store_errors(self.path):
+            _check_present(self.path)
             connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10.0)
             try:
                 self._prepare(connection)
@@ -186,7 +193,7 @@ class Database:
                 connection.close()
                 if isinstance(error, sqlite3.OperationalError):
                     raise
-                raise StoreCorruptError(self.path, str(error)) from error
+                raise StoreCorruptError(self.path, str(error), _remedy(self.path)) from error
             except StoreError:
                 connection.close()
                 raise
@@ -196,9 +203,10 @@ class Database:
         """Connect beside whoever else uses the file, a running collector included; nothing can be written.
 
         Raises:
-            StoreCorruptError: The file is not an SQLite database.
+            StoreCorruptError: The file is not an SQLite database, or is missing beside segments.
             StoreError: It is not there, or belongs to another version of the collector.
         """
+        _check_present(self.path)
         if not self.path.is_file():
             raise StoreError(f"{self.path.parent} is no data directory of a collector: it holds no {self.path.name}")
         with store_errors(self.path):
@@ -211,7 +219,7 @@ class Database:
                 connection.close()
                 if isinstance(error, sqlite3.OperationalError):
                     raise
-                raise StoreCorruptError(self.path, str(error)) from error
+                raise StoreCorruptError(self.path, str(error), _remedy(self.path)) from error
         if version != _VERSION:
             connection.close()
             raise StoreError(
@@ -273,6 +281,26 @@ class Database:
         if self._connection is None:
             raise StoreError(f"{self.path} is closed")
         return self._connection
+
+
+def _check_present(path: Path) -> None:
+    """Refuse to begin anew where there are segments: their samples would be there and in no answer.
+
+    Raises:
+        StoreCorruptError: The catalogue is gone, its segments are not.
+    """
+    if path.is_file() and path.stat().st_size:
+        return
+    for folder in StoreLayout(path.parent).segment_folders:
+        if any(folder.glob("*.parquet")):
+            raise StoreCorruptError(path, f"is missing or empty while {folder.name}/ holds segments", _remedy(path))
+
+
+def _remedy(path: Path) -> str:
+    return (
+        f"'gpusonde store fsck --rebuild {path.parent}' makes it anew from the segments, or restore the whole"
+        " directory from a backup"
+    )
 
 
 _PART = (
@@ -425,6 +453,49 @@ class SegmentCatalog:
     def is_registered(self, file_name: str) -> bool:
         """Return whether a segment is part of the store."""
         return bool(self._database.rows("SELECT 1 FROM segments WHERE file_name = ?", (file_name,)))
+
+    def spool_notes(self, last_sequences: Mapping[int, int]) -> list[SpoolNote]:
+        """Return what a segment's file says of spools, with the inventories that hold for the last of its records.
+
+        Args:
+            last_sequences: Spool -> highest sequence in the segment.
+        """
+        notes = []
+        for spool, last in sorted(last_sequences.items()):
+            found = self._database.rows(
+                "SELECT spools.spool, agent_id, spool_id, COALESCE(sequence, 0), COALESCE(message, x'') FROM spools"
+                " LEFT JOIN inventories ON inventories.spool = spools.spool AND sequence <= ?"
+                " WHERE spools.spool = ? ORDER BY sequence DESC LIMIT 1",
+                (last, spool),
+            )
+            notes += [SpoolNote(*row) for row in found]
+        return notes
+
+    def adopt_spools(self, notes: Iterable[SpoolNote]) -> None:
+        """Keep the numbers of spools that another catalogue gave, so that its segments can be taken back later."""
+        with self._database.transaction() as connection:
+            for note in notes:
+                connection.execute(
+                    "INSERT OR IGNORE INTO spools (spool, agent_id, spool_id) VALUES (?, ?, ?)",
+                    (note.spool, note.agent_id, note.spool_id),
+                )
+
+    def identities(self) -> dict[int, tuple[str, str]]:
+        """Return the number of every spool and whose it is: agent and spool id."""
+        rows = self._database.rows("SELECT spool, agent_id, spool_id FROM spools")
+        return {spool: (agent, spool_id) for spool, agent, spool_id in rows}
+
+    def was_deleted(self, file_name: str, size_bytes: int) -> bool:
+        """Return whether retention has deleted such a file."""
+        statement = "SELECT 1 FROM deletions WHERE file_name = ? AND size_bytes = ? LIMIT 1"
+        return bool(self._database.rows(statement, (file_name, size_bytes)))
+
+    def tick_parts_of(self, gpu_uuid: str, spool: int, first_sequence: int, last_sequence: int) -> list[PartRow]:
+        """Return the parts with ticks of a GPU and spool that may hold records of this range."""
+        return self._parts(
+            "gpu_uuid = ? AND spool = ? AND last_sequence >= ? AND first_sequence <= ? AND kind != 'second'",
+            (gpu_uuid, spool, first_sequence, last_sequence),
+        )
 
     def gpus_in(self, segments: Collection[int]) -> list[str]:
         """Return the GPUs with rows in these segments."""

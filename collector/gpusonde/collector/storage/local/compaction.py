@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,11 +29,13 @@ from gpusonde.collector.storage.local.segments import (
     KEY_COLUMNS,
     SegmentKind,
     SegmentPart,
+    SpoolNote,
     StoreLayout,
     open_writer,
     quantised_by_size,
     read_errors,
     store_errors,
+    write_notes,
 )
 from gpusonde.collector.storage.samples import TICK_COUNT, Samples, column_type, count_column, roll_up, rollup_columns
 from gpusonde.collector.storage.store import StoreCounters
@@ -187,6 +189,11 @@ class SegmentOutput:
         self._row_groups = 0
 
     @property
+    def last_sequences(self) -> dict[int, int]:
+        """Spool -> highest sequence written so far."""
+        return dict(sorted((part.spool, part.last_sequence) for part in self.parts))
+
+    @property
     def size_bytes(self) -> int:
         """Bytes written so far."""
         return self._sink.size_bytes
@@ -207,13 +214,17 @@ class SegmentOutput:
         self._row_groups += 1
         self.row_count += table.num_rows
 
-    def finish(self) -> None:
+    def finish(self, notes: Iterable[SpoolNote]) -> None:
         """Return once the file is there under its name and survives a power loss.
+
+        Args:
+            notes: What is known of the spools in it.
 
         Raises:
             StoreError: The disk refused; ``abandon`` then tidies up.
         """
         with store_errors(self._path):
+            write_notes(self._writer, notes)
             self._writer.close()
             self._sink.file.sync()
             self._sink.close_file()
@@ -406,7 +417,9 @@ class Compactor:
                 if output.size_bytes >= self._sizes.file_bytes:
                     break
             ticks, seconds = output.finish(
-                min(segment.created_unix_nano for segment in inputs), max(s.created_unix_nano for s in inputs)
+                min(segment.created_unix_nano for segment in inputs),
+                max(s.created_unix_nano for s in inputs),
+                self._segments.spool_notes,
             )
         except BaseException:
             output.abandon()
@@ -449,7 +462,8 @@ class Compactor:
         now = self._wall_clock_ns()
         while True:
             stem = f"{inputs[0].created_unix_nano:020d}-{now:020d}"
-            if not self._layout.path(SegmentKind.HOUR, f"{stem}.hour.parquet").exists():
+            made = ((SegmentKind.HOUR, "hour"), (SegmentKind.SECOND, "second"))
+            if not any(self._layout.path(kind, f"{stem}.{word}.parquet").exists() for kind, word in made):
                 return stem
             now += 1
 
@@ -511,11 +525,16 @@ class _Output:
         for piece, parts in row_groups(gpu_uuid, seconds, self._group_rows):
             self._outputs[SegmentKind.SECOND].write(piece, parts)
 
-    def finish(self, created_unix_nano: int, newest_unix_nano: int) -> tuple[NewSegment, NewSegment]:
-        """Return both files once they survive a power loss."""
+    def finish(
+        self,
+        created_unix_nano: int,
+        newest_unix_nano: int,
+        notes_of: Callable[[Mapping[int, int]], Iterable[SpoolNote]],
+    ) -> tuple[NewSegment, NewSegment]:
+        """Return both files once they survive a power loss; ``notes_of`` tells what they say of their spools."""
         made = []
         for kind, output in self._outputs.items():
-            output.finish()
+            output.finish(notes_of(output.last_sequences))
             made.append(
                 NewSegment(
                     self._names[kind],

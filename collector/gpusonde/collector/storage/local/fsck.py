@@ -7,7 +7,7 @@ segments, log and catalogue put together say whether every record is there once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,77 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpusonde.collector.storage.local.catalog import Database, PartRow, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.leftovers import SequenceRanges, find_leftovers
 from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
 from gpusonde.collector.storage.local.segments import (
     SCHEMA_VERSION,
     VERSION_KEY,
     SegmentKind,
     StoreLayout,
-    store_errors,
 )
+from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.errors import DirectoryLockedError
-from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles
-from gpusonde.service.wire import Int64Array
-
-Interval = tuple[int, int]
-
-
-class SequenceRanges:
-    """Collects numbers and says which are missing between the first and the last."""
-
-    def __init__(self) -> None:
-        self._found: list[Interval] = []
-
-    def add(self, first: int, last: int) -> None:
-        """Add the numbers from ``first`` to ``last``."""
-        self._found.append((first, last))
-
-    def add_all(self, numbers: Int64Array) -> None:
-        """Add numbers in any order, repetitions included."""
-        if not numbers.size:
-            return
-        unique = np.unique(numbers)
-        breaks = np.flatnonzero(np.diff(unique) > 1)
-        firsts = unique[np.concatenate(([0], breaks + 1))]
-        lasts = unique[np.concatenate((breaks, [unique.size - 1]))]
-        self._found += zip(firsts.tolist(), lasts.tolist(), strict=True)
-        if len(self._found) > 1000:
-            self._found = list(merged(self._found))
-
-    def add_from(self, other: SequenceRanges) -> None:
-        """Add the numbers of another set."""
-        self._found += merged(other._found)
-
-    @property
-    def first(self) -> int | None:
-        """The lowest number."""
-        return min((first for first, _ in self._found), default=None)
-
-    def missing(self, first: int, last: int) -> Iterator[Interval]:
-        """Yield the runs of numbers from ``first`` to ``last`` that were not added."""
-        for begin, end in merged(self._found):
-            if begin > last:
-                break
-            if begin > first:
-                yield first, begin - 1
-            first = max(first, end + 1)
-        if first <= last:
-            yield first, last
-
-
-def merged(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    """Yield the same numbers as runs in order that do not touch."""
-    current: Interval | None = None
-    for first, last in sorted(intervals):
-        if current is None:
-            current = (first, last)
-        elif first <= current[1] + 1:
-            current = (current[0], max(current[1], last))
-        else:
-            yield current
-            current = (first, last)
-    if current is not None:
-        yield current
+from gpusonde.service.durable_files import DirectoryLock, FileLayer
 
 
 class StoreFindingKind(Enum):
@@ -305,7 +245,8 @@ def check_store(
 
     Args:
         directory: The data directory.
-        repair: Remove what is safe to remove: files that never became part of the store, or no longer are.
+        repair: Do with files that are not part of the store what the next start would: remove those whose records are
+            elsewhere, set the others aside.
         files: The file layer.
         on_progress: Called with the share of the segments that has been read.
 
@@ -321,9 +262,14 @@ def check_store(
         with _claimed(directory) as is_ours:
             if repair and not is_ours:
                 raise DirectoryLockedError(f"{directory} is in use by a collector; stop it before repairing", directory)
-            return _Check(layout, database, files or OsFiles(), live=not is_ours, repair=repair).run(on_progress)
+            report = _Check(layout, database, live=not is_ours, repair=repair).run(on_progress)
     finally:
         database.close()
+    if repair:
+        store = LocalStore(directory, files=files)
+        store.open()
+        store.close()
+    return report
 
 
 @contextlib.contextmanager
@@ -342,11 +288,10 @@ def _claimed(directory: Path) -> Iterator[bool]:
 
 
 class _Check:
-    def __init__(self, layout: StoreLayout, database: Database, files: FileLayer, *, live: bool, repair: bool) -> None:
+    def __init__(self, layout: StoreLayout, database: Database, *, live: bool, repair: bool) -> None:
         self._layout = layout
         self._database = database
         self._segments = SegmentCatalog(database)
-        self._files = files
         self._repair = repair
         self._report = CheckReport(live=live)
         self._held: dict[int, SequenceRanges] = {}
@@ -407,25 +352,21 @@ class _Check:
         return logged
 
     def _check_orphans(self) -> None:
-        if self._report.live:
-            return  # what a collector at work is just writing looks the same
-        registered = {self._layout.path(s.kind, s.file_name) for s in self._segments.files()}
-        for folder in self._layout.segment_folders:
-            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                if path in registered or path.suffix not in (".tmp", ".parquet"):
-                    continue
-                problem = (
-                    "is not part of the store: a crash left it half made, or before it was removed; every start of"
-                )
-                if self._repair:
-                    with store_errors(path):
-                        self._files.remove(path)
-                self._report.add(
-                    StoreFindingKind.ORPHAN,
-                    self._name(path),
-                    f"{problem} the collector removes such files" + (": removed" if self._repair else ""),
-                    repaired=self._repair,
-                )
+        # What a collector at work is just writing looks the same.
+        for path in [] if self._report.live else find_leftovers(self._layout, self._segments):
+            problem = (
+                "is not part of the store; a start of the collector removes it if its records are elsewhere, and else"
+                f" sets it aside in {self._layout.lost_found.name}/"
+            )
+            done = ": done" if self._repair else ""
+            self._report.add(StoreFindingKind.ORPHAN, self._name(path), problem + done, repaired=self._repair)
+        for path in sorted(self._layout.lost_found.glob("*/*")):
+            self._report.add(
+                StoreFindingKind.ORPHAN,
+                self._name(path),
+                "was set aside because the catalogue does not know it; stop the collector and let 'gpusonde store fsck"
+                f" --rebuild {self._layout.directory}' take back what it holds, or remove it",
+            )
 
     def _count(self, statement: str) -> int:
         return int(self._database.rows(statement)[0][0])

@@ -144,7 +144,8 @@ class Log:
 
     def _open(self) -> File:
         path = self._directory / f"{self._next_part:08d}.log"
-        self._files.remove(path)  # a part whose first bytes met a full disk
+        if path.exists() and path.stat().st_size <= len(_MAGIC):
+            self._files.remove(path)  # a part whose first bytes met a full disk
         part = self._files.create(path)
         try:
             part.write(_MAGIC, 0)

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from gpusonde.collector.storage.local.catalog import SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
+from gpusonde.collector.storage.local.leftovers import adopt_spools, find_leftovers, tidy
 from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
 from gpusonde.collector.storage.local.segments import StoreLayout
 from gpusonde.collector.storage.memtable import ImmutableMemtable, Memtable, Memtables
@@ -43,7 +44,8 @@ def recover(
     Raises:
         StoreError: The log was written by a newer collector.
     """
-    _tidy_segments(layout, segments, files)
+    leftovers = find_leftovers(layout, segments)
+    adopt_spools(leftovers, segments, facts)
     parts = log_parts(layout.log)
     next_part = parts[-1][0] + 1 if parts else 1
     memory = Memtables()
@@ -68,21 +70,18 @@ def recover(
                 end.torn_bytes,
             )
     replay.save_facts()
+    tidy(leftovers, layout, segments, memory, files)
+    _name_damaged(layout, segments)
     if memory.active.reached:
         memory.frozen.append(ImmutableMemtable(memory.active, next_part - 1))
         memory.active = Memtable()
     return memory, next_part
 
 
-def _tidy_segments(layout: StoreLayout, segments: SegmentCatalog, files: FileLayer) -> None:
-    """Remove files that are not part of the store, or no more; name registered ones that are gone or have changed."""
-    registered = {layout.path(segment.kind, segment.file_name): segment.size_bytes for segment in segments.files()}
-    for folder in layout.segment_folders:
-        for path in folder.iterdir():
-            if path.suffix == ".tmp" or (path.suffix == ".parquet" and path not in registered):
-                files.remove(path)
-    for path, size in registered.items():
-        if not path.exists() or path.stat().st_size != size:
+def _name_damaged(layout: StoreLayout, segments: SegmentCatalog) -> None:
+    for segment in segments.files():
+        path = layout.path(segment.kind, segment.file_name)
+        if not path.exists() or path.stat().st_size != segment.size_bytes:
             _LOG.error("%s is missing or has changed its size; reads of its time range will fail", path)
 
 

@@ -258,7 +258,10 @@ class LocalSamples(LocalReader):
         segment = None
         if memtable.blocks:
             began = self._monotonic_clock()
-            data, parts = encode_segment(memtable.blocks)
+            last_sequences: dict[int, int] = {}
+            for stored_block in (item for items in memtable.blocks.values() for item in items):
+                last_sequences[stored_block.position.spool] = memtable.reached[stored_block.position.spool]
+            data, parts = encode_segment(memtable.blocks, self._segments.spool_notes(last_sequences))
             now = self._wall_clock_ns()
             path = self._layout.unused_segment(now, frozen.last_part)
             name = path.name

@@ -9,11 +9,14 @@ one GPU and only the columns that are asked for, ``ByteCache`` keeps what was us
 
 from __future__ import annotations
 
+import base64
 import errno
+import json
 import sqlite3
 import threading
+import zlib
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -86,6 +89,55 @@ _MOST_PROBED_GROUPS = 4
 _DELTA = "DELTA_BINARY_PACKED"
 _SPLIT = "BYTE_STREAM_SPLIT"
 _COMPRESSION: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
+
+
+_SPOOLS_KEY = "gpusonde.spools"
+
+
+@dataclass(frozen=True)
+class SpoolNote:
+    """What a segment says of a spool in it, so that the catalogue can be made anew.
+
+    Attributes:
+        spool: The number that its rows carry.
+        agent_id: Whose spool it is.
+        spool_id: The agent's name of it.
+        inventory_sequence: Sequence of the inventory that holds for the last of its records; 0 when there is none.
+        inventory: That inventory as it came.
+    """
+
+    spool: int
+    agent_id: str
+    spool_id: str
+    inventory_sequence: int = 0
+    inventory: bytes = b""
+
+
+def write_notes(writer: pq.ParquetWriter, notes: Iterable[SpoolNote]) -> None:
+    """Put what is known of the spools into the file's footer."""
+    rows = [
+        [note.spool, note.agent_id, note.spool_id, note.inventory_sequence, base64.b64encode(note.inventory).decode()]
+        for note in notes
+    ]
+    # Inventories of a fleet are much alike.
+    packed = zlib.compress(json.dumps(rows).encode())
+    writer.add_key_value_metadata({_SPOOLS_KEY: base64.b64encode(packed).decode()})
+
+
+def read_notes(metadata: pq.FileMetaData) -> list[SpoolNote]:
+    """Return what a file says of its spools; older ones say nothing.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    packed = (metadata.metadata or {}).get(_SPOOLS_KEY.encode())
+    if packed is None:
+        return []
+    try:
+        rows = json.loads(zlib.decompress(base64.b64decode(packed)))
+        return [SpoolNote(*row[:4], base64.b64decode(row[4])) for row in rows]
+    except (zlib.error, LookupError, TypeError) as error:
+        raise ValueError(f"what it says of its spools is damaged ({error})") from error
 
 
 def open_writer(sink: Any, schema: pa.Schema, quantised: Collection[str]) -> pq.ParquetWriter:
@@ -184,6 +236,11 @@ class StoreLayout:
         return self.directory / "quarantine"
 
     @property
+    def lost_found(self) -> Path:
+        """Segments that the catalogue does not know, by the folder in which they were found."""
+        return self.directory / "lost+found"
+
+    @property
     def segment_folders(self) -> tuple[Path, ...]:
         """The folders of all kinds of segments."""
         return tuple(self.folder(kind) for kind in SegmentKind)
@@ -236,7 +293,9 @@ class SegmentPart:
     end_unix_nano: int
 
 
-def encode_segment(blocks: Mapping[str, Sequence[StoredBlock]]) -> tuple[bytes, list[SegmentPart]]:
+def encode_segment(
+    blocks: Mapping[str, Sequence[StoredBlock]], notes: Iterable[SpoolNote] = ()
+) -> tuple[bytes, list[SegmentPart]]:
     """Return the Parquet file of these blocks (GPU -> blocks in order of arrival) and where each GPU's rows are."""
     metrics = sorted({name for stored in blocks.values() for item in stored for name in item.block.layout.metrics})
     parts: list[SegmentPart] = []
@@ -263,7 +322,7 @@ def encode_segment(blocks: Mapping[str, Sequence[StoredBlock]]) -> tuple[bytes, 
             )
             groups[-1].append(_table(gpu_uuid, samples, metrics))
             rows += len(samples)
-    return _write([pa.concat_tables(tables) for tables in groups], metrics), parts
+    return _write([pa.concat_tables(tables) for tables in groups], metrics, notes), parts
 
 
 def _by_spool(blocks: Sequence[StoredBlock]) -> dict[int, list[StoredBlock]]:
@@ -292,11 +351,12 @@ def _table(gpu_uuid: str, samples: Samples, metrics: Sequence[str]) -> pa.Table:
     return pa.table(columns)
 
 
-def _write(groups: Sequence[pa.Table], metrics: Sequence[str]) -> bytes:
+def _write(groups: Sequence[pa.Table], metrics: Sequence[str], notes: Iterable[SpoolNote]) -> bytes:
     sink = pa.BufferOutputStream()
     with open_writer(sink, groups[0].schema, quantised_by_count(groups, metrics)) as writer:
         for table in groups:
             writer.write_table(table, row_group_size=table.num_rows)
+        write_notes(writer, notes)
     return bytes(sink.getvalue())
 
 

@@ -9,6 +9,7 @@ samples are noise, zlib takes 20 to 35 ms to save half of a state, writing all o
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ _MAGIC = b"GSSTATE1"
 _HEAD = struct.Struct("<III")
 _LARGEST_BYTES = 1 << 26
 _SUFFIX = ".state"
+_OWN_NAME = re.compile(r"[0-9a-f]{32}\.(state|tmp)")
 
 
 class StateFiles:
@@ -108,7 +110,7 @@ class StateFiles:
         with store_errors(self._directory):
             if self._directory.is_dir():
                 for path in self._directory.iterdir():
-                    if path.suffix in (_SUFFIX, ".tmp") and path not in wanted:
+                    if _OWN_NAME.fullmatch(path.name) and path not in wanted:
                         self._files.remove(path)
 
     def path(self, key: tuple[str, ...]) -> Path:

@@ -158,6 +158,7 @@ class LocalStore:
                     "raw": segments[SegmentKind.MINUTE] + segments[SegmentKind.HOUR],
                     "second": segments[SegmentKind.SECOND],
                     "log": _size(self.layout.log.glob("*.log")),
+                    "lost_found": _size(self.layout.lost_found.glob("*/*")),
                     "catalog": _size(directory.glob(f"{self.layout.catalog.name}*")),
                 },
                 self._files.free_bytes(directory),
