@@ -1,6 +1,8 @@
 """The store: what is appended is there once, whatever happens to the process, the disk and the power."""
 
 import random
+import struct
+import zlib
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.storage.local.fsck import check_store
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
@@ -343,6 +346,119 @@ def test_a_flipped_byte_in_a_log_is_noticed_and_the_hole_is_on_record(open_store
     assert ticks_of(store) == list(range(10))
     store.samples.append(Feed().batches(4, 4))  # number 3 was acknowledged: the agent has let go of it
     assert [(loss.first_sequence, loss.last_sequence) for loss in store.facts.losses()] == [(3, 3)]
+
+
+def two_agents_log(open_store, tmp_path, groups=8):
+    """A log of two agents: group k holds records 2 k - 1 and 2 k of each. Returns the part and where groups end."""
+    store = open_store()
+    ends = []
+    for group in range(groups):
+        first = 2 * group + 1
+        records = [Feed(*names).batches(first, first + 1) for names in (("agent-1", "spool-1"), ("agent-2", "spool-2"))]
+        store.samples.append([*records[0], *records[1]])
+        (part,) = (tmp_path / "data" / "log").iterdir()
+        ends.append(part.stat().st_size)
+    store.close()
+    return part, ends
+
+
+def sequences_by_agent(store):
+    return {
+        agent: sorted(
+            {
+                sequence
+                for arrival in store.samples.read_feed(agent, "GPU-a", Position(0, 0))
+                if isinstance(arrival, TicksEntry)
+                for sequence in arrival.samples.sequence.tolist()
+            }
+        )
+        for agent in ("agent-1", "agent-2")
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_byte_in_a_log_costs_the_record_that_holds_it(open_store, tmp_path, caplog, seed):
+    part, ends = two_agents_log(open_store, tmp_path)
+    flip_byte(part, random.Random(seed).randrange(24 if seed else 0, ends[-2]))
+    assert [finding.kind.value for finding in check_store(tmp_path / "data").findings] == ["damaged"]
+    store = open_store()
+    missing = {
+        (agent, sequence)
+        for agent, found in sequences_by_agent(store).items()
+        for sequence in set(range(2, 17)) - set(found)
+    }
+    assert len(missing) <= 1
+    lost = {(x.agent_id, x.first_sequence, x.last_sequence) for x in store.facts.losses()}
+    assert lost == {(agent, sequence, sequence) for agent, sequence in missing}
+    assert "are damaged" in caplog.text
+    assert all(f"records {s} to {s} of spool spool-{a[-1]} of agent {a}" in caplog.text for a, s in missing)
+    # What follows is taken, and nothing is asked for twice.
+    store.samples.append([*Feed().batches(17, 18), *Feed("agent-2", "spool-2").batches(17, 18)])
+    assert {(x.agent_id, x.first_sequence, x.last_sequence) for x in store.facts.losses()} == lost
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_in_the_last_group_of_a_log_leaves_what_may_not_be_acknowledged_to_the_agents(
+    open_store, tmp_path, seed
+):
+    part, ends = two_agents_log(open_store, tmp_path)
+    flip_byte(part, random.Random(seed).randrange(ends[-2], ends[-1]))
+    store = open_store()
+    assert store.facts.losses() == []
+    found = sequences_by_agent(store)
+    assert sorted(map(len, found.values()))[1] == 15  # the other agent's are there
+    store.samples.append([*Feed().batches(15, 16), *Feed("agent-2", "spool-2").batches(15, 16)])
+    assert all(sequences == list(range(2, 17)) for sequences in sequences_by_agent(store).values())
+    assert store.facts.losses() == []
+
+
+def test_any_damage_to_a_log_repeats_nothing_and_is_on_record_or_asked_for(open_store, tmp_path):
+    part, _ = two_agents_log(open_store, tmp_path)
+    whole = part.read_bytes()
+    catalog = (tmp_path / "data" / "catalog.sqlite").read_bytes()
+    chance = random.Random(5)
+    for number in range(25):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 6)):
+            place, length = chance.randrange(len(data)), chance.choice([1, 8, 300, 5000])
+            damage = chance.choice(
+                [bytes(length), chance.randbytes(length), bytes(data[chance.randrange(len(data)) :])]
+            )
+            data[place : place + len(damage)] = damage
+        directory = tmp_path / str(number)
+        (directory / "log").mkdir(parents=True)
+        (directory / "log" / part.name).write_bytes(data)
+        (directory / "catalog.sqlite").write_bytes(catalog)
+        store = LocalStore(directory, SMALL)
+        store.open()
+        told = {(x.agent_id, n) for x in store.facts.losses() for n in range(x.first_sequence, x.last_sequence + 1)}
+        for agent, found in sequences_by_agent(store).items():
+            assert {(agent, n) for n in range(2, max(found, default=1) + 1)} - {(agent, n) for n in found} <= told
+            spool = f"spool-{agent[-1]}"
+            store.samples.append(Feed(agent, spool).batches(max(found, default=0) + 1, 20))
+            assert not {(agent, n) for n in sequences_by_agent(store)[agent]} & told
+        store.close()
+
+
+def test_a_log_of_the_first_format_is_read(open_store, tmp_path):
+    store = open_store()
+    store.samples.append(Feed().batches(1, 1))
+    store.close()
+    log = tmp_path / "data" / "log"
+    for path in log.iterdir():
+        path.unlink()
+    body = b""
+    for pending in Feed().batches(1, 4):
+        entry = pending.entry
+        names = entry.agent_id.encode() + entry.spool_id.encode()
+        content = struct.pack("<BBBQq", 1, len(entry.agent_id), len(entry.spool_id), entry.sequence, 5) + names
+        content += entry.payload
+        body += struct.pack("<II", len(content), zlib.crc32(content)) + content
+    (log / "00000007.log").write_bytes(b"GSLOG001" + body)
+    assert ticks_of(open_store()) == list(range(30))
+    (log / "00000008.log").write_bytes(b"GSLOG003" + body)
+    with pytest.raises(StoreError, match="newer collector"):
+        open_store()
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "truncated", "gone", "no parquet"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 
@@ -13,7 +14,7 @@ from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import encode_header, encode_record
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.storage.local.log import PartEnd, encode_entry, read_part
+from gpusonde.collector.storage.local.log import PartReport, encode_entry, read_part
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.model import EntryKind, LogEntry
@@ -22,6 +23,7 @@ from gpusonde.errors import SpoolError, StoreError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import OsFiles as StoreFiles
 
+_MARKER = b"\x9f\x01\xee\x42\x00\x7a\xc3\x55"  # random in a log that is used
 _SPOOL_IDENTITY = b'{"agent_id": "host-1", "spool_id": "0123456789abcdef0123456789abcdef"}'
 
 
@@ -52,13 +54,14 @@ def _read_spool(segment: bytes, identity: bytes | None = None) -> None:
 def _read_log(data: bytes) -> None:
     path = clean("log") / "00000001.log"
     path.write_bytes(data)
-    end = PartEnd()
-    list(read_part(path, end))
-    assert end.good_bytes + end.torn_bytes == len(data)
+    report = PartReport()
+    with contextlib.suppress(StoreError):
+        list(read_part(path, report))
+        assert report.good_bytes + report.damaged_bytes + report.torn_bytes == len(data)
 
 
 def _entry(payload: bytes, sequence: int = 1, kind: EntryKind = EntryKind.RECORD) -> bytes:
-    return encode_entry(LogEntry("agent-1", "spool-1", sequence, 5, kind, payload))
+    return encode_entry(LogEntry("agent-1", "spool-1", sequence, 5, kind, payload), _MARKER, 16)
 
 
 def _recover_store(log: bytes) -> None:
@@ -73,11 +76,12 @@ def _recover_store(log: bytes) -> None:
 
 
 def _log_of(*entries: bytes) -> bytes:
-    return b"GSLOG001" + b"".join(entries)
+    return b"GSLOG002" + _MARKER + b"".join(entries)
 
 
 def _log_with_body(body: bytes) -> bytes:
-    return _log_of(struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    head = struct.pack("<QI", 16, len(body))
+    return _log_of(_MARKER + head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body)
 
 
 def _state_files() -> StateFiles:
@@ -115,7 +119,7 @@ DISK_TARGETS = {
     ),
     "log_recovery": Target(
         lambda data: _recover_store(_log_with_body(data)),
-        lambda: [_entry(inventory().SerializeToString())[8:]], (StoreError,), is_slow=True,
+        lambda: [_entry(inventory().SerializeToString())[24:]], (StoreError,), is_slow=True,
     ),
     "log_record": Target(
         lambda data: _recover_store(_log_of(_entry(inventory().SerializeToString()), _entry(data, 2))),

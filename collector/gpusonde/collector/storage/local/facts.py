@@ -32,6 +32,9 @@ from gpusonde.service.wire import (
     SourceEndedRecord,
 )
 
+# Records without samples are rows of these, keyed by their sequence.
+_BY_SEQUENCE = ("inventories", "job_bindings", "source_ends", "gpu_events", "losses", "rejections", "empty_records")
+
 
 class LocalFacts:
     """Implements ``FactStore`` over the catalogue, and writes what records say.
@@ -181,6 +184,14 @@ class LocalFacts:
             " JOIN spools USING (spool) ORDER BY agent_id, spool, sequence"
         )
         return [RejectionRow(*row) for row in rows]
+
+    def sequences(self, spool: int, first: int, last: int) -> list[int]:
+        """Return the sequences of a spool in ``[first, last]`` whose records are rows here."""
+        found: set[int] = set()
+        for table in _BY_SEQUENCE:
+            statement = f"SELECT DISTINCT sequence FROM {table} WHERE spool = ? AND sequence BETWEEN ? AND ?"  # noqa: S608
+            found.update(sequence for (sequence,) in self._database.rows(statement, (spool, first, last)))
+        return sorted(found)
 
     def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
         """Return (metric, reason) -> number of NaNs in the segments of one GPU."""

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpusonde.collector.storage.local.catalog import Database, PartRow, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.leftovers import SequenceRanges, find_leftovers
-from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
+from gpusonde.collector.storage.local.log import PartReport, log_parts, read_part
 from gpusonde.collector.storage.local.segments import (
     SCHEMA_VERSION,
     VERSION_KEY,
@@ -164,8 +165,6 @@ def _check_part(table: pa.Table, row: PartRow, held: dict[int, SequenceRanges] |
     return ""
 
 
-# Records without samples are rows here, keyed by their sequence.
-_FACTS = ("inventories", "job_bindings", "source_ends", "gpu_events", "losses", "rejections", "empty_records")
 _MOST_HOLES = 20
 
 _OVERLAPS = """
@@ -195,6 +194,7 @@ def check_sequences(
         held: Spool -> sequences in segments.
         logged: (agent, spool id) -> sequences in the log.
     """
+    facts = LocalFacts(database)
     deleted = bool(database.rows("SELECT 1 FROM deletions WHERE kind != 'second' LIMIT 1"))
     spools = database.rows("SELECT agent_id, spool_id, spool, stored_sequence FROM spools ORDER BY agent_id, spool")
     for agent_id, spool_id, spool, stored in spools:
@@ -211,7 +211,7 @@ def check_sequences(
                 everything.add_from(part)
         for first_missing, last_missing in _known_losses(database, spool):
             everything.add(first_missing, last_missing)
-        for sequence in _facts(database, spool, first):
+        for sequence in facts.sequences(spool, first, stored):
             everything.add(sequence, sequence)
         for count, (begin, end) in enumerate(everything.missing(first, stored)):
             if count == _MOST_HOLES:
@@ -225,13 +225,6 @@ def _known_losses(database: Database, spool: int) -> Iterator[tuple[int, int]]:
     for table in ("gaps", "losses"):
         statement = f"SELECT first_sequence, last_sequence FROM {table} WHERE spool = ? AND first_sequence > 0"  # noqa: S608
         yield from ((first, last) for first, last in database.rows(statement, (spool,)))
-
-
-def _facts(database: Database, spool: int, first: int) -> Iterator[int]:
-    for table in _FACTS:
-        statement = f"SELECT DISTINCT sequence FROM {table} WHERE spool = ? AND sequence >= ?"  # noqa: S608 - own text
-        for (sequence,) in database.rows(statement, (spool, first)):
-            yield sequence
 
 
 def check_store(
@@ -331,9 +324,9 @@ class _Check:
         logged: dict[tuple[str, str], SequenceRanges] = {}
         parts = log_parts(self._layout.log)
         for number, path in parts:
-            end = PartEnd()
+            part = PartReport()
             try:
-                for entry in read_part(path, end):
+                for entry in read_part(path, part):
                     logged.setdefault((entry.agent_id, entry.spool_id), SequenceRanges()).add(
                         entry.sequence, entry.sequence
                     )
@@ -342,11 +335,18 @@ class _Check:
                 if not self._report.live:
                     raise
             being_written = self._report.live and number == parts[-1][0]
-            if end.torn_bytes and not being_written:
+            if part.damaged_bytes:
+                self._report.add(
+                    StoreFindingKind.DAMAGED,
+                    self._name(path),
+                    f"{part.damaged_bytes} bytes between its entries are no entries; records that they held are a gap"
+                    " on record after the next start, or sent again",
+                )
+            if part.torn_bytes and not being_written:
                 self._report.add(
                     StoreFindingKind.LOG_TAIL,
                     self._name(path),
-                    f"the last {end.torn_bytes} bytes are no whole entries; a crash leaves that, and what was not"
+                    f"the last {part.torn_bytes} bytes are no whole entries; a crash leaves that, and what was not"
                     " acknowledged is sent again: nothing is to be done",
                 )
         return logged

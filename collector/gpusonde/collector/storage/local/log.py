@@ -1,45 +1,71 @@
 """The append-only log: what an acknowledgement rests on until the samples are in a segment.
 
-A log is a row of parts, ``00000001.log`` and so on. A part is the magic ``GSLOG001`` followed by entries; an entry is
-a little-endian head (body length, CRC-32 of the body) and the body (agent and spool by name, sequence, time of receipt,
-kind, payload). A part is written by one process only: after every start the log goes on in a new part, so nothing is
-ever written behind a torn tail.
+A log is a row of parts, ``00000001.log`` and so on. A part is the magic ``GSLOG002``, a marker of eight random bytes,
+and entries; an entry is the marker, a little-endian head (offset at which its group begins, body length, CRC-32 of
+these and the body) and the body (agent and spool by name, sequence, time of receipt, kind, payload). A group is what
+one ``append`` writes and syncs, so bytes before the beginning of a group were synced. A damaged byte costs its entry:
+reading goes on at the next marker, which no agent can have put into a payload. Parts of an older collector
+(``GSLOG001``: entries without marker and group) are read up to the first damage. A part is written by one process
+only: after every start the log goes on in a new part, so nothing is ever written behind a torn tail.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from gpusonde.collector.storage.model import EntryKind, LogEntry, RejectedRecord
+from gpusonde.errors import StoreError
 from gpusonde.service.durable_files import File, FileLayer
 
-_MAGIC = b"GSLOG001"
-_HEAD = struct.Struct("<II")
+_MAGIC = b"GSLOG002"
+_FIRST_MAGIC = b"GSLOG001"
+_MARKER_BYTES = 8
+_ENTRIES_START = len(_MAGIC) + _MARKER_BYTES
+_GROUP = struct.Struct("<QI")
+_HEAD = struct.Struct("<QII")
+_FIRST_HEAD = struct.Struct("<II")
 _BODY = struct.Struct("<BBBQq")
 # A length beyond this is garbage, not an entry; records are capped far below.
 _LARGEST_BODY_BYTES = 1 << 28
+_WINDOW_BYTES = 1 << 20
 
 
 @dataclass
-class PartEnd:
-    """Where the readable prefix of a part ends.
+class PartReport:
+    """What a part holds besides readable entries.
 
     Attributes:
-        good_bytes: Length of the prefix.
-        torn_bytes: Bytes after it that are no entries.
+        good_bytes: Readable entries and what stands before them.
+        damaged_bytes: Bytes between readable entries that are none.
+        torn_bytes: Bytes behind the last readable entry.
+        is_unsure: Whether the entry that was read last follows damage that a power loss may have left in its own
+            group: what is missing before it may never have been acknowledged.
     """
 
     good_bytes: int = 0
+    damaged_bytes: int = 0
     torn_bytes: int = 0
+    is_unsure: bool = False
 
 
-def encode_entry(entry: LogEntry) -> bytes:
-    """Return the bytes of an entry."""
+@dataclass(frozen=True)
+class _Found:
+    """An entry with a good checksum: where it ends, where its group begins, and its body."""
+
+    end: int
+    group: int
+    body: bytes
+
+
+def encode_entry(entry: LogEntry, marker: bytes, group: int) -> bytes:
+    """Return the bytes of an entry, for a part with this marker and a group that begins at this offset."""
     agent, spool = entry.agent_id.encode(), entry.spool_id.encode()
     body = b"".join(
         (
@@ -49,27 +75,108 @@ def encode_entry(entry: LogEntry) -> bytes:
             entry.payload,
         )
     )
-    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+    return marker + _HEAD.pack(group, len(body), _checksum(group, body)) + body
 
 
-def read_part(path: Path, end: PartEnd) -> Iterator[LogEntry]:
-    """Yield the entries of a part up to its end or the first bytes that are not an entry; ``end`` then says where."""
+def _checksum(group: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(_GROUP.pack(group, len(body))))
+
+
+def read_part(path: Path, report: PartReport) -> Iterator[LogEntry]:
+    """Yield the readable entries of a part; ``report`` then says what else there is.
+
+    Raises:
+        StoreError: A newer collector has written it.
+    """
     size = path.stat().st_size
     with path.open("rb") as part:
-        end.torn_bytes = size
-        if part.read(len(_MAGIC)) != _MAGIC:
+        start = part.read(_ENTRIES_START + _MARKER_BYTES)
+        magic, markers = start[: len(_MAGIC)], (start[len(_MAGIC) : _ENTRIES_START], start[_ENTRIES_START:])
+        if magic == _FIRST_MAGIC:
+            yield from _read_first_format(part, size, report)
             return
-        end.good_bytes, end.torn_bytes = len(_MAGIC), size - len(_MAGIC)
-        while len(head := part.read(_HEAD.size)) == _HEAD.size:
-            length, checksum = _HEAD.unpack(head)
-            if not _BODY.size <= length <= min(_LARGEST_BODY_BYTES, end.torn_bytes):
-                return
-            body = part.read(length)
-            if len(body) != length or zlib.crc32(body) != checksum:
-                return
-            end.good_bytes += _HEAD.size + length
-            end.torn_bytes -= _HEAD.size + length
-            yield _decode_body(body)
+        # The first entry repeats the marker, should the part's own be damaged.
+        marker = next((each for each in markers if _find(part, each, _ENTRIES_START, size)), b"")
+        if magic != _MAGIC and magic[:5] == _MAGIC[:5] and magic[5:].isdigit() and markers[0] != markers[1]:
+            raise StoreError(f"{path} was written by a newer collector; start that one")
+        report.torn_bytes = max(0, size - _ENTRIES_START)
+        if magic == _MAGIC and marker in (markers[0], b""):
+            report.good_bytes = size - report.torn_bytes
+        elif marker:
+            report.damaged_bytes = size - report.torn_bytes
+        else:
+            report.torn_bytes = size
+        offset = _ENTRIES_START
+        while marker and (found := _entry_at(part, marker, offset, size)):
+            report.good_bytes += found.end - offset
+            report.torn_bytes -= found.end - offset
+            offset = found.end
+            yield _decode_body(found.body)
+        if marker and offset < size:
+            yield from _read_behind_damage(part, marker, offset, size, report)
+
+
+def _read_behind_damage(
+    part: BinaryIO, marker: bytes, offset: int, size: int, report: PartReport
+) -> Iterator[LogEntry]:
+    last_group, behind = 0, offset
+    while found := _find(part, marker, behind, size):
+        last_group, behind = max(last_group, found[1].group), found[1].end
+    while found := _find(part, marker, offset, size):
+        begin, entry = found
+        if begin > offset:
+            report.damaged_bytes += begin - offset
+            # A later group was begun, so this one had been synced.
+            report.is_unsure = report.is_unsure or last_group < begin
+        report.good_bytes += entry.end - begin
+        report.torn_bytes = size - entry.end
+        offset = entry.end
+        yield _decode_body(entry.body)
+
+
+def _find(part: BinaryIO, marker: bytes, offset: int, size: int) -> tuple[int, _Found] | None:
+    """Return the first entry that begins at or behind an offset, and where it begins."""
+    while len(marker) == _MARKER_BYTES and offset < size:
+        part.seek(offset)
+        window = part.read(_WINDOW_BYTES)
+        place = window.find(marker)
+        if place < 0:
+            offset += max(1, len(window) - _MARKER_BYTES + 1)
+        elif found := _entry_at(part, marker, offset + place, size):
+            return offset + place, found
+        else:
+            offset += place + 1
+    return None
+
+
+def _entry_at(part: BinaryIO, marker: bytes, offset: int, size: int) -> _Found | None:
+    part.seek(offset)
+    head = part.read(_MARKER_BYTES + _HEAD.size)
+    if len(head) < _MARKER_BYTES + _HEAD.size or head[:_MARKER_BYTES] != marker:
+        return None
+    group, length, checksum = _HEAD.unpack_from(head, _MARKER_BYTES)
+    end = offset + len(head) + length
+    if not _BODY.size <= length <= _LARGEST_BODY_BYTES or end > size:
+        return None
+    body = part.read(length)
+    if len(body) != length or _checksum(group, body) != checksum:
+        return None
+    return _Found(end, group, body)
+
+
+def _read_first_format(part: BinaryIO, size: int, report: PartReport) -> Iterator[LogEntry]:
+    part.seek(len(_FIRST_MAGIC))
+    report.good_bytes, report.torn_bytes = len(_FIRST_MAGIC), size - len(_FIRST_MAGIC)
+    while len(head := part.read(_FIRST_HEAD.size)) == _FIRST_HEAD.size:
+        length, checksum = _FIRST_HEAD.unpack(head)
+        if not _BODY.size <= length <= min(_LARGEST_BODY_BYTES, report.torn_bytes):
+            return
+        body = part.read(length)
+        if len(body) != length or zlib.crc32(body) != checksum:
+            return
+        report.good_bytes += _FIRST_HEAD.size + length
+        report.torn_bytes -= _FIRST_HEAD.size + length
+        yield _decode_body(body)
 
 
 def _decode_body(body: bytes) -> LogEntry:
@@ -101,6 +208,7 @@ class Log:
         self._next_part = next_part
         self._part: File | None = None
         self._size = 0
+        self._marker = b""
 
     @property
     def size_bytes(self) -> int:
@@ -115,7 +223,7 @@ class Log:
                 the end of a part that is not written to any more, where recovery drops repetitions.
         """
         part = self._part or self._open()
-        data = b"".join(encode_entry(entry) for entry in entries)
+        data = b"".join(encode_entry(entry, self._marker, self._size) for entry in entries)
         try:
             part.write(data, self._size)
         except OSError:
@@ -144,18 +252,19 @@ class Log:
 
     def _open(self) -> File:
         path = self._directory / f"{self._next_part:08d}.log"
-        if path.exists() and path.stat().st_size <= len(_MAGIC):
+        if path.exists() and path.stat().st_size <= _ENTRIES_START:
             self._files.remove(path)  # a part whose first bytes met a full disk
         part = self._files.create(path)
+        self._marker = secrets.token_bytes(_MARKER_BYTES)
         try:
-            part.write(_MAGIC, 0)
+            part.write(_MAGIC + self._marker, 0)
             part.sync()
             self._files.sync_directory(self._directory)
         except OSError:
             part.close()
             raise
         self._next_part += 1
-        self._part, self._size = part, len(_MAGIC)
+        self._part, self._size = part, _ENTRIES_START
         return part
 
     def _take_back(self, part: File) -> None:
