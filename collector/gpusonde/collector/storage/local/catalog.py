@@ -26,7 +26,9 @@ from gpusonde.collector.storage.model import Position
 from gpusonde.errors import StoreCorruptError, StoreError
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 4
+_VERSION = 5
+# Of the same tables: only the log beside the last one is of another format.
+_READABLE = (4, 5)
 
 _SCHEMA = """
 CREATE TABLE agents (
@@ -162,6 +164,8 @@ CREATE TABLE empty_records (
     spool INTEGER NOT NULL, sequence INTEGER NOT NULL, PRIMARY KEY (spool, sequence)
 ) WITHOUT ROWID;
 """,
+    # The log's second format: an older collector, which could not read it, does not open the store.
+    4: "",
 }
 
 
@@ -220,7 +224,7 @@ class Database:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 raise StoreCorruptError(self.path, str(error), _remedy(self.path)) from error
-        if version != _VERSION:
+        if version not in _READABLE:
             connection.close()
             raise StoreError(
                 f"{self.path} has schema version {version}, not {_VERSION}: start the newer of the two collectors once"

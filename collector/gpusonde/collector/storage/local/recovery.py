@@ -61,8 +61,8 @@ def recover(
                 replay.take(entry, is_unsure=report.is_unsure)
         except _FOREIGN as error:
             raise StoreError(
-                f"{path}: an entry at byte {report.good_bytes} is from another version of the collector ({error}); start"
-                " that version once, so that it turns its log into segments"
+                f"{path}: an entry at byte {report.good_bytes} is from another version of the collector ({error});"
+                " start that version once, so that it turns its log into segments"
             ) from error
         if report.torn_bytes:
             _LOG.warning(

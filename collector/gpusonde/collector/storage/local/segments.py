@@ -135,7 +135,10 @@ def read_notes(metadata: pq.FileMetaData) -> list[SpoolNote]:
         return []
     try:
         rows = json.loads(zlib.decompress(base64.b64decode(packed)))
-        return [SpoolNote(*row[:4], base64.b64decode(row[4])) for row in rows]
+        return [
+            SpoolNote(spool, agent_id, spool_id, sequence, base64.b64decode(inventory))
+            for spool, agent_id, spool_id, sequence, inventory in rows
+        ]
     except (zlib.error, LookupError, TypeError) as error:
         raise ValueError(f"what it says of its spools is damaged ({error})") from error
 
