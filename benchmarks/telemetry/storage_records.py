@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ _NOISY = (
     "graphics_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_active", "fp16_active",
     "pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second", "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second",
 )  # fmt: skip
+ALL_NOISY = (*_NOISY, "fp64_active", "gpu_utilization", "memory_utilization")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def recorded_h100(data: Path, ticks: int) -> Workload:
     return Workload("recorded H100 (nvidia-smi)", metrics, values)
 
 
-def full_set(base: Workload | None, ticks: int, *, busy: bool) -> Workload:
-    """All 27 metrics. Activity follows recorded power; what was not recorded has 5 % of noise in all bits.
+def full_set(base: Workload | None, ticks: int, *, busy: bool, noisy: Sequence[str] = _NOISY) -> Workload:
+    """All 27 metrics. Activity follows recorded power; ``noisy`` ones have 5 % of noise in all bits.
 
     ``busy`` leaves out the idle stretches, in which real counters stand at zero.
     """
@@ -65,7 +66,7 @@ def full_set(base: Workload | None, ticks: int, *, busy: bool) -> Workload:
         rows = []
         for i, known in enumerate(METRICS):
             noise = 1 + 0.05 * rng.standard_normal(ticks)
-            if known.name in _NOISY:
+            if known.name in noisy:
                 scale = 0.9 / (1 + i % 5) if known.unit is Unit.RATIO else 4e9 / (1 + i % 3)
                 rows.append(np.maximum(0, activity * scale * noise))
             else:
@@ -73,6 +74,8 @@ def full_set(base: Workload | None, ticks: int, *, busy: bool) -> Workload:
         return np.stack(rows)
 
     name = "27 metrics, never idle" if busy else "27 metrics after recorded power"
+    if len(noisy) > len(_NOISY):
+        name = f"{name}, {len(noisy)} of them noise"
     return Workload(name, tuple(known.name for known in METRICS), values)
 
 

@@ -1,8 +1,10 @@
 """Compaction: an hour of segments becomes one file, and reading shows no difference, whatever happens meanwhile."""
 
 import random
+import shutil
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -84,7 +86,7 @@ def fill(store, first, last, flushes=3):
 
 
 def test_an_hour_becomes_one_file_with_row_groups_of_one_gpu(open_store, tmp_path, clock):
-    store = open_store()
+    store = open_store(config=replace(CONFIG, lossless=True))
     both = Feed("agent-2", "spool-2", gpus=("GPU-b", "GPU-c"))
     store.samples.append([both.incoming(both.first)])
     for k in range(2, 8):
@@ -112,6 +114,66 @@ def test_an_hour_becomes_one_file_with_row_groups_of_one_gpu(open_store, tmp_pat
         for name, column in samples.columns.items():
             assert np.array_equal(after.columns[name], column, equal_nan=True)
     assert ticks_of(open_store()) == list(range(60))
+
+
+NOISY = ("sm_active", "gpu_utilization", "power_watts", "nvlink_tx_bytes_per_second", "sm_clock_mhz", "energy_joules")
+
+
+def noisy_record(sequence=2, ticks=4000, **more):
+    """A record with noise in all bits of every column but the whole percents of ``gpu_utilization``."""
+    noise = 1 + 0.05 * np.random.default_rng(sequence).standard_normal((len(NOISY), ticks))
+    values = np.array([[0.4], [0.57], [350.0], [3.1e10], [1410.0], [1e4]]) * noise
+    values[1] = np.round(values[1], 2)
+    values[5] = np.cumsum(35 * noise[5])
+    values[:, 7] = np.nan
+    return batch(sequence, block(ticks=ticks, metrics=NOISY, values=values.tolist(), bases=[123_456_789.25], **more))
+
+
+def noisy_store(open_store, **settings):
+    store = open_store(config=replace(CONFIG, **settings))
+    feed = Feed(metrics=NOISY)
+    store.samples.append([feed.incoming(feed.first), feed.incoming(noisy_record())])
+    store.flush()
+    return store
+
+
+def test_compaction_rounds_noise_away_and_nothing_else(open_store):
+    store = noisy_store(open_store)
+    before = store.samples.read("GPU-a", *EVER)
+    assert store.maintenance.compact_all() == 1
+    after = store.samples.read("GPU-a", *EVER)
+    assert after.resolution_s == 0.0
+    for name, column in before.columns.items():
+        assert after.columns[name].dtype == column.dtype
+        assert np.array_equal(np.isnan(after.columns[name]), np.isnan(column))
+    error = {name: np.abs(after.columns[name].astype(float) - column) for name, column in before.columns.items()}
+    assert 0 < np.nanmax(error["sm_active"]) <= 0.5 / 8192
+    for name in ("power_watts", "nvlink_tx_bytes_per_second"):
+        assert 0 < np.nanmax(error[name] / before.columns[name]) <= 0.5 / 4096
+    assert 0 < np.nanmax(error["energy_joules"]) <= 0.5 / 1024
+    for name in ("gpu_utilization", "sm_clock_mhz"):
+        assert np.array_equal(after.columns[name], before.columns[name], equal_nan=True)
+    for read in ("time_unix_nano", "spool", "sequence", "missed_ticks"):
+        assert np.array_equal(getattr(after, read), getattr(before, read))
+
+
+def test_a_lossless_store_keeps_every_bit_and_another_is_smaller(open_store, tmp_path):
+    sizes = {}
+    for lossless in (True, False):
+        store = noisy_store(open_store, lossless=lossless)
+        before = store.samples.read("GPU-a", *EVER)
+        store.maintenance.compact_all()
+        after = store.samples.read("GPU-a", *EVER)
+        same = all(np.array_equal(after.columns[m], before.columns[m], equal_nan=True) for m in NOISY)
+        assert same is lossless
+        (hour,) = (tmp_path / "data" / "hours").iterdir()
+        file = pq.ParquetFile(hour).metadata.row_group(0)
+        columns = [file.column(i) for i in range(file.num_columns)]
+        sizes[lossless] = {c.path_in_schema: c.total_compressed_size / 4000 for c in columns}
+        store.close()
+        shutil.rmtree(tmp_path / "data")
+    for name in ("sm_active", "nvlink_tx_bytes_per_second"):
+        assert sizes[False][name] < 0.7 * sizes[True][name]
 
 
 def test_the_current_hour_waits_and_is_compacted_on_demand(open_store, tmp_path):

@@ -145,6 +145,12 @@ class StoreConfig:
     compact: bool = option(
         "switch", True, "turn each hour of segments into one compact file, and averages over seconds", live=True
     )
+    lossless: bool = option(
+        "switch",
+        False,
+        "keep all digits of compacted ticks; else ratios to 1/8192, rates and watts to 13 binary digits",
+        live=True,
+    )
     raw_retention_s: float = option(
         "duration",
         "14d",

@@ -235,7 +235,9 @@ def merge_feed(pieces: Iterable[Samples], markers: Sequence[Marker]) -> Iterator
     yield from waiting
 
 
-_ROUNDED_UNITS = (Unit.RATIO, Unit.BYTES_PER_SECOND, Unit.WATTS)
+# Drivers count thousandths of a joule; no job shows the same share twice to one part in 8,192.
+_STEPS_OF_ONE = {Unit.RATIO: 8192.0, Unit.JOULES: 1024.0}
+_BINARY_UNITS = (Unit.BYTES_PER_SECOND, Unit.WATTS)
 # Of the 23 digits of a float32 behind the first one.
 _DROPPED_DIGITS = 11
 SECOND_NS = 1_000_000_000
@@ -283,16 +285,16 @@ def roll_up(samples: Samples) -> tuple[Samples, dict[str, Array]]:
     for name, column in samples.columns.items():
         valid = ~np.isnan(column)
         if METRIC_BY_NAME[name].kind is MetricKind.COUNTER:
-            columns[name] = _last(column, valid, begins)
+            columns[name] = round_values(name, _last(column, valid, begins))
             continue
         count = np.add.reduceat(valid, begins, dtype=np.int64)
         with np.errstate(invalid="ignore"):
             total = np.add.reduceat(np.where(valid, column, 0.0), begins, dtype=np.float64)
-            columns[name] = _rounded(name, (total / np.where(count, count, np.nan)).astype(column_type(name)))
+            columns[name] = round_values(name, (total / np.where(count, count, np.nan)).astype(column_type(name)))
         beside[count_column(name)] = count.astype(np.int32)
         if METRIC_BY_NAME[name].sampling_class is SamplingClass.FAST:
-            beside[min_column(name)] = _rounded(name, np.fmin.reduceat(column, begins))
-            beside[max_column(name)] = _rounded(name, np.fmax.reduceat(column, begins))
+            beside[min_column(name)] = round_values(name, np.fmin.reduceat(column, begins))
+            beside[max_column(name)] = round_values(name, np.fmax.reduceat(column, begins))
     rows = Samples(
         second[begins] * SECOND_NS,
         samples.spool[begins],
@@ -336,13 +338,25 @@ def merge_rollups(samples: Samples, counts: Mapping[str, Array]) -> Samples:
     )
 
 
-def _rounded(metric: str, column: Column) -> Column:
-    if METRIC_BY_NAME[metric].unit not in _ROUNDED_UNITS:
+def round_values(metric: str, column: Column) -> Column:
+    """Round away the digits that are noise, which no compression can make smaller.
+
+    Ratios keep whole percents as they are and else multiples of 1/8,192, joules multiples of 1/1,024, rates and watts
+    thirteen binary digits. All others stay.
+    """
+    unit, exact = METRIC_BY_NAME[metric].unit, column.dtype.type
+    if steps := _STEPS_OF_ONE.get(unit):
+        rounded: Column = np.round(column * exact(steps)) / exact(steps)
+        if unit is Unit.RATIO:
+            percent = np.round(column * exact(100)) / exact(100)
+            rounded = np.where(column == percent, column, rounded)
+    elif unit in _BINARY_UNITS:
+        digits = column.astype(np.float32).view(np.int32)
+        half = np.int32(1 << (_DROPPED_DIGITS - 1))
+        rounded = ((digits + half) & np.int32(-1 << _DROPPED_DIGITS)).view(np.float32)
+    else:
         return column
-    digits = column.astype(np.float32).view(np.int32)
-    half = np.int32(1 << (_DROPPED_DIGITS - 1))
-    kept = ((digits + half) & np.int32(-1 << _DROPPED_DIGITS)).view(np.float32)
-    return np.where(np.isfinite(column), kept, np.float32(np.nan))
+    return np.where(np.isfinite(column), rounded, exact(np.nan))
 
 
 def _last(column: Column, valid: npt.NDArray[np.bool_], begins: Sequence[int] | Int64Array) -> Column:

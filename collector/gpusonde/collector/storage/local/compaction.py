@@ -3,7 +3,8 @@
 One step writes one file, row group by row group, so that memory holds one GPU and not a file. Until the catalogue names
 it nothing has changed; the transaction that names it takes the rows from the small segments; a small segment without
 rows is then removed. A crash at any point leaves one state or the other, and files that the next start removes.
-``CpuShare`` keeps the work to its share of a core.
+``CpuShare`` keeps the work to its share of a core. Averages are of the ticks as they came; the ticks themselves are
+then rounded, unless the store is to be lossless.
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ from gpusonde.collector.storage.local.segments import (
     store_errors,
     write_notes,
 )
-from gpusonde.collector.storage.samples import TICK_COUNT, Samples, column_type, count_column, roll_up, rollup_columns
+from gpusonde.collector.storage.samples import (
+    TICK_COUNT,
+    Samples,
+    column_type,
+    count_column,
+    roll_up,
+    rollup_columns,
+    round_values,
+)
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.errors import StoreCorruptError, StoreError
 from gpusonde.service.durable_files import File, FileLayer
@@ -164,6 +173,17 @@ def roll_up_table(gpu_uuid: str, table: pa.Table, metrics: Sequence[str], schema
     }
     arrays = {name: pa.array(column, schema.field(name).type, from_pandas=False) for name, column in columns.items()}
     return fit(gpu_uuid, pa.table(arrays), schema)
+
+
+def round_table(table: pa.Table, metrics: Sequence[str]) -> pa.Table:
+    """Return a GPU's ticks rounded; null stays null."""
+    for name in metrics:
+        column = table.column(name)
+        if column.null_count < len(column):
+            values = round_values(name, column.to_numpy())
+            array = pa.array(values, column.type, mask=column.is_null().to_numpy(), from_pandas=False)
+            table = table.set_column(table.schema.get_field_index(name), name, array)
+    return table
 
 
 class SegmentOutput:
@@ -401,7 +421,14 @@ class Compactor:
             _LOG.error("nothing is known of the rows of %s and others; they are not compacted", inputs[0].file_name)
             return
         metrics = list_metrics(self._layout.path(segment.kind, segment.file_name) for segment in inputs)
-        output = _Output(self._layout, self._files, self._new_stem(inputs), metrics, self._sizes.group_rows)
+        output = _Output(
+            self._layout,
+            self._files,
+            self._new_stem(inputs),
+            metrics,
+            self._sizes.group_rows,
+            lossless=self._config.lossless,
+        )
         taken: list[PartRow] = []
         pace.begin()
         try:
@@ -484,10 +511,18 @@ class _Output:
     """The file of ticks and the file of their averages."""
 
     def __init__(
-        self, layout: StoreLayout, files: FileLayer, stem: str, metrics: Sequence[str], group_rows: int
+        self,
+        layout: StoreLayout,
+        files: FileLayer,
+        stem: str,
+        metrics: Sequence[str],
+        group_rows: int,
+        *,
+        lossless: bool,
     ) -> None:
         self._files = files
         self._metrics = metrics
+        self._rounded = () if lossless else metrics
         self._group_rows = group_rows
         self._tick_schema = tick_schema(metrics)
         self._second_schema = second_schema(metrics)
@@ -508,7 +543,7 @@ class _Output:
             for gpu_uuid, table in zip(probed, ticks, strict=True)
         ]
         for kind, schema, samples in (
-            (SegmentKind.HOUR, self._tick_schema, ticks),
+            (SegmentKind.HOUR, self._tick_schema, [round_table(table, self._rounded) for table in ticks]),
             (SegmentKind.SECOND, self._second_schema, seconds),
         ):
             values = [name for name in schema.names if name not in KEY_COLUMNS]
@@ -519,7 +554,7 @@ class _Output:
     def write(self, gpu_uuid: str, table: pa.Table) -> None:
         """Write the rows of one GPU."""
         fitting = fit(gpu_uuid, table, self._tick_schema)
-        for piece, parts in row_groups(gpu_uuid, fitting, self._group_rows):
+        for piece, parts in row_groups(gpu_uuid, round_table(fitting, self._rounded), self._group_rows):
             self._outputs[SegmentKind.HOUR].write(piece, parts)
         seconds = roll_up_table(gpu_uuid, fitting, self._metrics, self._second_schema)
         for piece, parts in row_groups(gpu_uuid, seconds, self._group_rows):

@@ -84,7 +84,7 @@ class CompactReport:
 
 
 def compact_store(directory: Path) -> CompactReport:
-    """Turn the log into a segment and all segments into compact files, those of the current hour too.
+    """Turn the log and all segments into compact files, those of the current hour too, and round nothing.
 
     Raises:
         DirectoryLockedError: A collector is using the directory.
@@ -92,7 +92,8 @@ def compact_store(directory: Path) -> CompactReport:
     """
     with StoreSnapshot(directory):
         pass  # says what is wrong with a directory that is none, before a store would make one of it
-    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
+    # Whether this store may lose digits stands in a configuration that is not known here.
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0, lossless=True))
     store.open()
     try:
         store.flush()
