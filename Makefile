@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := proto telemetry catalog service agent epoch_detect predictor simulator optimizer collector cli
-CODE := $(filter-out proto,$(SOURCES)) tests benchmarks docs/generate.py
+CODE := $(filter-out proto,$(SOURCES)) tests benchmarks docs/generate.py deploy/constraints.py
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test lint format docs stubs benchmark-epochs benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
+.PHONY: demo test lint format docs stubs constraints benchmark-epochs benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
@@ -14,6 +15,7 @@ help:
 	@echo "make format  let ruff rewrite the code"
 	@echo "make docs    rewrite the tables of the pages that come from the code"
 	@echo "make stubs   regenerate the protobuf stubs"
+	@echo "make constraints  write constraints.txt from what .venv holds (OTHERS='python3.10 ...': what those take instead)"
 	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; about half an hour on two cores)"
 	@echo "make benchmark-telemetry  what agent, wire and collector cost (about a quarter of an hour on two cores; needs cc)"
 	@echo "make benchmark-planning  what simulator and optimizer are worth (parts need ../shared/data, torch, root)"
@@ -25,14 +27,14 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "gpusonde needs Python 3.10 or newer; this is %s. Try: make PYTHON=python3.11 ..." % sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; }
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing gpusonde into $(VENV) (once; a minute or two) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[collector]'
+	@$(INSTALL) '.[collector]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.installed
 	@echo "installing the development tools into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(INSTALL) '.[dev]'
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -67,8 +69,11 @@ docs: $(VENV)/.installed-dev
 stubs: $(VENV)/.installed-dev
 	proto/generate.sh "$(CURDIR)/$(BIN)/python"
 
+constraints: $(VENV)/.installed-dev
+	$(BIN)/python deploy/constraints.py $(OTHERS)
+
 benchmark-epochs: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
+	$(INSTALL) '.[peers]'
 	$(BIN)/python benchmarks/epochs --out docs/results/epochs.md --jobs 2
 
 benchmark-telemetry: $(VENV)/.installed-dev

@@ -7,7 +7,7 @@ ARG PYTHON=3.12-slim-bookworm
 
 FROM python:${PYTHON} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY proto proto
 COPY telemetry telemetry
 COPY catalog catalog
@@ -20,7 +20,7 @@ COPY optimizer optimizer
 COPY collector collector
 COPY cli cli
 COPY tests/data/demo_trace.parquet tests/data/
-RUN python -m venv /opt/gpusonde && /opt/gpusonde/bin/pip install --no-cache-dir --no-compile .
+RUN python -m venv /opt/gpusonde && /opt/gpusonde/bin/pip install --no-cache-dir --no-compile -c constraints.txt .
 
 FROM python:${PYTHON}
 COPY --from=build /opt/gpusonde /opt/gpusonde

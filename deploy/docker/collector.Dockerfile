@@ -8,7 +8,7 @@ ARG PYTHON=3.12-slim-bookworm
 
 FROM python:${PYTHON} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY proto proto
 COPY telemetry telemetry
 COPY catalog catalog
@@ -22,7 +22,7 @@ COPY collector collector
 COPY cli cli
 COPY tests/data/demo_trace.parquet tests/data/
 ARG EXTRAS=collector
-RUN python -m venv /opt/gpusonde && /opt/gpusonde/bin/pip install --no-cache-dir --no-compile ".[${EXTRAS}]"
+RUN python -m venv /opt/gpusonde && /opt/gpusonde/bin/pip install --no-cache-dir --no-compile -c constraints.txt ".[${EXTRAS}]"
 
 FROM python:${PYTHON}
 # CatBoost and scikit-learn need OpenMP's runtime.
