@@ -87,7 +87,7 @@ def test_a_collector_that_was_stopped_goes_on_with_its_open_runs(tmp_path, caplo
             stream.greet()
             stream.send(*part).wait_acked(part[-1].sequence)
             if part[-1] is records[-1]:
-                wait_until(lambda: not client.list_runs()[0].active, what="end of the run")
+                wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, what="end of the run")
                 (run,) = client.list_runs()
                 starts = [(e.start_unix_nano - START_NS) / 1e9 for e in client.list_epochs(run.run_id).epochs]
         stored.append(len(list((tmp_path / "data" / "tracking").iterdir())))

@@ -150,7 +150,7 @@ def test_an_agent_whose_collector_dies_goes_on_at_another_one_with_the_same_run(
             sent += [record.SerializeToString() for record in records[len(sent) :]]
             thread.join(120)
             assert agent.acked == len(records)
-            wait_until(lambda: not there.list_runs()[0].active, 60, "end of the run")
+            wait_until(lambda: there.list_runs() and not there.list_runs()[0].active, 60, "end of the run")
             (run,) = there.list_runs()
             assert len(there.read_samples(run.gpu_uuid)) == len(trace)
             epochs = there.list_epochs(run.run_id).epochs

@@ -200,7 +200,7 @@ def test_the_real_agent_rides_out_a_killed_collector(tmp_path):
         assert report["drained"]
         with Client(collector.target) as client:
             stored = client.read_samples(trace.gpu_uuid)
-            wait_until(lambda: not client.list_runs()[0].active, what="end of the run")
+            wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, what="end of the run")
             assert client.list_runs()[0].period_s == pytest.approx(detect(trace).period_s, rel=1e-6)
     assert len(stored) == len(trace) == report["ticks"]
     assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=2e-6)
