@@ -1,18 +1,23 @@
 """The agent's self metrics: their exact text, and those of an agent that runs."""
 
 import threading
+import urllib.error
 import urllib.request
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from support.dcgm_agent_host import BINDINGS, forget_bindings, no_nvml
+from support.fake_dcgm.engine import LiveEngine, install
 from support.scripted_collector import ScriptedCollector
 from support.wire_agent import wait_until
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
+from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.sources.base import SourceStatistics
+from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
 from gpusonde.telemetry import MissingReason, Trace
@@ -258,3 +263,43 @@ def test_a_running_agent_tells_what_it_does(tmp_path):
     assert 0 < now["gpusonde_agent_spool_bytes",] < now["gpusonde_agent_spool_max_bytes",]
     assert now["gpusonde_agent_ticks_total",] <= reports[0].counters.ticks
     assert not file.exists()
+
+
+def test_an_agent_is_ready_only_while_a_gpu_gives_values(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpusonde.agent.daemon._SILENCE_S", 1.0)
+    engine = LiveEngine()
+    install(engine)
+    source = DcgmSource(
+        SourceConfig(dcgm_bindings=str(BINDINGS)), probes=HostProbes(load_nvml=no_nvml, cuda_attributes=dict)
+    )
+    stop = threading.Event()
+    with ScriptedCollector() as collector:
+        config = AgentConfig.load(
+            overrides={
+                "spool.directory": str(tmp_path),
+                "uplink.collector": collector.target,
+                "metrics.listen": "127.0.0.1:0",
+            }
+        )
+        agent = threading.Thread(target=lambda: run_agent(config, source=source, stop=stop))
+        agent.start()
+        try:
+            file = tmp_path / "metrics_address"
+            address = wait_until(lambda: file.exists() and file.read_text().strip())
+
+            def unready():
+                try:
+                    return read(address, "/-/ready") and ""
+                except urllib.error.HTTPError as error:
+                    return error.read().decode()
+
+            wait_until(lambda: unready() == "")
+            engine.kill()
+            wait_until(lambda: "none of 2 GPUs gave a value for" in unready())
+            assert read(address, "/-/healthy") == "ok\n"
+            engine.remote = True
+            wait_until(lambda: unready() == "")
+        finally:
+            stop.set()
+            agent.join(60)
+            forget_bindings()

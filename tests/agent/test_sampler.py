@@ -1,5 +1,6 @@
 """The sampler on a simulated clock: absolute deadlines, missed ticks, jumps of the wall clock."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -255,3 +256,31 @@ def test_a_replay_at_full_speed_is_alive_all_the_time():
     inventory = SourceInventory("replay", (GpuDescription("a"),), (), 0.1, can_wait=True)
     assert Sampler(Endless(), inventory, 0.1, Sink(), SelfCounters(), heartbeat=heart).run()
     assert looks == [None] * 20
+
+
+def test_what_brings_no_tick_is_no_reading_to_the_pace():
+    spent = []
+
+    class Judge:
+        interval_s = INTERVAL_S
+
+        def see(self, reading, now_s):
+            return
+
+        def spend(self, now_s, processor_s, elapsed_s):
+            spent.append(elapsed_s)
+
+    world = World(read_s=lambda tick: 4.0 if tick == 5 else 0.001, ticks=10)
+    read = world.read
+
+    def read_nothing_once(deadline_s):
+        reading = read(deadline_s)
+        return dataclasses.replace(reading, ticks=()) if world.now_s - deadline_s > 1.0 else reading
+
+    world.read = read_nothing_once
+    Sampler(
+        world, world.inventory, Judge(), world, world.counters, clocks=Clocks(lambda: world.now_s, world.wall_ns),
+        wait=world.wait,
+    ).run()  # fmt: skip
+    assert len(spent) > 1
+    assert max(spent) < 0.01

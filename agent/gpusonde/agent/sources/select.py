@@ -52,7 +52,7 @@ class AutoSource:
         self._fallback: GpuSource | None = None
         self._before_open = SourceStatistics()
         self._inventory: SourceInventory | None = None
-        # Index in the chosen source's inventory -> index in ours, once it is not the first one.
+        # Index in the chosen source's inventory -> index in ours, where they differ.
         self._index: list[int] | None = None
         self._lost: set[int] = set()
 
@@ -90,15 +90,16 @@ class AutoSource:
         if reading is None:
             return None
         if reading.inventory is not None:
-            self._inventory = reading.inventory if self._index is None else self._extend(reading.inventory)
+            self._inventory = self._extend(reading.inventory)
         if self._index is not None:
             index = self._index
             reading = dataclasses.replace(
                 reading,
                 ticks=tuple(dataclasses.replace(ticks, gpu=index[ticks.gpu]) for ticks in reading.ticks),
                 events=tuple(dataclasses.replace(event, gpu=index[event.gpu]) for event in reading.events),
-                inventory=None if reading.inventory is None else self._inventory,
             )
+        if reading.inventory is not None:
+            reading = dataclasses.replace(reading, inventory=self._inventory)
         self._follow(reading.events)
         return reading
 
@@ -124,7 +125,8 @@ class AutoSource:
             raise SourceError(f"{error}; {refusal}") from error
         extended = self._extend(inventory)
         now_ns = time.time_ns()
-        found = sorted(self._lost.intersection(self._index or ()))
+        index = range(len(inventory.gpus)) if self._index is None else self._index
+        found = sorted(self._lost.intersection(index))
         events = tuple(SourceEvent(gpu, now_ns, GpuEventKind.RECOVERED) for gpu in found)
         self._follow(events)
         return Reading(events=events, inventory=extended)
@@ -134,7 +136,8 @@ class AutoSource:
         gpus = {gpu.key: gpu for gpu in (self._inventory.gpus if self._inventory is not None else ())}
         gpus |= {gpu.key: gpu for gpu in inventory.gpus}
         place = {key: number for number, key in enumerate(gpus)}
-        self._index = [place[gpu.key] for gpu in inventory.gpus]
+        index = [place[gpu.key] for gpu in inventory.gpus]
+        self._index = None if index == list(range(len(index))) else index
         self._inventory = dataclasses.replace(inventory, gpus=tuple(gpus.values()))
         return self._inventory
 
