@@ -65,7 +65,9 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     store = ClickHouseStore(sql, Ownership("benchmark"), StoreConfig())
     store.open()
     for host in range(0, gpus, GPUS_PER_HOST):
-        store.samples.register_agent(AgentRow(f"agent-{host:06d}", "spool", "instance", START_NS, "host", "1.0", b""))
+        store.samples.register_agents(
+            [AgentRow(f"agent-{host:06d}", "spool", "instance", START_NS, "host", "1.0", b"")]
+        )
     inserts, spent = [], 0.0
     for second in range(0, seconds, interval_s):
         records = [record for s in range(second, min(second + interval_s, seconds)) for record in agents.records(s)]

@@ -163,6 +163,15 @@ ENGINE = ReplacingMergeTree(version)
 ORDER BY (agent_id)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
+CREATE TABLE IF NOT EXISTS agent_moves (
+    moved DateTime('UTC') DEFAULT now(), agent_id String, collector String, term Int64, version Int64
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(moved)
+ORDER BY (moved, agent_id, version)
+TTL moved + toIntervalDay(1)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = 1;
+
 CREATE TABLE IF NOT EXISTS spools (
     agent_id String, spool_id String, spool Int64
 )

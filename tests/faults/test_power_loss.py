@@ -91,7 +91,8 @@ class CollectorSide:
         self.start()
 
     def durable(self, spool_id):
-        durable = self.store.samples.register_agent(AgentRow("agent-1", spool_id, "instance", 1, "host", "1", b""))
+        agent = AgentRow("agent-1", spool_id, "instance", 1, "host", "1", b"")
+        (durable,) = self.store.samples.register_agents([agent])
         assert durable >= self.acked, "an acknowledged record is gone"
         return durable
 

@@ -33,7 +33,8 @@ def main() -> None:
     """Work until killed."""
     store = LocalStore(Path(sys.argv[1]), CONFIG, compaction=COMPACTION)
     store.open()
-    next_sequence = 1 + store.samples.register_agent(AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b""))
+    (durable,) = store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")])
+    next_sequence = durable + 1
     threading.Thread(target=keep_compacting, args=(store,), daemon=True).start()
     while True:
         for _ in range(6):

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 import chdb
 
 _FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
+_TABLE = re.compile(r"(?:INTO|FROM)\s+`?(\w+)`?(?!\.)\b", re.IGNORECASE)
 _INSERT = re.compile(r"^(INSERT\s+INTO\s+.*?)\s+FORMAT\s+(\w+)\s*$", re.IGNORECASE | re.DOTALL)
 
 
@@ -27,6 +28,10 @@ class ClickHouseHttp:
         url: Where.
         refusals: Requests with a wrong user or password.
         broken: While True, every request is cut off without an answer.
+        version: What the server says that it is, if not the engine's; servers before 20 lack what clients ask for.
+        replicated: Names of tables that the server says are replicated.
+        busy: So many of the next inserts meet that of another collector, if they ask for a quorum.
+        settings: Settings of every insert and query of a table of the collector, as (table, values).
     """
 
     def __init__(self, directory: Path, user: str = "gpusonde", password: str = "s3cret") -> None:
@@ -35,6 +40,10 @@ class ClickHouseHttp:
         self._lock = threading.Lock()
         self.refusals = 0
         self.broken = False
+        self.version = ""
+        self.replicated: tuple[str, ...] = ()
+        self.busy = 0
+        self.settings: list[tuple[str, dict[str, str]]] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -83,10 +92,23 @@ class ClickHouseHttp:
 
     def _run(self, values: dict[str, str], body: bytes) -> bytes:
         statement = values.get("query") or body.decode()
+        if self.version:
+            if "system.settings" in statement and int(self.version.split(".")[0]) < 20:
+                raise RuntimeError("Code: 47. DB::Exception: Unknown identifier: readonly")
+            statement = statement.replace("version()", f"'{self.version}'")
+        if self.replicated:
+            names = ", ".join(f"'{name}'" for name in self.replicated)
+            engine = f"if(name IN ({names}), concat('Replicated', engine), engine) AS engine"
+            statement = statement.replace("system.tables", f"(SELECT * REPLACE ({engine}) FROM system.tables)")
         if values.get("database"):
             self._engine.query(f"USE {values['database']}")
         insert = _INSERT.match(statement) if "query" in values else None
+        if table := _TABLE.search(statement):
+            self.settings.append((table[1], values))
         if insert:
+            if self.busy and values.get("insert_quorum"):
+                self.busy -= 1
+                raise RuntimeError("Code: 286. DB::Exception: Quorum for previous write has not been satisfied yet.")
             with tempfile.NamedTemporaryFile(suffix=".data") as file:
                 file.write(body)
                 file.flush()

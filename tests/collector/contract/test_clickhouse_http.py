@@ -114,3 +114,52 @@ def test_a_collector_whose_database_goes_away_sends_agents_off_and_takes_them_ag
         with Client(collector.target) as client:
             assert len(client.read_samples("GPU-a")) == 20
     engine.open()
+
+
+@pytest.mark.parametrize("version", ["18.16.1", "23.8.16.16"])
+def test_a_server_that_is_too_old_is_refused_with_its_version_and_the_least(server, password, version):
+    server.version = version
+    with pytest.raises(StoreError, match=f"version {version}, the collector needs 23.9 or newer"):
+        ClickHouseSql(ClickHouseConfig(server.url, "gpusonde_test_old", "gpusonde", str(password)))
+
+
+def test_the_oldest_server_that_will_do_is_taken(server, password):
+    server.version = "23.9.1.1854"
+    sql = ClickHouseSql(ClickHouseConfig(server.url, "default", "gpusonde", str(password)))
+    assert sql.rows("SELECT 1 AS one") == [(1,)]
+    sql.close()
+
+
+def tables_of(server, engine):
+    engine.open()
+    return tuple(
+        name for (name,) in engine.sql.rows("SELECT name FROM system.tables WHERE database = currentDatabase()")
+    )
+
+
+def test_where_tables_are_replicated_inserts_wait_for_most_replicas_and_reads_see_them(server, engine):
+    server.replicated = tables_of(server, engine)
+    server.settings.clear()
+    store = engine.open()
+    store.samples.append(Feed().batches(1, 3))
+    # Quorum inserts into one table come one after another: the collector waits for those of others.
+    server.busy = 3
+    store.samples.append(Feed().batches(4, 5))
+    assert server.busy == 0
+    assert len(store.samples.read("GPU-a", *EVER)) == 40
+    written = {table: values for table, values in server.settings if table in ("samples", "progress")}
+    for table in ("samples", "progress"):
+        values = written[table]
+        assert (values["insert_quorum"], values["insert_quorum_parallel"]) == ("auto", "0"), table
+        assert values["select_sequential_consistency"] == "1", table
+
+
+def test_without_replicas_nothing_waits_for_them(server, engine):
+    engine.open().samples.append(Feed().batches(1, 3))
+    assert not [values for _, values in server.settings if "insert_quorum" in values]
+
+
+def test_tables_of_which_only_some_are_replicated_are_refused(server, engine):
+    server.replicated = tuple(name for name in tables_of(server, engine) if name != "progress")
+    with pytest.raises(StoreError, match="make these Replicated too: progress"):
+        engine.open()

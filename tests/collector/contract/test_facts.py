@@ -68,22 +68,22 @@ def bindings_through(store, last):
 
 def test_an_introduction_tells_how_far_a_spool_is_durable(engine):
     store = engine.open()
-    assert store.samples.register_agent(agent_row()) == 0
+    assert store.samples.register_agents([agent_row()]) == [0]
     store.samples.append(Feed().batches(1, 5))
-    assert store.samples.register_agent(agent_row()) == 5
-    assert store.samples.register_agent(agent_row(spool_id="spool-2")) == 0
+    assert store.samples.register_agents([agent_row()]) == [5]
+    assert store.samples.register_agents([agent_row(spool_id="spool-2")]) == [0]
     store = engine.open()
-    assert store.samples.register_agent(agent_row()) == 5
-    assert store.samples.register_agent(agent_row("agent-2")) == 0
+    assert store.samples.register_agents([agent_row()]) == [5]
+    assert store.samples.register_agents([agent_row("agent-2")]) == [0]
 
 
 def test_an_agent_is_kept_as_it_introduced_itself_last(engine):
     store = engine.open()
-    store.samples.register_agent(agent_row())
+    store.samples.register_agents([agent_row()])
     latest = agent_row(spool_id="spool-2", instance_id="instance-2", started=2_000_000)
-    store.samples.register_agent(latest)
+    store.samples.register_agents([latest])
     other = agent_row("agent-2")
-    store.samples.register_agent(other)
+    store.samples.register_agents([other])
     for _ in range(2):
         assert sorted(store.facts.agents(), key=lambda agent: agent.agent_id) == [latest, other]
         store = engine.open()
@@ -93,7 +93,7 @@ def test_spools_of_an_agent_follow_each_other_even_when_its_clock_does_not(engin
     store = engine.open()
     for i, started in enumerate((5_000_000_000, 1_000, 7_000_000_000)):
         spool_id = f"spool-{i}"
-        store.samples.register_agent(agent_row(spool_id=spool_id, started=started))
+        store.samples.register_agents([agent_row(spool_id=spool_id, started=started)])
         feed = Feed(spool_id=spool_id)
         store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2, block(first_tick=10 * i)))])
         engine.settle()
@@ -184,7 +184,7 @@ def test_facts_beside_samples_are_kept_and_counted_once(engine):
 
 def test_gpus_are_described_as_their_agents_did_last(engine):
     store = engine.open()
-    store.samples.register_agent(agent_row(host_name="host-7"))
+    store.samples.register_agents([agent_row(host_name="host-7")])
     feed = Feed(gpus=("GPU-a", "GPU-b"))
     second = inventory(2, metrics=("dram_active",), gpus=("GPU-a",), model="NVIDIA H100")
     store.samples.append([feed.incoming(feed.first), feed.incoming(second)])
@@ -258,7 +258,7 @@ def test_names_are_data_whatever_is_in_them(engine):
     store.samples.append(Feed().batches(1, 2))
     for name in HOSTILE:
         feed = Feed(name, "spool-1", gpus=(name,))
-        store.samples.register_agent(agent_row(name, host_name=name, agent_version=name))
+        store.samples.register_agents([agent_row(name, host_name=name, agent_version=name)])
         store.samples.append(
             [feed.incoming(feed.first), feed.incoming(batch(2)), feed.incoming(binding(3, name, gpu=name))]
         )

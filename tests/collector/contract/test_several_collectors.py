@@ -46,11 +46,11 @@ def ticks_of(store, gpu_uuid="GPU-a", agent_id="agent-1"):
 
 def test_an_agent_that_moves_goes_on_where_the_other_collector_stood(pair):
     one, two = pair
-    assert one.store.samples.register_agent(agent()) == 0
+    assert one.store.samples.register_agents([agent()]) == [0]
     one.store.samples.append(Feed().batches(1, 6))
-    assert two.store.samples.register_agent(agent()) == 6
+    assert two.store.samples.register_agents([agent()]) == [6]
     two.store.samples.append(Feed().batches(7, 9))
-    assert one.store.samples.register_agent(agent()) == 9
+    assert one.store.samples.register_agents([agent()]) == [9]
     one.store.samples.append(Feed().batches(8, 12))
     for engine in pair:
         assert ticks_of(engine.store) == list(range(110))
@@ -59,9 +59,9 @@ def test_an_agent_that_moves_goes_on_where_the_other_collector_stood(pair):
 
 def test_what_the_first_collector_still_writes_after_the_move_is_there_once(pair):
     one, two = pair
-    one.store.samples.register_agent(agent())
+    one.store.samples.register_agents([agent()])
     one.store.samples.append(Feed().batches(1, 4))
-    two.store.samples.register_agent(agent())
+    two.store.samples.register_agents([agent()])
     two.store.samples.append(Feed().batches(5, 7))
     # Handed over before the agent moved, inserted after it has sent the same to the other one.
     one.store.samples.append(Feed().batches(5, 9))
@@ -75,13 +75,13 @@ def test_what_the_first_collector_still_writes_after_the_move_is_there_once(pair
             assert ticks_of(engine.store) == list(range(80))
             if settled:
                 engine.settle()
-    assert two.store.samples.register_agent(agent()) == 9
+    assert two.store.samples.register_agents([agent()]) == [9]
 
 
 def test_both_collectors_at_once_write_the_same_records_and_each_is_there_once(pair):
     engines = pair
     for engine in engines:
-        engine.store.samples.register_agent(agent())
+        engine.store.samples.register_agents([agent()])
     together = threading.Barrier(2)
 
     def write(store):
@@ -104,10 +104,10 @@ def test_a_spool_that_two_collectors_see_first_at_once_gets_one_number(pair):
     known = {}
     for engine in (one, two):
         # Neither has seen that the other one numbered it.
-        engine.store.facts.agent_spools = lambda _: {}
-        engine.store.samples.register_agent(agent())
+        engine.store.facts.spool_progress = lambda _: {}
+        engine.store.samples.register_agents([agent()])
         engine.store.samples.append(Feed().batches(1, 3))
-        del engine.store.facts.agent_spools
+        del engine.store.facts.spool_progress
         known[engine.collector] = engine.store.samples._spools["agent-1", "spool-1"]
     assert known["collector-1"] == known["collector-2"]
     assert ticks_of(one.store) == list(range(20))
@@ -119,12 +119,12 @@ def test_the_last_greeting_decides_whose_agent_it_is(pair):
     one.ownership.subscribe(lambda agents, came: told[1].append((sorted(agents), came)))
     two.ownership.subscribe(lambda agents, came: told[2].append((sorted(agents), came)))
     for name in ("agent-1", "agent-2"):
-        one.store.samples.register_agent(agent(name))
+        one.store.samples.register_agents([agent(name)])
         feed = Feed(name, gpus=(f"GPU of {name}",))
         one.store.samples.append([feed.incoming(feed.first)])
     assert sorted(one.store.followed()) == [("agent-1", "GPU of agent-1"), ("agent-2", "GPU of agent-2")]
     assert two.store.followed() == []
-    two.store.samples.register_agent(agent())
+    two.store.samples.register_agents([agent()])
     assert one.store.check_owners() == {"agent-1"}
     assert one.store.check_owners() == two.store.check_owners() == frozenset()
     assert one.store.followed() == [("agent-2", "GPU of agent-2")]
@@ -134,19 +134,19 @@ def test_the_last_greeting_decides_whose_agent_it_is(pair):
     two.open()
     two.ownership.subscribe(lambda agents, came: told[2].append((sorted(agents), came)))
     assert two.store.followed() == [("agent-1", "GPU of agent-1")]
-    two.store.samples.register_agent(agent())
+    two.store.samples.register_agents([agent()])
     assert len(told[2]) == 1
 
 
 def test_what_the_first_collector_says_of_a_run_after_the_move_does_not_count(pair):
     one, two = pair
-    one.store.samples.register_agent(agent())
+    one.store.samples.register_agents([agent()])
     run = RunRow("run-1", "agent-1", "GPU-a", "", 0, False, "", 5, 9, 1, 1, 1, 1, 10, 0)
     epochs = [EpochRow(i, 10 * i, 10 * i + 9, 0.5, "provisional", 1) for i in range(3)]
     position = {("agent-1", "GPU-a"): (Position(1, 5), 0)}
     one.results.save([RunUpdate(run, epochs)], position)
     one.states.write(("agent-1", "GPU-a"), 1, b"first")
-    two.store.samples.register_agent(agent())
+    two.store.samples.register_agents([agent()])
     later = [EpochRow(i, 10 * i, 10 * i + 9, 0.75, "confirmed", 2) for i in range(2)]
     ended = RunRow("run-1", "agent-1", "GPU-a", "", 0, True, "over", 5, 90, 1, 1, 1, 9, 100, 0)
     two.results.save([RunUpdate(ended, later)], {("agent-1", "GPU-a"): (Position(1, 9), 7)})
@@ -172,7 +172,7 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
     second = TrackedStore(engine=two, state_interval_s=1.0)
     cut = len(records) // 5
     for i, tracked in enumerate([first, second, first, second, first]):
-        tracked.store.samples.register_agent(agent())
+        tracked.store.samples.register_agents([agent()])
         tracked.feed(records[i * cut : (i + 1) * cut if i < 4 else None], 10)
         for other in (first, second):
             # What each does on its own every few seconds.
@@ -197,8 +197,8 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
 
 def test_two_agents_with_one_id_at_two_collectors_keep_their_samples_apart(pair):
     one, two = pair
-    one.store.samples.register_agent(agent())
-    two.store.samples.register_agent(agent(spool_id="spool-2"))
+    one.store.samples.register_agents([agent()])
+    two.store.samples.register_agents([agent(spool_id="spool-2")])
     one.store.samples.append(Feed(gpus=("GPU-a",)).batches(1, 4))
     two.store.samples.append(Feed(spool_id="spool-2", gpus=("GPU-b",)).batches(1, 6))
     for engine in pair:
@@ -206,3 +206,37 @@ def test_two_agents_with_one_id_at_two_collectors_keep_their_samples_apart(pair)
         assert len(engine.store.samples.read("GPU-b", *EVER)) == 50
     assert one.store.check_owners() == {"agent-1"}
     assert two.store.check_owners() == frozenset()
+
+
+def test_a_crowd_of_greetings_costs_the_statements_of_one(pair):
+    one, two = pair
+    asked = []
+    for engine in pair:
+        for name in ("table", "insert"):
+            original = getattr(engine.sql, name)
+            setattr(engine.sql, name, lambda *words, original=original: asked.append(words[0]) or original(*words))
+    assert one.store.samples.register_agents([agent("alone")]) == [0]
+    alone = len(asked)
+    crowd = [agent(f"agent-{i}", spool_id=f"spool-{i % 7}") for i in range(300)]
+    asked.clear()
+    assert one.store.samples.register_agents(crowd) == [0] * 300
+    assert len(asked) == alone
+    one.store.samples.append(Feed("agent-5").batches(1, 6))
+    assert two.store.samples.register_agents(crowd)[5:7] == [0, 0]
+    assert len(set(one.store.facts.spool_progress([row.agent_id for row in crowd]).values())) > 299
+    assert one.store.check_owners() == {row.agent_id for row in crowd}
+    assert two.store.check_owners() == frozenset()
+
+
+def test_learning_who_has_gone_reads_what_has_changed_and_not_the_fleet(pair):
+    one, two = pair
+    one.store.samples.register_agents([agent("mine")])
+    two.store.samples.register_agents([agent(f"agent-{i}") for i in range(200)])
+    # All of the past.
+    one.sql.run("ALTER TABLE agent_moves DELETE WHERE 1 SETTINGS mutations_sync = 1")
+    two.store.samples.register_agents([agent("mine")])
+    read = []
+    original = one.sql.table
+    one.sql.table = lambda *words: read.append(original(*words)) or read[-1]
+    assert one.store.check_owners() == {"mine"}
+    assert sum(table.num_rows for table in read) == 1

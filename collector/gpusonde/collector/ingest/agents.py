@@ -24,6 +24,7 @@ from gpusonde.ingest.v1 import ingest_pb2
 
 # Agents remembered per stream that may be open: hosts come and go.
 _KNOWN_PER_OPEN = 10
+_MOST_TOGETHER = 1000
 
 
 @dataclass
@@ -41,6 +42,49 @@ class _Agent:
     @property
     def live_session(self) -> AgentSession | None:
         return self.session if self.session and not self.session.closed else None
+
+
+class _Registration:
+    """Registers agents that come while the store is at work on others together: a crowd costs it little more than one.
+
+    Args:
+        store: Keeps them.
+        executor: Runs its blocking calls.
+    """
+
+    def __init__(self, store: SampleStore, executor: Executor) -> None:
+        self._store = store
+        self._executor = executor
+        self._waiting: list[tuple[AgentRow, asyncio.Future[int]]] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def register(self, agent: AgentRow) -> int:
+        """Store what an agent said of itself and return the durable sequence of its spool."""
+        loop = asyncio.get_running_loop()
+        durable: asyncio.Future[int] = loop.create_future()
+        self._waiting.append((agent, durable))
+        if self._working is None:
+            self._working = loop.create_task(self._work())
+        return await durable
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                together, self._waiting = self._waiting[:_MOST_TOGETHER], self._waiting[_MOST_TOGETHER:]
+                rows = [row for row, _ in together]
+                try:
+                    reached = await loop.run_in_executor(self._executor, self._store.register_agents, rows)
+                except Exception as error:
+                    for _, durable in together:
+                        if not durable.done():
+                            durable.set_exception(error)
+                else:
+                    for (_, durable), sequence in zip(together, reached, strict=True):
+                        if not durable.done():
+                            durable.set_result(sequence)
+        finally:
+            self._working = None
 
 
 class Agents:
@@ -64,8 +108,7 @@ class Agents:
         clock: Callable[[], float],
         hold_s: float = 60.0,
     ) -> None:
-        self._store = store
-        self._executor = executor
+        self._registration = _Registration(store, executor)
         self._config = config
         self._largest_count = config.max_agents
         self._hold_s = hold_s
@@ -122,9 +165,7 @@ class Agents:
                 )
             if agent.session:
                 await agent.session.settled()
-            durable = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._store.register_agent, _agent_row(hello)
-            )
+            durable = await self._registration.register(_agent_row(hello))
             agent.instance_id = hello.instance_id
             agent.spool_id = hello.spool_id
             agent.start_unix_nano = hello.agent_start_time_unix_nano

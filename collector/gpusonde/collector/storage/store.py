@@ -174,8 +174,8 @@ class SampleStore(SampleReader, Protocol):
     All methods block and may be called from any thread; ``append`` is called by one at a time.
     """
 
-    def register_agent(self, agent: AgentRow) -> int:
-        """Store what an agent said of itself and return the durable sequence of its spool."""
+    def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
+        """Store what agents said of themselves and return the durable sequences of their spools."""
 
     def append(self, records: Sequence[PendingRecord]) -> int:
         """Make records durable; when it returns, they survive a power loss.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
@@ -30,6 +30,16 @@ class AgentOwner:
 
     collector: str
     term: int
+
+
+@dataclass(frozen=True)
+class GreetedAgent:
+    """What an agent said of itself, to whom, and whether it comes from another collector or from nowhere."""
+
+    agent: AgentRow
+    owner: AgentOwner
+    version: int
+    moved: bool
 
 
 class Ownership:
@@ -118,10 +128,22 @@ class ClickHouseFacts:
 
     # Agents and spools -------------------------------------------------------------------------------------------
 
-    def save_agent(self, agent: AgentRow, owner: AgentOwner, version: int) -> None:
-        """Store what an agent said of itself, and to whom."""
-        row = {**vars(agent), "collector": owner.collector, "term": owner.term, "version": version}
-        self._sql.insert("agents", fact_table([row]))
+    def save_agents(self, greeted: Sequence[GreetedAgent]) -> None:
+        """Store what agents said of themselves, and to whom."""
+        # First that they moved: who has lost an agent to nobody takes it again at its next greeting.
+        moves = [
+            {"agent_id": row.agent.agent_id, "collector": row.owner.collector, "term": row.owner.term}
+            | {"version": row.version}
+            for row in greeted
+            if row.moved
+        ]
+        if moves:
+            self._sql.insert("agent_moves", fact_table(moves))
+        rows = [
+            {**vars(row.agent), "collector": row.owner.collector, "term": row.owner.term, "version": row.version}
+            for row in greeted
+        ]
+        self._sql.insert("agents", fact_table(rows))
 
     def agents(self) -> list[AgentRow]:
         """Return every agent ever seen."""
@@ -132,17 +154,23 @@ class ClickHouseFacts:
         columns = [table.column(name).to_pylist() for name in table.column_names[:-1]]
         return [AgentRow(*row) for row in zip(*columns, binary_column(table, "host"), strict=True)]
 
-    def owners(self) -> dict[str, AgentOwner]:
-        """Return the owner of every agent."""
-        rows = self._sql.rows("SELECT agent_id, collector, term FROM agents FINAL")
+    def owners(self, agent_ids: Collection[str] | None = None) -> dict[str, AgentOwner]:
+        """Return the owners of the given agents, or of every one."""
+        rows = self._sql.rows(
+            "SELECT agent_id, collector, term FROM agents FINAL"  # noqa: S608 - own text only
+            + ("" if agent_ids is None else " WHERE agent_id IN {agents:Array(String)}"),
+            {} if agent_ids is None else {"agents": sorted(agent_ids)},
+        )
         return {agent_id: AgentOwner(collector, term) for agent_id, collector, term in rows}
 
-    def owner(self, agent_id: str) -> AgentOwner | None:
-        """Return the owner of an agent."""
+    def new_owners(self, within_s: int) -> dict[str, AgentOwner]:
+        """Return the owners of the agents that have changed collectors in the last seconds, on the database's clock."""
         rows = self._sql.rows(
-            "SELECT collector, term FROM agents FINAL WHERE agent_id = {agent:String}", {"agent": agent_id}
+            "SELECT agent_id, argMax(collector, version), argMax(term, version) FROM agent_moves"
+            " WHERE moved >= now() - {seconds:Int64} GROUP BY agent_id",
+            {"seconds": within_s},
         )
-        return AgentOwner(*rows[0]) if rows else None
+        return {agent_id: AgentOwner(collector, term) for agent_id, collector, term in rows}
 
     def spools(self) -> dict[tuple[str, str], int]:
         """Return the number of every spool."""
@@ -157,15 +185,32 @@ class ClickHouseFacts:
         )
         return dict(rows)
 
-    def find_agent(self, spool: int) -> str | None:
-        """Return the agent that a spool is of."""
-        rows = self._sql.rows("SELECT agent_id FROM spools WHERE spool = {spool:Int64} LIMIT 1", {"spool": spool})
-        return rows[0][0] if rows else None
+    def spool_progress(self, agent_ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return (agent, spool id) -> number and durable sequence, of the spools of agents."""
+        of_agents = "FROM spools WHERE agent_id IN {agents:Array(String)}"
+        rows = self._sql.rows(
+            "SELECT agent_id, spool_id, spool, sequence"  # noqa: S608 - own text only
+            f" FROM (SELECT agent_id, spool_id, min(spool) AS spool {of_agents}"
+            " GROUP BY agent_id, spool_id) AS named LEFT JOIN (SELECT spool, max(sequence) AS sequence FROM progress"
+            f" WHERE spool IN (SELECT spool {of_agents}) GROUP BY spool) AS reached USING (spool)",
+            {"agents": sorted(agent_ids)},
+        )
+        return {(agent_id, spool_id): (spool, sequence) for agent_id, spool_id, spool, sequence in rows}
 
-    def save_spool(self, agent_id: str, spool_id: str, spool: int) -> None:
-        """Number a spool."""
-        row = {"agent_id": agent_id, "spool_id": spool_id, "spool": spool}
-        self._sql.insert("spools", fact_table([row]))
+    def spool_holders(self, spools: Collection[int]) -> dict[int, str]:
+        """Return the agents that spools are of, as far as there are such spools."""
+        rows = self._sql.rows(
+            "SELECT spool, agent_id FROM spools WHERE spool IN {spools:Array(Int64)}", {"spools": sorted(spools)}
+        )
+        return dict(rows)
+
+    def save_spools(self, numbers: Mapping[tuple[str, str], int]) -> None:
+        """Number spools."""
+        rows = [
+            {"agent_id": agent_id, "spool_id": spool_id, "spool": spool}
+            for (agent_id, spool_id), spool in numbers.items()
+        ]
+        self._sql.insert("spools", fact_table(rows))
 
     def durable(self, spool: int) -> int:
         """Return the sequence up to which a spool is durable, 0 when nothing of it is."""
@@ -178,13 +223,14 @@ class ClickHouseFacts:
 
     def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
         """Return the latest durable inventory of a spool."""
-        spool = self.agent_spools(agent_id).get(spool_id)
-        if spool is None:
+        found = self.spool_progress([agent_id]).get((agent_id, spool_id))
+        if found is None:
             return None
+        spool, durable = found
         table = self._sql.table(
             "SELECT message FROM inventories WHERE spool = {spool:Int64} AND sequence <= {sequence:Int64}"
             " ORDER BY sequence DESC LIMIT 1",
-            {"spool": spool, "sequence": self.durable(spool)},
+            {"spool": spool, "sequence": durable},
         )
         messages = binary_column(table, "message")
         return decode_inventory(messages[0]) if messages else None

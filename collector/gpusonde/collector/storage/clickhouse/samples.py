@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
+from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, GreetedAgent, Ownership
 from gpusonde.collector.storage.clickhouse.sql import (
     ClickHouseSql,
     RecordRows,
@@ -102,14 +102,23 @@ class ClickHouseSamples:
 
     # Writing -----------------------------------------------------------------------------------------------------
 
-    def register_agent(self, agent: AgentRow) -> int:
-        """Store what an agent said of itself, own it from then on, and return the durable sequence of its spool."""
+    def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
+        """Store what agents said of themselves, own them, and return the durable sequences of their spools.
+
+        All of them together cost about what one alone does: statements and parts, not rows, are what is dear.
+        """
         with self._append_lock:
-            owner = self._ownership.take(agent.agent_id, self._facts.owner(agent.agent_id))
-            self._facts.save_agent(agent, owner, self._ownership.version(agent.agent_id))
+            owners = self._facts.owners({agent.agent_id for agent in agents})
+            greeted = []
+            for agent in agents:
+                before = owners.get(agent.agent_id)
+                owner = owners[agent.agent_id] = self._ownership.take(agent.agent_id, before)
+                version = self._ownership.version(agent.agent_id)
+                greeted.append(GreetedAgent(agent, owner, version, moved=owner != before))
+            self._facts.save_agents(greeted)
             # Asked anew at every greeting: another collector may have taken records meanwhile.
-            spool = self._begin_spool(agent.agent_id, agent.spool_id, agent.start_unix_nano)
-            return self._durable[spool]
+            self._begin_spools({(agent.agent_id, agent.spool_id): agent.start_unix_nano for agent in agents})
+            return [self._durable[self._spools[agent.agent_id, agent.spool_id]] for agent in agents]
 
     def append(self, records: Sequence[PendingRecord]) -> int:
         """Insert records and then how far their spools are durable; return how many were repetitions.
@@ -164,33 +173,57 @@ class ClickHouseSamples:
 
     def _spool(self, agent_id: str, spool_id: str) -> int:
         """Return the number of a spool and see to it that how far it is durable is known."""
-        number = self._spools.get((agent_id, spool_id))
+        key = (agent_id, spool_id)
+        number = self._spools.get(key)
         if number is None or number not in self._durable:
-            return self._begin_spool(agent_id, spool_id, self._wall_clock_ns())
+            self._begin_spools({key: self._wall_clock_ns()})
+            number = self._spools[key]
         return number
 
-    def _begin_spool(self, agent_id: str, spool_id: str, began_unix_nano: int) -> int:
-        """Look a spool up, or number it.
+    def _begin_spools(self, began_unix_nano: Mapping[tuple[str, str], int]) -> None:
+        """Look spools up by agent and spool id, or number them.
 
         Numbers of one agent rise in order of first arrival, and two collectors that see a spool first at the same time,
         from the same greeting, give it the same number.
         """
-        known = self._facts.agent_spools(agent_id)
-        number = known.get(spool_id)
-        if number is None:
-            digest = hashlib.sha256(f"{agent_id}\n{spool_id}".encode()).digest()
-            low = int.from_bytes(digest[:4], "little") % (1 << _SPOOL_DIGEST_BITS)
-            number = max(began_unix_nano // _NS_PER_US << _SPOOL_DIGEST_BITS | low, 1 + max(known.values(), default=0))
-            while self._facts.find_agent(number) not in (None, agent_id):
-                number += 1
-            self._facts.save_spool(agent_id, spool_id, number)
-            known[spool_id] = number
-        durable = self._facts.durable(number)
+        known = self._facts.spool_progress({agent_id for agent_id, _ in began_unix_nano})
+        new: dict[tuple[str, str], int] = {}
+        highest: dict[str, int] = {}
+        for (agent_id, _), (number, _) in known.items():
+            highest[agent_id] = max(number, highest.get(agent_id, 0))
+        for key, began in began_unix_nano.items():
+            if key not in known:
+                agent_id, spool_id = key
+                digest = hashlib.sha256(f"{agent_id}\n{spool_id}".encode()).digest()
+                low = int.from_bytes(digest[:4], "little") % (1 << _SPOOL_DIGEST_BITS)
+                new[key] = max(began // _NS_PER_US << _SPOOL_DIGEST_BITS | low, highest.get(agent_id, 0) + 1)
+                highest[agent_id] = new[key]
+        if new:
+            self._number(new)
+        known.update({key: (number, 0) for key, number in new.items()})
         with self._lock:
-            self._durable[number] = durable
-            self._spools.update({(agent_id, name): spool for name, spool in known.items()})
-        self._tail.begin(number, durable)
-        return number
+            self._spools.update({key: number for key, (number, _) in known.items()})
+            self._durable.update(known[key] for key in began_unix_nano)
+        for key in began_unix_nano:
+            self._tail.begin(*known[key])
+
+    def _number(self, spools: dict[tuple[str, str], int]) -> None:
+        """Give spools their numbers, or the next ones that no other agent has."""
+        holders: dict[int, str] = {}
+        asked: set[int] = set()
+        while True:
+            given: dict[int, tuple[str, str]] = {}
+            for key, wanted in spools.items():
+                number = wanted
+                while holders.get(number, key[0]) != key[0] or number in given:
+                    number += 1
+                spools[key] = number
+                given[number] = key
+            if given.keys() <= asked:
+                break
+            holders |= self._facts.spool_holders(given)
+            asked |= given.keys()
+        self._facts.save_spools(spools)
 
     def check_writable(self) -> None:
         """Insert as much as one commit of a busy collector."""
@@ -216,7 +249,7 @@ class ClickHouseSamples:
             spools = [number for (agent, _), number in self._spools.items() if agent == agent_id]
             known = {number: self._durable[number] for number in spools if number in self._durable}
         if not spools or not self._ownership.owns(agent_id):
-            return {number: self._facts.durable(number) for number in self._facts.agent_spools(agent_id).values()}
+            return dict(self._facts.spool_progress([agent_id]).values())
         asked = {number: self._facts.durable(number) for number in spools if number not in known}
         with self._lock:
             for number, durable in asked.items():

@@ -47,6 +47,7 @@ class _Table:
         order_by: The key.
         partition_by: What is dropped together; empty for tables that are kept for ever.
         lifetime: Field of ``StoreConfig``; empty for ever.
+        expires: When rows go of which no setting says it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class _Table:
     engine: str = "ReplacingMergeTree"
     partition_by: str = ""
     lifetime: str = ""
+    expires: str = ""
 
     def statement(self, config: StoreConfig) -> str:
         """Return the statement that makes the table if it is not there."""
@@ -63,7 +65,7 @@ class _Table:
         if self.partition_by:
             parts.append(f"PARTITION BY {self.partition_by}")
         parts.append(f"ORDER BY ({self.order_by})")
-        if self.lifetime:
+        if self.lifetime or self.expires:
             settings += ", ttl_only_drop_parts = 1"
             if clause := self.lifetime_clause(config):
                 parts.append(clause)
@@ -72,6 +74,8 @@ class _Table:
 
     def lifetime_clause(self, config: StoreConfig) -> str:
         """Return the clause that says when rows go; empty for never."""
+        if self.expires:
+            return f"TTL {self.expires}"
         seconds = round(getattr(config, self.lifetime))
         return f"TTL received + toIntervalSecond({seconds})" if seconds else ""
 
@@ -153,6 +157,14 @@ _TABLES = (
         ),
         "agent_id",
         "ReplacingMergeTree(version)",
+    ),
+    # Whom agents greeted first after another collector: what collectors read to learn whom they have lost.
+    _Table(
+        "agent_moves",
+        "moved DateTime('UTC') DEFAULT now(), agent_id String, collector String, term Int64, version Int64",
+        "moved, agent_id, version",
+        partition_by="toDate(moved)",
+        expires="moved + toIntervalDay(1)",
     ),
     # Of several numbers for one spool the lowest counts.
     _Table("spools", "agent_id String, spool_id String, spool Int64", "agent_id, spool_id, spool"),
@@ -313,10 +325,12 @@ def prepare(sql: ClickHouseSql, database: str, config: StoreConfig, *, may_chang
         sql: The database.
         database: Its name.
         config: For how long samples are kept.
-        may_change: Whether the schema is the collector's to make; else it is only checked.
+        may_change: Whether the schema is the collector's to make; else it is only checked. Tables that replicas share
+            are not: which replicas, only their operator knows.
 
     Raises:
-        StoreError: It belongs to a newer collector, or something is missing and is not ours to make.
+        StoreError: It belongs to a newer collector, something is missing and is not ours to make, or some tables are
+            replicated and others are not.
     """
     known = _columns(sql, database)
     if "schema_version" not in known:
@@ -331,15 +345,34 @@ def prepare(sql: ClickHouseSql, database: str, config: StoreConfig, *, may_chang
     ((version,),) = sql.rows("SELECT max(version) FROM schema_version")
     if version > VERSION:
         raise StoreError(f"database {database} has schema version {version}, this collector knows {VERSION}; update it")
+    replicated = _check_replicas(sql, database)
     changes = list(_changes(sql, database, known, config))
-    if changes and not may_change:
+    if changes and (replicated or not may_change):
+        how = "on all replicas" if replicated else "or set clickhouse.create_schema"
         raise StoreError(
-            f"the schema of database {database} is not that of this collector; apply these, or set"
-            f" clickhouse.create_schema: {'; '.join(changes)}"
+            f"the schema of database {database} is not that of this collector; apply these, {how}: {'; '.join(changes)}"
         )
     for change in changes:
         sql.run(change)
         _LOG.info("database %s: %s", database, change.partition("\n")[0])
+
+
+def _check_replicas(sql: ClickHouseSql, database: str) -> bool:
+    """Return whether replicas share the tables, and keep to most of them from now on if they do."""
+    engines = dict(
+        sql.rows("SELECT name, engine FROM system.tables WHERE database = {database:String}", {"database": database})
+    )
+    found = {table.name for table in _TABLES} & engines.keys()
+    replicated = {name for name in found if engines[name].startswith("Replicated")}
+    if replicated and replicated != found:
+        raise StoreError(
+            f"tables of database {database} are replicated and others are not, so that replicas would disagree; make"
+            f" these Replicated too: {', '.join(sorted(found - replicated))}"
+        )
+    if replicated:
+        sql.use_replicas()
+        _LOG.info("database %s: tables are replicated, inserts wait for most replicas", database)
+    return bool(replicated)
 
 
 def _columns(sql: ClickHouseSql, database: str) -> dict[str, set[str]]:

@@ -7,10 +7,14 @@ of a statement; names of tables and columns come from the schema and the metric 
 from __future__ import annotations
 
 import json
+import random
+import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -166,6 +170,14 @@ def progress_table(reached: Mapping[int, int]) -> pa.Table:
 
 Parameters = Mapping[str, int | str | Sequence[int] | Sequence[str]]
 
+# The first with codec GCD (September 2023).
+_LEAST_VERSION = (23, 9)
+# An acknowledgement means most replicas. A read shows what was inserted through any of them, which the server only
+# promises where quorum inserts into a table come one after another.
+_REPLICATED_SETTINGS = {"insert_quorum": "auto", "insert_quorum_parallel": 0, "select_sequential_consistency": 1}
+# UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE: another collector's insert into the table is under way.
+_BUSY = 286
+_LONGEST_BUSY_S = 20.0
 # NOT_ENOUGH_SPACE and CANNOT_WRITE_TO_FILE_DESCRIPTOR, which is what a full disk looks like in the middle of a part.
 _FULL = (243, 75)
 _SETTINGS = {
@@ -183,14 +195,15 @@ class ClickHouseSql:
         config: Where the database is and how to get in; it is made if it is not there and the schema is ours to make.
 
     Raises:
-        StoreError: The client is not installed, the password cannot be read, the server cannot be reached or does not
-            let us in.
+        StoreError: The client is not installed, the password cannot be read, the server cannot be reached, does not
+            let us in or is too old.
     """
 
     def __init__(self, config: ClickHouseConfig) -> None:
         self.config = config
         with _naming_failures(config.url):
             self._client = _connect(config)
+            _check_version(config.url, self._client.server_version)
             if config.create_schema:
                 self._client.command(f"CREATE DATABASE IF NOT EXISTS {config.database}")
             self._client.database = config.database
@@ -211,9 +224,24 @@ class ClickHouseSql:
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
     def insert(self, table: str, rows: pa.Table) -> None:
-        """Insert rows; when it returns, the server has them in a part."""
+        """Insert rows; when it returns, the server has them in a part, or most replicas have."""
+        last_try_s = time.monotonic() + _LONGEST_BUSY_S
+        while True:
+            with _naming_failures(self.config.url):
+                try:
+                    self._client.insert_arrow(table, rows)
+                except Exception as error:
+                    if getattr(error, "code", None) != _BUSY or time.monotonic() > last_try_s:
+                        raise
+                else:
+                    return
+            time.sleep(random.uniform(0.02, 0.1))  # noqa: S311 - only spreads collectors
+
+    def use_replicas(self) -> None:
+        """Have inserts wait for most replicas, and reads show all that was inserted through any of them."""
         with _naming_failures(self.config.url):
-            self._client.insert_arrow(table, rows)
+            for name, value in _REPLICATED_SETTINGS.items():
+                self._client.set_client_setting(name, value)
 
     def run(self, statement: str) -> None:
         """Run a statement that answers nothing."""
@@ -241,12 +269,25 @@ def _connect(config: ClickHouseConfig) -> Any:
     address = urlsplit(config.url)
     if address.scheme == "chdb":
         return clickhouse_connect.get_client(interface="chdb", path=address.path, settings=dict(_SETTINGS))
+    password = _read_password(config.password_file)
+    try:
+        return _connect_http(config, password)
+    except Exception:
+        # The client cannot greet servers that are much older, and does not say that they are.
+        _check_version(config.url, _ask_version(config, password))
+        raise
+
+
+def _connect_http(config: ClickHouseConfig, password: str) -> Any:
+    import clickhouse_connect  # noqa: PLC0415 - an extra that only this engine needs
+
+    address = urlsplit(config.url)
     return clickhouse_connect.get_client(
         host=address.hostname or "localhost",
         port=address.port or (8443 if address.scheme == "https" else 8123),
         interface=address.scheme,
         username=config.user,
-        password=_read_password(config.password_file),
+        password=password,
         connect_timeout=config.connect_timeout_s,
         send_receive_timeout=config.timeout_s,
         ca_cert=config.tls_ca or None,
@@ -256,6 +297,38 @@ def _connect(config: ClickHouseConfig) -> Any:
         autogenerate_session_id=False,
         settings=dict(_SETTINGS),
     )
+
+
+def _ask_version(config: ClickHouseConfig, password: str) -> str:
+    """Return the version of a server, without the client; empty where it does not answer."""
+    from clickhouse_connect.driver.httputil import get_pool_manager  # noqa: PLC0415 - as above
+
+    pool = get_pool_manager(
+        ca_cert=config.tls_ca or None,
+        client_cert=config.tls_certificate or None,
+        client_cert_key=config.tls_key or None,
+    )
+    try:
+        answer = pool.request(
+            "POST",
+            config.url,
+            body=b"SELECT version()",
+            headers={"X-ClickHouse-User": config.user, "X-ClickHouse-Key": password},
+            timeout=config.connect_timeout_s,
+            retries=False,
+        )
+    except Exception:
+        return ""
+    finally:
+        pool.clear()
+    return answer.data.decode(errors="replace").strip() if answer.status == HTTPStatus.OK else ""
+
+
+def _check_version(url: str, version: str) -> None:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < _LEAST_VERSION:
+        least = ".".join(map(str, _LEAST_VERSION))
+        raise StoreError(f"ClickHouse at {url} is version {version}, the collector needs {least} or newer: update it")
 
 
 def _read_password(path: str) -> str:

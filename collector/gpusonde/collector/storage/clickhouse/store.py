@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,6 +22,8 @@ from gpusonde.errors import StoreError
 
 _LOG = logging.getLogger(__name__)
 _OWNER_CHECK_S = 5.0
+# A move counts from when its insert began, which may end late.
+_OWNER_OVERLAP_S = 120.0
 _LARGEST_BYTES = 1 << 26
 # Format of a row that says that there is nothing any more.
 _REMOVED = 0
@@ -52,6 +55,8 @@ class ClickHouseStore:
         self._ownership = ownership
         self._config = config
         self.place = place
+        self._monotonic_clock = monotonic_clock
+        self._owners_known_s = monotonic_clock()
         self.counters = StoreCounters()
         self.facts = ClickHouseFacts(sql)
         self.samples = ClickHouseSamples(
@@ -75,6 +80,7 @@ class ClickHouseStore:
         database = self._sql.config
         try:
             prepare(self._sql, database.database, self._config, may_change=database.create_schema)
+            self._owners_known_s = self._monotonic_clock()
             self._ownership.restore(self.facts.owners())
         except StoreError:
             self._sql.close()
@@ -126,7 +132,10 @@ class ClickHouseStore:
 
     def check_owners(self) -> frozenset[str]:
         """Look which agents have greeted another collector meanwhile and return those."""
-        return self._ownership.lose(self.facts.owners())
+        asked_s = self._monotonic_clock()
+        lost = self._ownership.lose(self.facts.new_owners(math.ceil(asked_s - self._owners_known_s + _OWNER_OVERLAP_S)))
+        self._owners_known_s = asked_s
+        return lost
 
     def followed(self) -> list[tuple[str, str]]:
         """Return the (agent, GPU) pairs that are not another collector's."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpusonde.collector.storage.local.catalog import Database
 from gpusonde.collector.storage.model import (
@@ -46,22 +46,25 @@ class LocalFacts:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def save_agent(self, agent: AgentRow) -> int:
-        """Store what an agent said of itself and return the number of its spool, a new one if need be."""
+    def save_agents(self, agents: Sequence[AgentRow]) -> list[int]:
+        """Store what agents said of themselves and return the numbers of their spools, new ones if need be."""
         with self._database.transaction() as connection:
-            connection.execute(
+            connection.executemany(
                 "INSERT OR REPLACE INTO agents VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    agent.agent_id,
-                    agent.spool_id,
-                    agent.instance_id,
-                    agent.start_unix_nano,
-                    agent.host_name,
-                    agent.agent_version,
-                    agent.host,
-                ),
+                [
+                    (
+                        agent.agent_id,
+                        agent.spool_id,
+                        agent.instance_id,
+                        agent.start_unix_nano,
+                        agent.host_name,
+                        agent.agent_version,
+                        agent.host,
+                    )
+                    for agent in agents
+                ],
             )
-            return _spool_number(connection, agent.agent_id, agent.spool_id)
+            return [_spool_number(connection, agent.agent_id, agent.spool_id) for agent in agents]
 
     def spool_number(self, agent_id: str, spool_id: str) -> int:
         """Return the number of a spool, a new one if need be."""

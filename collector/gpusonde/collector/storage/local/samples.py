@@ -91,12 +91,13 @@ class LocalSamples(LocalReader):
 
     # Writing -----------------------------------------------------------------------------------------------------
 
-    def register_agent(self, agent: AgentRow) -> int:
-        """Store what an agent said of itself and return the durable sequence of its spool."""
-        spool = self._facts.save_agent(agent)
+    def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
+        """Store what agents said of themselves and return the durable sequences of their spools."""
+        spools = self._facts.save_agents(agents)
         with self._memory.lock:
-            self._memory.spools[agent.agent_id, agent.spool_id] = spool
-            return self._memory.durable.get((agent.agent_id, agent.spool_id), 0)
+            keys = [(agent.agent_id, agent.spool_id) for agent in agents]
+            self._memory.spools.update(zip(keys, spools, strict=True))
+            return [self._memory.durable.get(key, 0) for key in keys]
 
     def append(self, records: Sequence[PendingRecord]) -> int:
         """Write records to the log and sync it, then to catalogue and memtable; return how many were repetitions.
