@@ -5,6 +5,7 @@ A key is declared once, here: everything else about it follows from its field.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +37,21 @@ def _check_engine_address(text: str) -> None:
         raise ValueError(f"{text!r} is no address of a host engine; use HOST:PORT, unix:///PATH or embedded")
 
 
+def is_service(collector: str) -> bool:
+    """Whether a part of ``uplink.collector`` names an SRV record, such as ``_gpusonde._tcp.example``."""
+    return collector.startswith("_") and ":" not in collector
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
 def _check_collector(text: str) -> None:
-    if not text:
-        raise ValueError("it is empty; give the collector's host:port")
+    parts = _split(text)
+    if not all(parts):
+        raise ValueError("it is empty, or a part of it is; give the collector's host:port")
+    if any(map(is_service, parts)) and importlib.util.find_spec("dns") is None:
+        raise ValueError("SRV records need dnspython: pip install 'gpusonde[srv]'")
 
 
 @dataclass(frozen=True)
@@ -171,7 +184,12 @@ class UplinkConfig:
     """``[uplink]``: the way to the collector."""
 
     collector: str = option(
-        "text", DEFAULT_COLLECTOR, "address of the collector, host:port", check=_check_collector, live=True
+        "text",
+        DEFAULT_COLLECTOR,
+        "the collector: host:port; of several (a list with commas, a name with several addresses, or an SRV record such"
+        " as _gpusonde._tcp.example) each agent keeps to one and goes to another while that is gone",
+        check=_check_collector,
+        live=True,
     )
     batch_interval_s: float = option(
         "duration", "1s", "time covered by one record", least="100ms", most="1m", live=True
@@ -201,6 +219,11 @@ class UplinkConfig:
         "other collectors that this one may send the agent to: host:port, ..., * for any characters",
         live=True,
     )
+
+    @property
+    def collectors(self) -> tuple[str, ...]:
+        """The collectors: addresses ``host:port`` and names of SRV records."""
+        return _split(self.collector)
 
     @property
     def target_patterns(self) -> tuple[str, ...]:
@@ -248,5 +271,5 @@ class AgentConfig(DaemonConfiguration):
                 "source.slow_interval is shorter than source.interval; use at least the same",
                 field="source.slow_interval",
             )
-        if problem := security.problem(self.uplink.collector):
+        if problem := next(filter(None, map(security.problem, self.uplink.collectors)), ""):
             raise ConfigError(f"uplink.tls_ca, tls_certificate, tls_key, server_name and token_file: {problem}")

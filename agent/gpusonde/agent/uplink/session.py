@@ -26,11 +26,14 @@ class SessionEnd(Exception):  # noqa: N818 - an ordinary end, after which anothe
     Attributes:
         reason: ``resend``: say Hello again at once, the spool no longer starts where this session was told;
             ``renewed``: certificate, key, authority, token or the settings have changed, connect with the new ones;
-            ``drained``: the collector asked us to go elsewhere.
+            ``drained``: the collector asked us to go elsewhere;
+            ``returning``: the collector that this agent wants most serves again.
         preferred_target: Where to go from a collector that drains; empty for the same address.
     """
 
-    def __init__(self, reason: Literal["resend", "renewed", "drained"], preferred_target: str = "") -> None:
+    def __init__(
+        self, reason: Literal["resend", "renewed", "drained", "returning"], preferred_target: str = ""
+    ) -> None:
         """Keep the reason and the address."""
         super().__init__(reason)
         self.reason = reason
@@ -111,6 +114,8 @@ class StreamLimits:
         keepalive_s: Seconds between pings of an idle connection.
         keepalive_timeout_s: Seconds to wait for a ping's answer.
         renewal_check_s: Seconds between looks at the files of certificate and token.
+        connect_timeout_s: Longest wait for a connection while there is another collector to go to.
+        return_check_s: Seconds, on average, between looks whether the collector that is wanted most serves again.
     """
 
     max_unacked_records: int = 64
@@ -119,6 +124,8 @@ class StreamLimits:
     keepalive_s: float = 20.0
     keepalive_timeout_s: float = 10.0
     renewal_check_s: float = 10.0
+    connect_timeout_s: float = 5.0
+    return_check_s: float = 15.0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import fnmatch
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -22,6 +23,7 @@ import grpc.aio
 from gpusonde.agent.config import UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
+from gpusonde.agent.uplink.addresses import Address, Addresses
 from gpusonde.agent.uplink.session import (
     AgentFacts,
     GreetedStream,
@@ -66,6 +68,10 @@ class Backoff:
         bound_s = min(self._maximum_s, self._initial_s * 2.0 ** min(self._attempt, 16))
         self._attempt += 1
         return self._uniform(0.0, bound_s)
+
+    def first_s(self) -> float:
+        """Return the wait before another collector is tried instead of the one that failed."""
+        return self._uniform(0.0, self._initial_s)
 
     def slow_s(self) -> float:
         """Return the wait after a refusal that only a person can lift."""
@@ -117,6 +123,12 @@ async def call_status(
 log = logging.getLogger(__name__)
 
 _LASTING_SESSION_S = 10.0
+# Looks in a row that must find a collector serving before its agents come back to it.
+_HEALTHY_LOOKS = 3
+_INGEST_SERVICE = b"gpusonde.ingest.v1.IngestService"
+# HealthCheckRequest and HealthCheckResponse of grpc.health.v1, of one field each: not worth the package.
+_HEALTH_REQUEST = b"\x0a" + bytes([len(_INGEST_SERVICE)]) + _INGEST_SERVICE
+_SERVING = b"\x08\x01"
 _RENEWAL_GRACE_S = 5.0
 # How gRPC says, under the status UNAVAILABLE, that it reached somebody.
 _TLS_WORDS = ("handshake", "certificate", "verification")
@@ -156,7 +168,9 @@ class Uplink:
         self._expiry = ExpiryWarning("the agent's certificate")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._target = config.collector
+        self._addresses = Addresses(spool.agent_id, config.collectors)
+        # Where a collector has sent us; None for the configured ones.
+        self._sent_to: Address | None = None
         self._said = ""
         self._warned_of_plain_text = False
         self._retried_at_once = False
@@ -176,7 +190,8 @@ class Uplink:
             before.security,
         ):
             return
-        self._target = config.collector
+        self._addresses.configure(config.collectors)
+        self._sent_to = None
         self._changed.set()
         if self._open_session is not None:
             self._open_session.leave(SessionEnd("renewed"), _RENEWAL_GRACE_S)
@@ -212,9 +227,15 @@ class Uplink:
     def _fingerprint(self) -> str | None:
         """Return what tells one set of files from another: empty for no files, None while they cannot be used."""
         try:
-            return self._config.security.load(self._target).fingerprint
+            return self._load_access(self._sent_to or self._addresses.choose() or Address("")).fingerprint
         except TlsError:
             return None
+
+    def _load_access(self, address: Address) -> Access:
+        security = self._config.security
+        if address.server_name and security.encrypts and not security.server_name:
+            security = replace(security, server_name=address.server_name)
+        return security.load(address.target)
 
     async def wait_drained(self) -> None:
         """Return once the collector has acknowledged everything that is committed."""
@@ -224,11 +245,17 @@ class Uplink:
     async def _attempt(self) -> float:
         """Run one session; return the seconds to wait before the next."""
         self._changed.clear()
-        target = self._target
-        # A target that a collector named is tried once; ours is the one to come back to.
-        self._target = self._config.collector
+        # A target that a collector named is tried once; ours are the ones to come back to.
+        sent_to, self._sent_to = self._sent_to, None
+        if sent_to is None:
+            await self._addresses.refresh()
+        address = sent_to or self._addresses.choose()
+        if address is None:
+            self._counters.count_failure("NAME")
+            return self._backoff.next_s()
+        target = address.target
         try:
-            access = self._config.security.load(target)
+            access = self._load_access(address)
         except TlsError as error:
             self._counters.count_failure("CREDENTIALS")
             self._say("credentials", logging.ERROR, f"no connection to collector {target}: {error}; trying again")
@@ -239,17 +266,18 @@ class Uplink:
         acked_before, began_s = self._counters.acked_sequence, loop.time()
         try:
             try:
-                await self._session(channel, target, access)
+                await self._session(channel, address, access, may_return=sent_to is None)
             finally:
                 # Hello alone is no success: a collector that answers it and then fails is not asked in a tight loop.
                 if self._counters.acked_sequence > acked_before or loop.time() - began_s > _LASTING_SESSION_S:
                     self._backoff.reset()
+                    self._addresses.forgive()
                     self._retried_at_once = False
         except SessionEnd as left:
-            return self._go_on(left, target)
+            return self._go_on(left, address)
         except SessionFailed as failure:
             self._counters.count_failure(failure.code)
-            return self._report_failure(target, failure)
+            return self._report_failure(address, failure)
         except OSError as error:
             # Sampling goes on: the disk may recover, and what it refuses is counted by the spool.
             self._counters.count_failure("SPOOL")
@@ -264,7 +292,7 @@ class Uplink:
             await channel.close()
         return self._backoff.next_s()
 
-    async def _session(self, channel: grpc.aio.Channel, target: str, access: Access) -> None:
+    async def _session(self, channel: grpc.aio.Channel, address: Address, access: Access, *, may_return: bool) -> None:
         call = channel.stream_stream(
             "/gpusonde.ingest.v1.IngestService/StreamSamples",
             request_serializer=_serialize,
@@ -272,8 +300,8 @@ class Uplink:
         )(metadata=access.metadata)
         try:
             first_available = self._spool.first_available_sequence
-            ack = await self._answer_to_hello(call, first_available)
-            self._resume(ack, first_available, target)
+            ack = await self._answer_to_hello(channel, call, first_available)
+            self._resume(ack, first_available, address.target)
             session = Session(
                 GreetedStream(call, ack, max(ack.durable_sequence + 1, first_available)),
                 self._spool,
@@ -286,12 +314,14 @@ class Uplink:
             if self._changed.is_set():
                 raise SessionEnd("renewed")
             self._open_session = session
-            watching = asyncio.ensure_future(self._watch_files(session, target, access))
+            watching = [asyncio.ensure_future(self._watch_files(session, address, access))]
+            if may_return and self._addresses.several:
+                watching.append(asyncio.ensure_future(self._watch_home(session, address)))
             try:
                 await session.run()
             finally:
                 self._open_session = None
-                await end(watching)
+                await end(*watching)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             # A write after the end of the call raises InvalidStateError and hides the status.
             raise SessionFailed(*await call_status(call, error)) from error
@@ -307,13 +337,42 @@ class Uplink:
                 "samples go to %s in plain text, and whoever answers there is believed: set uplink.tls_ca", target
             )
 
-    async def _watch_files(self, session: Session, target: str, access: Access) -> None:
+    async def _watch_home(self, session: Session, address: Address) -> None:
+        """Leave the session in good order once the collector that is wanted most has served for a while."""
+        healthy = 0
+        while healthy < _HEALTHY_LOOKS:
+            # Agents that lost a collector together do not come back to it together.
+            await asyncio.sleep(random.uniform(0.5, 1.5) * self._limits.return_check_s)  # noqa: S311
+            await self._addresses.refresh()
+            home = self._addresses.home
+            returns = home is not None and home != address and await self._serves(home)
+            healthy = healthy + 1 if returns else 0
+        session.leave(SessionEnd("returning"), _RENEWAL_GRACE_S)
+
+    async def _serves(self, address: Address) -> bool:
+        """Ask a collector whether it takes records (``grpc.health.v1``)."""
+        try:
+            access = self._load_access(address)
+        except TlsError:
+            return False
+        channel = open_channel(address.target, access, self._limits)
+        try:
+            answer: bytes = await channel.unary_unary("/grpc.health.v1.Health/Check")(
+                _HEALTH_REQUEST, timeout=self._limits.connect_timeout_s, metadata=access.metadata
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        finally:
+            await channel.close()
+        return answer == _SERVING
+
+    async def _watch_files(self, session: Session, address: Address, access: Access) -> None:
         """Leave the session in good order once its files have changed, and only for files that can be used."""
         while access.fingerprint:
             await asyncio.sleep(self._limits.renewal_check_s)
             self._expiry.check(access.expiry_unix_s)
             try:
-                fresh = self._config.security.load(target)
+                fresh = self._load_access(address)
             except TlsError as error:
                 self._say("stale", logging.ERROR, f"the connection goes on with what it began with: {error}")
                 continue
@@ -321,18 +380,28 @@ class Uplink:
                 session.leave(SessionEnd("renewed"), _RENEWAL_GRACE_S)
                 return
 
-    async def _answer_to_hello(self, call: SampleCall, first_available: int) -> ingest_pb2.HelloAck:
+    async def _answer_to_hello(
+        self, channel: grpc.aio.Channel, call: SampleCall, first_available: int
+    ) -> ingest_pb2.HelloAck:
         """Wait for it, but not for an address that is no longer the right one."""
         greeting = asyncio.ensure_future(self._greet(call, first_available))
         changed = asyncio.ensure_future(self._changed.wait())
         limit_s = self._limits.hello_timeout_s
         try:
+            if self._addresses.several:
+                connect_s = self._limits.connect_timeout_s
+                await asyncio.wait({greeting, changed}, timeout=connect_s, return_when=asyncio.FIRST_COMPLETED)
+                if channel.get_state() is not grpc.ChannelConnectivity.READY and not greeting.done():
+                    limit_s = 0.0
             await asyncio.wait({greeting, changed}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if greeting.done():
                 return greeting.result()
             if changed.done():
                 raise SessionEnd("renewed")
-            raise SessionFailed(grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no answer to Hello within {limit_s:g} s")
+            raise SessionFailed(
+                grpc.StatusCode.DEADLINE_EXCEEDED.name,
+                f"no answer to Hello within {limit_s:g} s" if limit_s else f"no connection within {connect_s:g} s",
+            )
         finally:
             await end(greeting, changed)
 
@@ -385,22 +454,28 @@ class Uplink:
                 ack.durable_sequence + 1, first_available - 1, target,
             )  # fmt: skip
 
-    def _go_on(self, left: SessionEnd, target: str) -> float:
+    def _go_on(self, left: SessionEnd, address: Address) -> float:
         """Say where the next session goes after one that ended in good order; return the seconds to wait before it."""
         if left.reason == "drained":
-            successor = self._allowed(left.preferred_target, target)
-            self._say(
-                f"draining {successor}", logging.INFO, f"collector {target} asks to go to {successor or 'it later'}"
-            )
-            self._target = successor or self._config.collector
-            return self._at_once() if successor else self._backoff.next_s()
+            successor = self._allowed(left.preferred_target, address.target)
+            elsewhere = not successor and self._addresses.fail(address)
+            where = successor or ("another one" if elsewhere else "it later")
+            self._say(f"draining {successor}", logging.INFO, f"collector {address.target} asks to go to {where}")
+            if successor:
+                self._sent_to = Address(successor)
+                return self._at_once()
+            return self._backoff.first_s() if elsewhere else self._backoff.next_s()
         if left.reason == "renewed":
-            self._say(f"renewed {self._target}", logging.INFO, f"access has changed; connecting to {self._target} anew")
+            self._say(f"renewed {self._config.collector}", logging.INFO,
+                      f"access has changed; connecting to {self._config.collector} anew")  # fmt: skip
+        if left.reason == "returning":
+            self._addresses.forgive()
+            self._say("returning", logging.INFO, f"leaving {address.target}: the collector of this agent serves again")
         return self._at_once()
 
     def _allowed(self, preferred: str, target: str) -> str:
         """Return the address that a collector sends the agent to, if the configuration allows it; else empty."""
-        if not preferred or preferred == self._config.collector:
+        if not preferred or self._addresses.allows(preferred):
             return preferred
         if any(fnmatch.fnmatchcase(preferred, pattern) for pattern in self._config.target_patterns):
             return preferred
@@ -417,7 +492,17 @@ class Uplink:
         self._retried_at_once = True
         return 0.0
 
-    def _report_failure(self, target: str, failure: SessionFailed) -> float:
+    def _report_failure(self, address: Address, failure: SessionFailed) -> float:
+        target = address.target
+        # What only a person can change is the same everywhere, but for an address that is no collector.
+        lasting = failure.advice and failure.code != grpc.StatusCode.UNIMPLEMENTED.name
+        if not lasting and self._addresses.fail(address):
+            following = self._addresses.choose()
+            self._say(
+                f"elsewhere {following}", logging.WARNING,
+                f"collector {target} does not serve ({failure}); going to {following.target if following else 'none'}",
+            )  # fmt: skip
+            return self._backoff.first_s()
         if failure.advice:
             self._say(
                 f"refused {failure.code}", logging.ERROR,
