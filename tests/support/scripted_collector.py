@@ -9,6 +9,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 
@@ -64,6 +65,9 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
         """Start, or start again on the same port."""
         server = grpc.server(futures.ThreadPoolExecutor(max_workers=16), options=[("grpc.so_reuseport", 0)])
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self, server)
+        servicer = health.HealthServicer()
+        servicer.set("gpusonde.ingest.v1.IngestService", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         assert self.port
         server.start()
