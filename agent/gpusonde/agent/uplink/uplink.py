@@ -357,9 +357,10 @@ class Uplink:
             return False
         channel = open_channel(address.target, access, self._limits)
         try:
-            answer: bytes = await channel.unary_unary("/grpc.health.v1.Health/Check")(
-                _HEALTH_REQUEST, timeout=self._limits.connect_timeout_s, metadata=access.metadata
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check", request_serializer=bytes, response_deserializer=bytes
             )
+            answer = await check(_HEALTH_REQUEST, timeout=self._limits.connect_timeout_s, metadata=access.metadata)
         except grpc.aio.AioRpcError:
             return False
         finally:
