@@ -11,7 +11,7 @@ from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, whole_number
-from gpusonde.cli.workload.remote import embed_there
+from gpusonde.cli.workload.remote import open_client, take_answers, to_sent
 from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import CommandError, UsageError
 
@@ -112,9 +112,36 @@ def run_embed(args: argparse.Namespace) -> int:
         )
     graphs = read_graphs(args.graphs)
     here = args.collector is None
-    payload = _embed_here(args, graphs, output) if here else embed_there(args, graphs, args.nearest)
+    payload = _embed_here(args, graphs, output) if here else _embed_there(args, graphs, args.nearest)
     output.result(payload, lambda screen: _render(screen, payload))
     return 0
+
+
+def _embed_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], nearest: int) -> EmbedPayload:
+    """Return a collector's embeddings of graphs, and the known networks most like them, as they are printed.
+
+    Raises:
+        CommandError: It has no encoder for this type of data, or refuses a graph.
+    """
+    sent = [to_sent(graph) for graph in graphs]
+    with open_client(args) as client:
+        embedded = client.embed(sent, args.encoder, nearest)
+    return {
+        "dataset_type": args.encoder,
+        "encoder_sha256": embedded["encoder_sha256"],
+        "trained_steps": embedded["trained_steps"],
+        "graphs": [
+            {
+                "graph": graph.name,
+                "embedding": found["values"],
+                "nearest": [
+                    {"architecture": each["name"], "family": each["family"], "similarity": each["similarity"]}
+                    for each in found["nearest"]
+                ],
+            }
+            for graph, found in zip(graphs, take_answers(embedded["answers"], graphs, "embedding"), strict=True)
+        ],
+    }
 
 
 def _embed_here(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], output: Output) -> EmbedPayload:

@@ -16,7 +16,6 @@ from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import CommandError
 
 if TYPE_CHECKING:
-    from gpusonde.cli.workload.embed import EmbedPayload
     from gpusonde.collector.client import WorkloadClient
     from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
     from gpusonde.predictor.workload.graph import WorkloadGraph
@@ -29,7 +28,7 @@ _BUSY_RATIO = 0.05
 def predict_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest], notes: list[str]) -> StepsPayload:
     """Return a collector's answers to requests, as they are printed."""
     # One object for each graph: it is sent once.
-    sent = {id(request.graph): _sent(request.graph) for request in requests}
+    sent = {id(request.graph): to_sent(request.graph) for request in requests}
     workloads = [
         {
             "graph": sent[id(request.graph)],
@@ -39,7 +38,7 @@ def predict_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest],
         }
         for request in requests
     ]
-    with _client(args) as client:
+    with open_client(args) as client:
         answers = client.predict(workloads)
     rows = [
         row(request, _prediction(answer["prediction"]), args.samples_per_epoch, _error(answer))
@@ -60,7 +59,7 @@ def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
         for count in args.gpus or [0]
         for size in args.batch_size
     ]
-    sent = {id(graph): _sent(graph) for graph in graphs}
+    sent = {id(graph): to_sent(graph) for graph in graphs}
     workloads = [
         {
             "graph": sent[id(graph)],
@@ -70,7 +69,7 @@ def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
         }
         for graph, size, device, count in asked
     ]
-    with _client(args) as client:
+    with open_client(args) as client:
         answers = client.predict(workloads)
         found = [answer["prediction"]["cluster"] for answer in answers if answer["prediction"] is not None]
         agent_ids = sorted({agent_id for cluster in found for agent_id in cluster["agent_ids"]})
@@ -85,40 +84,15 @@ def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
     return _payload([*notes, *_note_embeddings(answers)], rows)
 
 
-def embed_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], nearest: int) -> EmbedPayload:
-    """Return a collector's embeddings of graphs, and the known networks most like them, as they are printed.
-
-    Raises:
-        CommandError: It has no encoder for this type of data, or refuses a graph.
-    """
-    sent = [_sent(graph) for graph in graphs]
-    with _client(args) as client:
-        embedded = client.embed(sent, args.encoder, nearest)
-    return {
-        "dataset_type": args.encoder,
-        "encoder_sha256": embedded["encoder_sha256"],
-        "trained_steps": embedded["trained_steps"],
-        "graphs": [
-            {
-                "graph": graph.name,
-                "embedding": found["values"],
-                "nearest": [
-                    {"architecture": each["name"], "family": each["family"], "similarity": each["similarity"]}
-                    for each in found["nearest"]
-                ],
-            }
-            for graph, found in zip(graphs, _answered(embedded["answers"], graphs, "embedding"), strict=True)
-        ],
-    }
-
-
-def _client(args: argparse.Namespace) -> WorkloadClient:
+def open_client(args: argparse.Namespace) -> WorkloadClient:
+    """Connect to the collector that the command names."""
     from gpusonde.collector.client import WorkloadClient
 
     return WorkloadClient(args.collector, security=client_security(args))
 
 
-def _sent(graph: WorkloadGraph) -> dict[str, Any]:
+def to_sent(graph: WorkloadGraph) -> dict[str, Any]:
+    """Put a graph into the form in which it is sent."""
     from gpusonde.predictor.workload.graph import dump_graph
 
     return {"content": dump_graph(graph).encode(), "format": "json"}
@@ -215,9 +189,14 @@ def _note_embeddings(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     return [use["note"] for use in uses if use is not None and use["note"]]
 
 
-def _answered(
+def take_answers(
     answers: Sequence[Mapping[str, Any]], graphs: Sequence[WorkloadGraph], what: str
 ) -> list[Mapping[str, Any]]:
+    """Return that key of every answer.
+
+    Raises:
+        CommandError: A graph was refused; the message names it.
+    """
     for graph, answer in zip(graphs, answers, strict=True):
         if answer["error"] is not None:
             text = answer["error"]["text"]
