@@ -27,10 +27,11 @@ from gpusonde.service.wire import (
     LONGEST_BLOCK_NS,
     SAMPLING_CLASSES,
     UNITS,
-    encode_block,
+    Int64Array,
+    encode_blocks,
     make_compressor,
 )
-from gpusonde.telemetry import Metric, MetricKind, MissingReason
+from gpusonde.telemetry import FloatArray, Metric, MetricKind, MissingReason
 
 STATIC_ORIGINS = {
     StaticOrigin.NVML: gpu_pb2.STATIC_SOURCE_NVML,
@@ -188,10 +189,7 @@ class Batcher:
         blocks = [*self._closed, *self._open.items()]
         if not blocks:
             return None
-        batch = ingest_pb2.SampleBatch(
-            blocks=[self._encode(gpu, block) for gpu, block in blocks],
-            encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD,
-        )
+        batch = ingest_pb2.SampleBatch(blocks=self._encode(blocks), encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD)
         self._open, self._closed, self._ticks = {}, [], 0
         return batch
 
@@ -217,34 +215,48 @@ class Batcher:
             self._ticks += fitting
             start += fitting
 
-    def _encode(self, gpu: int, block: _OpenBlock) -> ingest_pb2.GpuBlock:
-        encoded = encode_block(
-            gpu,
-            np.concatenate([part.time_unix_nano for part in block.parts]),
-            np.concatenate([part.values for part in block.parts], axis=1),
-            self._counter_columns,
-            self._compressor,
-        )
-        encoded.missed_ticks = self._missed.pop(gpu, 0)
-        encoded.blank_counts.extend(self._count_blanks(block))
+    def _encode(self, blocks: Sequence[tuple[int, _OpenBlock]]) -> list[ingest_pb2.GpuBlock]:
+        encoded: list[ingest_pb2.GpuBlock] = []
+        # All GPUs are read at once, so that their blocks are mostly of one length.
+        for _, group in itertools.groupby(blocks, lambda item: item[1].ticks):
+            alike = list(group)
+            joined = [_join(block.parts) for _, block in alike]
+            values = np.stack([part_values for _, part_values in joined])
+            blanks = np.isnan(values).sum(axis=2)
+            done = encode_blocks(
+                [gpu for gpu, _ in alike],
+                np.stack([times for times, _ in joined]),
+                values,
+                self._counter_columns,
+                self._compressor,
+            )
+            for message, (gpu, block), count in zip(done, alike, blanks, strict=True):
+                message.missed_ticks = self._missed.pop(gpu, 0)
+                message.blank_counts.extend(self._count_blanks(block, count))
+            encoded += done
         return encoded
 
-    def _count_blanks(self, block: _OpenBlock) -> list[ingest_pb2.BlankCount]:
+    def _count_blanks(self, block: _OpenBlock, per_column: Int64Array) -> list[ingest_pb2.BlankCount]:
         counts: dict[tuple[int, MissingReason], int] = {}
-        for part in block.parts:
-            blank = np.isnan(part.values)
-            if not blank.any():
-                continue
-            per_column = blank.sum(axis=1)
-            for column in np.flatnonzero(per_column).tolist():
-                reason = part.blanks.get(column, MissingReason.NO_DATA)
+        for column in np.flatnonzero(per_column).tolist():
+            for part in block.parts:
                 count = int(per_column[column])
-                counts[column, reason] = counts.get((column, reason), 0) + count
-                self._blanks[reason] = self._blanks.get(reason, 0) + count
+                if len(block.parts) > 1:
+                    count = int(np.isnan(part.values[column]).sum())
+                if count:
+                    reason = part.blanks.get(column, MissingReason.NO_DATA)
+                    counts[column, reason] = counts.get((column, reason), 0) + count
+                    self._blanks[reason] = self._blanks.get(reason, 0) + count
         return [
             ingest_pb2.BlankCount(metric=column, reason=BLANK_REASONS[reason], count=count)
             for (column, reason), count in sorted(counts.items(), key=lambda item: (item[0][0], item[0][1].value))
         ]
+
+
+def _join(parts: Sequence[GpuTicks]) -> tuple[Int64Array, FloatArray]:
+    if len(parts) == 1:
+        return parts[0].time_unix_nano, parts[0].values
+    return np.concatenate([part.time_unix_nano for part in parts]), np.concatenate([p.values for p in parts], axis=1)
 
 
 def increasing_parts(ticks: GpuTicks) -> Iterator[GpuTicks]:

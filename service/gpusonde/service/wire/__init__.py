@@ -8,7 +8,7 @@ from gpusonde.service.wire.blocks import (
     LONGEST_BLOCK_NS,
     count_ticks,
     decode_batch,
-    encode_block,
+    encode_blocks,
     expand_batch,
     make_compressor,
 )
@@ -66,7 +66,7 @@ __all__ = [
     "count_ticks",
     "decode_batch",
     "decode_record",
-    "encode_block",
+    "encode_blocks",
     "expand_batch",
     "make_compressor",
 ]
