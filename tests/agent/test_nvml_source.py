@@ -414,6 +414,61 @@ def test_the_reasons_of_a_tick_stay_those_of_its_time(source, fake_nvml):
     assert dict(before.blanks) == reasons
 
 
+@pytest.mark.parametrize("gpm", [True, False])
+def test_ticks_that_are_looked_at_together_are_those_looked_at_one_by_one(fake_nvml, gpm):
+    """Over a slow reading, a refusal that comes and goes, another reason, an XID, a lost GPU and its return."""
+
+    def play(together):
+        fake_nvml.reset(3, gpm=gpm)
+        source = fake_nvml.source(slow_interval_s=2.0)
+        source.open()
+        found, waiting, events = {}, [], []
+
+        def take(ticks):
+            for part in ticks:
+                for i, time_ns in enumerate(part.time_unix_nano.tolist()):
+                    column = part.values[:, i]
+                    reasons = {c: part.blanks[c] for c in np.flatnonzero(np.isnan(column)).tolist()}
+                    found[part.gpu, time_ns] = (column.tolist(), reasons)
+
+        for tick in range(150):
+            if tick == 20:
+                fake_nvml.fail("nvmlDeviceGetUtilizationRates", 4, gpu=1)
+                fake_nvml.fail("gpm:2", 999, gpu=0)
+                fake_nvml.fail("nvmlDeviceGetTemperature", 21, gpu=0)
+                fake_nvml.fail("field:198", 21, gpu=2)
+            if tick in (23, 31, 90):
+                fake_nvml.heal()
+            if tick == 24:
+                fake_nvml.fail("nvmlDeviceGetUtilizationRates", 999, gpu=1)
+                fake_nvml.fail("nvmlGpmSampleGet", 27, gpu=2)
+            if tick == 40:
+                fake_nvml.push_xid(1, 31)
+            if tick == 60:
+                fake_nvml.fail("*", 15, gpu=2)
+            fake_nvml.advance(TICK_S)
+            reading = source.read(fake_nvml.time_s)
+            events += [(tick, event.gpu, event.kind) for event in reading.events]
+            if together:
+                waiting.append(reading.ticks)
+                if reading.inventory is not None or tick % 13 == 0 or tick == 149:
+                    take(waiting[0].join(waiting[1:]))
+                    waiting = []
+            else:
+                take(reading.ticks)
+        source.close()
+        return found, events
+
+    (one_by_one, events), (joined, same_events) = play(together=False), play(together=True)
+    assert events == same_events
+    assert [kind for _, _, kind in events].count(GpuEventKind.LOST) == 1
+    assert len(one_by_one) > 400
+    assert joined.keys() == one_by_one.keys()
+    for key, (values, reasons) in one_by_one.items():
+        assert joined[key][1] == reasons
+        np.testing.assert_array_equal(joined[key][0], values)
+
+
 def test_a_recording_holds_the_waveform(fake_nvml, tmp_path):
     """The source behind the real sampler, on the real clock."""
     fake_nvml.reset(2, period_s=1.0)

@@ -22,7 +22,7 @@ import numpy as np
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.sources.base import GpuTicks, Reading
+from gpusonde.agent.sources.base import GpuTicks, RawTicks, Reading
 from gpusonde.telemetry import FloatArray, Metric, Unit
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 _STEPS = (1, 2, 5, 10)
 # Below what a run's activity is (0.05): a tick of a second in which a job began late must be noticed too.
 _WORKING = 0.01
-# While a GPU works it is looked at this often only.
-_LOOK_AGAIN_S = 0.5
+# While a GPU works it is looked at this often only: by then a share of the time after which it counts as idle is over.
+_LOOK_AGAIN = 0.05
 _MEMORY_CHANGE_BYTES = 16.0 * (1 << 20)
 # Readings that take longer than this share of the interval make the next one late, whatever the processor did.
 _LONGEST_READING = 0.8
@@ -112,7 +112,7 @@ class AdaptivePace:
         """See :class:`Pace`."""
         if reading.inventory is not None:
             self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
-        at_work = not self._idle and now_s - self._last_work_s < min(_LOOK_AGAIN_S, self._config.idle_after_s / 2)
+        at_work = not self._idle and now_s - self._last_work_s < _LOOK_AGAIN * self._config.idle_after_s
         if self._last_work_s == -math.inf or (not at_work and self._work.sees_work(reading)):
             self._last_work_s = now_s
         idle = self._config.idle_interval_s > self._config.interval_s and (
@@ -173,7 +173,8 @@ class WorkWatch:
         A reading without ticks (all GPUs lost, an engine that is late) and one that only repeats idle is no work.
         """
         # Every GPU is looked at: the memory of each is to be compared with the next reading.
-        works = [self._works(ticks) for ticks in reading.ticks]
+        seen = reading.ticks.peek() if isinstance(reading.ticks, RawTicks) else reading.ticks
+        works = [self._works(ticks) for ticks in seen]
         return any(works)
 
     def _works(self, ticks: GpuTicks) -> bool:

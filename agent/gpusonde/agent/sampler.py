@@ -171,7 +171,7 @@ class Sampler:
             self._missed = 0
             if reading.ticks:
                 self._counters.last_tick_s = self._clocks.monotonic()
-            self._counters.ticks += sum(ticks.time_unix_nano.size for ticks in reading.ticks)
+            self._counters.ticks += reading.tick_count
         else:
             self._missed += 1
             self._counters.missed_ticks += 1

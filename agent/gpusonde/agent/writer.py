@@ -9,13 +9,13 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpusonde.agent.batch import Batcher, events_record, increasing_parts, inventory_record, source_ended_record
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading
-from gpusonde.agent.sources.base import SourceInventory
+from gpusonde.agent.sources.base import GpuTicks, RawTicks, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.health import Heartbeat
@@ -67,6 +67,7 @@ class SpoolWriter:
         self._batcher = Batcher(inventory.metrics)
         # A reading of a live source waits for the batch: waking up for each would cost more than to take it in.
         self._queue: collections.deque[SampledReading | ingest_pb2.Record | None] = collections.deque()
+        self._raw: list[RawTicks] = []
         self._wake = threading.Event()
         self._uncommitted = True
         self._tell_inventory: Callable[[SourceInventory], None] = lambda inventory: None
@@ -85,7 +86,7 @@ class SpoolWriter:
             self._queue.append(sampled)
             reading = sampled.reading
             told = reading.events or reading.inventory is not None
-            about_bytes = 4 * len(self._queue) * sum(ticks.values.size for ticks in reading.ticks)
+            about_bytes = 4 * len(self._queue) * reading.value_count
             if told or self._inventory.can_wait or about_bytes >= _MAX_BATCH_BYTES:
                 self._wake.set()
             return True
@@ -149,15 +150,16 @@ class SpoolWriter:
         while self._queue:
             sampled = self._queue.popleft()
             if sampled is None:
+                self._join_raw()
                 return True
             if isinstance(sampled, SampledReading):
                 self._take(sampled)
-                if self._batcher.pending_bytes >= _MAX_BATCH_BYTES:
-                    self._flush()
             else:
+                self._join_raw()
                 self._flush()
                 self._spool.append(sampled)
                 self._uncommitted = True
+        self._join_raw()
         return False
 
     def end_source(self) -> None:
@@ -168,6 +170,8 @@ class SpoolWriter:
 
     def _take(self, sampled: SampledReading) -> None:
         reading = sampled.reading
+        if reading.inventory is not None or reading.events or not isinstance(reading.ticks, RawTicks):
+            self._join_raw()
         if reading.inventory is not None:
             # Ticks before it are of the old columns.
             self._flush()
@@ -181,15 +185,30 @@ class SpoolWriter:
             self._flush()
             self._spool.append(events_record(reading.events))
             self._counters.count_events(event.kind.value for event in reading.events)
-        for gpu_ticks in reading.ticks:
+        if isinstance(reading.ticks, RawTicks):
+            self._raw.append(reading.ticks)
+        else:
+            self._add(reading.ticks)
+        if sampled.missed_ticks:
+            for gpu in range(len(self._inventory.gpus)):
+                self._batcher.add_missed(gpu, sampled.missed_ticks)
+
+    def _join_raw(self) -> None:
+        """Turn what was read into numbers, all at once."""
+        if self._raw:
+            first, *following = self._raw
+            self._raw = []
+            self._add(first.join(following))
+
+    def _add(self, ticks: Sequence[GpuTicks]) -> None:
+        for gpu_ticks in ticks:
             for part in increasing_parts(gpu_ticks):
                 if not self._batcher.continues(part):
                     # A clock that was set back and has not been noticed yet: a batch goes forward only.
                     self._flush()
                 self._batcher.add(part)
-        if sampled.missed_ticks:
-            for gpu in range(len(self._inventory.gpus)):
-                self._batcher.add_missed(gpu, sampled.missed_ticks)
+        if self._batcher.pending_bytes >= _MAX_BATCH_BYTES:
+            self._flush()
 
     def _flush(self) -> None:
         self._uncommitted = True

@@ -7,9 +7,10 @@ impossible figures, and zeros while the GPU works become missing values with a r
 
 from __future__ import annotations
 
+import abc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -25,7 +26,6 @@ LASTING_REASONS = (MissingReason.NOT_SUPPORTED, MissingReason.NO_PERMISSION, Mis
 # Profiling values that are zero under load: NVIDIA/DCGM issues 16 and 303, GPM on some boards. The driver's utilisation
 # lags by up to a second.
 _ZEROS_S = 10.0
-_BUSY = 0.2
 _LONGEST_PATIENCE_S = 300.0
 
 
@@ -44,7 +44,12 @@ class ZeroGuard:
 
     Args:
         now_s: The monotonic clock.
+
+    Attributes:
+        BUSY: ``gpu_utilization`` from which zeros are doubtful.
     """
+
+    BUSY = 0.2
 
     def __init__(self, now_s: float) -> None:
         self._good_s = now_s
@@ -59,7 +64,7 @@ class ZeroGuard:
             activity: The largest of the tick's profiling ratios, or NaN.
             now_s: The monotonic clock.
         """
-        if not (utilization >= _BUSY and activity == 0.0):
+        if not (utilization >= self.BUSY and activity == 0.0):
             self._good_s, self._patience_s = now_s, _ZEROS_S
         return now_s - self._good_s >= _ZEROS_S
 
@@ -183,6 +188,27 @@ class GpuTicks:
     blanks: Mapping[int, MissingReason] = field(default_factory=dict)
 
 
+class RawTicks(Sequence[GpuTicks]):
+    """One tick of several GPUs as the vendor's library wrote it; it becomes numbers when somebody looks at them.
+
+    Many ticks at once cost little more than one: who wants them later calls :meth:`join` then. Either way each is to be
+    taken once, in order, and by one thread: what depends on the ticks before it is found then.
+    """
+
+    @property
+    @abc.abstractmethod
+    def value_count(self) -> int:
+        """How many values it holds."""
+
+    @abc.abstractmethod
+    def peek(self) -> Sequence[GpuTicks]:
+        """Return the values as far as they follow from this tick alone; callable from any thread, at any time."""
+
+    @abc.abstractmethod
+    def join(self, following: Sequence[RawTicks]) -> Sequence[GpuTicks]:
+        """Return this tick and those that follow it, of the same source, as few entries for each GPU."""
+
+
 class GpuEventKind(Enum):
     """What happened to a GPU outside its metrics."""
 
@@ -214,7 +240,7 @@ class Reading:
     """The result of one call of :meth:`GpuSource.read`.
 
     Attributes:
-        ticks: At most one entry per GPU; a GPU that gave nothing is absent.
+        ticks: At most one entry per GPU; a GPU that gave nothing is absent. A :class:`RawTicks` is not looked at yet.
         events: What happened since the previous reading.
         more: True when further ticks are already due and the caller need not wait for the next deadline.
         inventory: What the source gives from this reading's events and ticks on, where that has changed (a GPU that was
@@ -222,10 +248,24 @@ class Reading:
             their index.
     """
 
-    ticks: tuple[GpuTicks, ...] = ()
+    ticks: Sequence[GpuTicks] = ()
     events: tuple[SourceEvent, ...] = ()
     more: bool = False
     inventory: SourceInventory | None = None
+
+    @property
+    def value_count(self) -> int:
+        """Values of all GPUs."""
+        if isinstance(self.ticks, RawTicks):
+            return self.ticks.value_count
+        return sum(ticks.values.size for ticks in self.ticks)
+
+    @property
+    def tick_count(self) -> int:
+        """Ticks of one GPU each."""
+        if isinstance(self.ticks, RawTicks):
+            return len(self.ticks)
+        return sum(ticks.time_unix_nano.size for ticks in self.ticks)
 
 
 @dataclass

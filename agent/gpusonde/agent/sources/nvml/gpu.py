@@ -14,7 +14,6 @@ from gpusonde.agent.inventory import describe_gpu
 from gpusonde.agent.sources.base import (
     LASTING_REASONS,
     GpuDescription,
-    SourceStatistics,
     StaticAttribute,
     StaticOrigin,
     ZeroGuard,
@@ -28,14 +27,13 @@ from gpusonde.agent.sources.nvml.fast_reader import (
     UTILIZATION,
     FastCall,
     FastField,
-    FastReader,
-    FieldsReader,
-    first_call,
-    try_out,
+    call_of_fields,
 )
 from gpusonde.agent.sources.nvml.gpm_reader import GPM_METRICS, GpmReader
-from gpusonde.agent.sources.nvml.library import Nvml, blank_reason, call_error
+from gpusonde.agent.sources.nvml.library import Nvml, blank_reason
+from gpusonde.agent.sources.nvml.raw_ticks import GpuMemory
 from gpusonde.agent.sources.nvml.slow_reader import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
+from gpusonde.agent.sources.nvml.sweep import SweptGpu, try_out
 from gpusonde.errors import CallRefusedError, DriverCallError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
 
@@ -202,14 +200,11 @@ def describe_device(
 
 # Deadlines are sums of floats; a tick that is due to the millisecond is due.
 _ROUNDING_S = 1e-3
-# No number at all for so long, and it is taken for lost: not every driver says "lost" (999, "unknown", was seen).
-_SILENCE_S = 5.0
-_LOST_CODE = 15
 XID_METRIC = "xid_count"
 
 
 class NvmlGpu:
-    """Reads one GPU or MIG instance: GPM and fast getters every tick, slow ones at their own pace.
+    """One GPU or MIG instance: what is read of it every tick, and its slow values at their own pace.
 
     Between two slow readings the last slow values are repeated, so that a column never alternates between value and
     blank; they are at most one slow interval and one tick old.
@@ -220,8 +215,10 @@ class NvmlGpu:
         slow_interval_s: Seconds between slow readings.
         slow_phase: Share of that interval, 0..1, by which the second slow reading comes early, so that the GPUs of a
             host do not all take theirs in one tick.
-        statistics: Counts what is suspect.
         monotonic: Seconds, never set back.
+
+    Attributes:
+        slow_due_s: When :meth:`read_slow` is next to be called.
     """
 
     def __init__(
@@ -230,31 +227,25 @@ class NvmlGpu:
         device: Device,
         slow_interval_s: float,
         slow_phase: float,
-        statistics: SourceStatistics,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device = device
         self.lost = False
         self.missing: dict[str, MissingReason] = {}
+        self.slow_due_s = -math.inf
         self._nvml = nvml
         self._slow_interval_s = slow_interval_s
         self._slow_lead_s = slow_phase * slow_interval_s
-        self._statistics = statistics
         self._monotonic = monotonic
         self._gpm: GpmReader | None = None
-        self._fast: list[FastReader] = []
+        self._calls: list[FastCall] = []
+        self._fields: list[FastField] = []
         self._slow: list[SlowReader] = []
-        self._slow_due_s = -math.inf
         self._counts_xids = False
         self._columns: Mapping[str, int] = {}
-        self._template: list[float] = []
+        self._values: list[float] = []
         self._standing: dict[int, MissingReason] = {}
-        self._merged_of: tuple[dict[int, MissingReason], dict[int, MissingReason]] = ({}, {})
-        self._merged: Mapping[int, MissingReason] = {}
-        self._profiled: tuple[int, ...] = ()
-        self._ratios: tuple[int, ...] = ()
-        self._zeros: ZeroGuard | None = None
-        self._heard_s = math.inf
+        self._memory = GpuMemory()
 
     @property
     def key(self) -> str:
@@ -269,8 +260,14 @@ class NvmlGpu:
     @property
     def metrics(self) -> set[str]:
         """Names of what it gives."""
-        readers: list[FastReader | SlowReader] = [*self._fast, *self._slow]
-        return {name for reader in readers for name in reader.metrics} | ({XID_METRIC} if self._counts_xids else set())
+        fast = {name for call in self._fast_calls for name in call.metrics}
+        slow = {name for reader in self._slow for name in reader.metrics}
+        gpm = {m.name for m in self._gpm.metrics} if self._gpm is not None else set()
+        return fast | slow | gpm | ({XID_METRIC} if self._counts_xids else set())
+
+    @property
+    def _fast_calls(self) -> list[FastCall]:
+        return [*self._calls, *([call_of_fields(self._fields)] if self._fields else [])]
 
     def open(self) -> None:
         """Find out what it gives, and take its first GPM sample.
@@ -280,25 +277,20 @@ class NvmlGpu:
             SourceError: The driver is gone.
         """
         self.missing = {}
-        self._slow_due_s = -math.inf
+        self.slow_due_s = -math.inf
+        self._fields = []
         is_part = self.device.instance is not None
         lasting = (*LASTING_REASONS, MissingReason.READ_ERROR) if is_part else LASTING_REASONS
-        self._fast = self._choose_fast((MEMORY,) if is_part else ((UTILIZATION,), (SM_CLOCK,), MEMORY))
-        if not is_part:
-            self._choose_power()
+        self._calls = self._choose_calls((MEMORY,) if is_part else ((UTILIZATION,), (SM_CLOCK,), MEMORY))
+        if not is_part and not self._choose_fields((POWER_INSTANT,)):
+            self._calls += self._choose_calls(((POWER,),))
         getters = MEMORY_GETTERS if is_part else (*GETTERS, *MEMORY_GETTERS)
         self._slow, missing = choose_slow(
             self._nvml, self.device.own_handle, getters, () if is_part else FIELDS, lasting
         )
         self.missing.update(missing)
         instance = self.device.instance
-        gpm = GpmReader(
-            self._nvml,
-            self.device.handle,
-            None if instance is None else instance.gpu_instance_id,
-            self._monotonic,
-            self._count_capped,
-        )
+        gpm = GpmReader(self._nvml, self.device.handle, None if instance is None else instance.gpu_instance_id)
         try:
             gpm.open()
         except CallRefusedError as error:
@@ -316,41 +308,44 @@ class NvmlGpu:
             SourceError: The driver is gone.
         """
         if self._gpm is not None:
-            self.missing.update(self._gpm.choose())
-            if self._gpm.metrics:
-                # First: its value ends at the moment of the call, which is the time stamp's.
-                self._fast.insert(0, self._gpm)
-            else:
+            missing = self._refusals((), self._gpm)
+            self.missing.update(missing)
+            self._gpm.keep_only(missing)
+            if not self._gpm.metrics:
                 self._gpm.close()
                 self._gpm = None
         if self.device.instance is None:
-            self._choose_counters()
+            # PCIe rates from counters where GPM does not give them.
+            given = self.metrics
+            self._choose_fields([field for field in PCIE_COUNTERS if field.metric not in given])
 
     def count_xids(self) -> None:
         """Say that XIDs of it are reported."""
         self._counts_xids = True
 
-    def bind(self, columns: Sequence[Metric], now_s: float) -> None:
-        """Say which columns a row has."""
+    def bind(self, index: int, columns: Sequence[Metric], now_s: float) -> SweptGpu:
+        """Return what is to be read every tick.
+
+        Args:
+            index: Its index in the inventory.
+            columns: The columns of its values.
+            now_s: The monotonic clock.
+        """
         self._columns = {m.name: i for i, m in enumerate(columns)}
-        self._template = [math.nan] * len(columns)
+        self._values = [math.nan] * len(columns)
         given = self.metrics
         self._standing = {
             i: self.missing.get(name, MissingReason.NOT_SUPPORTED)
             for name, i in self._columns.items()
             if name not in given
         }
-        for reader in self._fast:
-            reader.bind(self._columns)
         if self._counts_xids:
-            self._template[self._columns[XID_METRIC]] = 0.0
-        self._slow_due_s = -math.inf
-        self._heard_s = now_s
-        profiled = self._gpm.metrics if self._gpm is not None else ()
-        ratios = self._gpm.ratios if self._gpm is not None else ()
-        self._profiled = tuple(self._columns[name] for name in profiled)
-        self._ratios = tuple(self._columns[name] for name in ratios)
-        self._zeros = ZeroGuard(now_s) if "gpu_utilization" in given and ratios else None
+            self._values[self._columns[XID_METRIC]] = 0.0
+        self.slow_due_s = -math.inf
+        guarded = "gpu_utilization" in given and self._gpm is not None and bool(self._gpm.ratios)
+        self._memory.zeros = ZeroGuard(now_s) if guarded else None
+        self._memory.on_zeros = self._warn_of_zeros
+        return SweptGpu(index, self.key, self.device.own_handle, self._fast_calls, self._gpm, self._memory, now_s)
 
     def missing_metrics(self) -> dict[str, MissingReason]:
         """Return every metric of the catalogue that it does not give, and why."""
@@ -358,41 +353,35 @@ class NvmlGpu:
         return {m.name: self.missing.get(m.name, MissingReason.NOT_SUPPORTED) for m in METRICS if m.name not in given}
 
     def set_xids(self, count: int) -> None:
-        """Put the number of XIDs into the following rows."""
-        self._template[self._columns[XID_METRIC]] = float(count)
+        """Put the number of XIDs into the slow values."""
+        self._values[self._columns[XID_METRIC]] = float(count)
 
-    def read(self, now_s: float) -> tuple[list[float], Mapping[int, MissingReason]]:
-        """Return a row of values, NaN where there is none, and why.
+    @property
+    def slow_values(self) -> tuple[list[float], Mapping[int, MissingReason]]:
+        """What every tick repeats, NaN elsewhere, and why a column has nothing."""
+        return self._values, self._standing
+
+    def read_slow(self, now_s: float) -> None:
+        """Read the slow values anew.
 
         Raises:
             GpuLostError: It is gone.
             SourceError: The driver is gone.
         """
-        blanks: dict[int, MissingReason] = {}
-        if now_s >= self._slow_due_s - _ROUNDING_S:
-            values = [math.nan] * len(self._template)
-            self._read_fast(values, blanks)
-            self._read_slow()
-            for i, value in enumerate(self._template):
-                if not math.isnan(value):
-                    values[i] = value
-            self._slow_due_s = now_s + self._slow_interval_s - self._slow_lead_s
-            self._slow_lead_s = 0.0
-        else:
-            values = self._template.copy()
-            self._read_fast(values, blanks)
-        if blanks:
-            self._notice_silence(blanks, now_s)
-        else:
-            self._heard_s = now_s
-        if self._zeros is not None:
-            self._distrust_zeros(values, blanks, now_s)
-        if not blanks:
-            return values, self._standing
-        if (blanks, self._standing) != self._merged_of:
-            # Mostly the same at every tick, and rows may share it: nobody writes to it.
-            self._merged_of, self._merged = (blanks, self._standing), {**self._standing, **blanks}
-        return values, self._merged
+        # Ticks that were given away refer to the reasons of their time.
+        self._standing = dict(self._standing)
+        for reader in self._slow:
+            for name, answer in reader.read().items():
+                column = self._columns.get(name)
+                if column is None:
+                    continue
+                if isinstance(answer, MissingReason):
+                    self._values[column], self._standing[column] = math.nan, answer
+                else:
+                    self._values[column] = answer
+                    self._standing.pop(column, None)
+        self.slow_due_s = now_s + self._slow_interval_s - self._slow_lead_s
+        self._slow_lead_s = 0.0
 
     def reopen(self, device: Device) -> bool:
         """Try to get a lost GPU back; return whether it answers again. :meth:`choose` and :meth:`bind` follow."""
@@ -414,95 +403,47 @@ class NvmlGpu:
         if gpm is not None:
             gpm.close()
 
-    def _choose_fast(self, wanted: Sequence[Sequence[FastCall]]) -> list[FastReader]:
-        chosen: list[FastReader] = []
+    def _refusals(self, calls: Sequence[FastCall], gpm: GpmReader | None = None) -> dict[str, MissingReason]:
+        """Read once and return the metrics that are missing for good."""
+        gpu = SweptGpu(0, self.key, self.device.own_handle, calls, gpm)
+        refused = try_out(self._nvml, gpu, self._monotonic)
+        return {name: reason for name, reason in refused.items() if reason in LASTING_REASONS}
+
+    def _choose_calls(self, wanted: Sequence[Sequence[FastCall]]) -> list[FastCall]:
+        """Return the first of each candidates that gives something that lasts."""
+        chosen: list[FastCall] = []
         for candidates in wanted:
-            found = first_call(self._nvml, self.device.own_handle, candidates)
-            if isinstance(found, dict):
-                self.missing.update(found)
-            else:
-                chosen.append(found)
+            refused: dict[str, MissingReason] = {}
+            for call in candidates:
+                try:
+                    self._nvml.function(call.function)
+                except DriverCallError as error:
+                    refused = dict.fromkeys(call.metrics, blank_reason(error.code))
+                    continue
+                refused = self._refusals((call,))
+                if not refused:
+                    chosen.append(call)
+                    break
+            self.missing.update(refused)
         return chosen
-
-    def _choose_power(self) -> None:
-        if not self._choose_fields((POWER_INSTANT,)):
-            self._fast += self._choose_fast(((POWER,),))
-
-    def _choose_counters(self) -> None:
-        """Take PCIe rates from counters where GPM does not give them."""
-        given = self.metrics
-        self._choose_fields([field for field in PCIE_COUNTERS if field.metric not in given])
 
     def _choose_fields(self, wanted: Sequence[FastField]) -> bool:
         """Add fields to the one call that reads them all; return whether any is there."""
-        before = [r for r in self._fast if isinstance(r, FieldsReader)]
         try:
-            refused = {
-                name: reason
-                for field in wanted
-                for name, reason in try_out(FieldsReader(self._nvml, self.device.own_handle, (field,))).items()
-                if reason in LASTING_REASONS
-            }
+            self._nvml.function("nvmlDeviceGetFieldValues")
         except CallRefusedError as error:
             refused = {field.metric: blank_reason(error.code) for field in wanted}
+        else:
+            refused = {}
+            for field in wanted:
+                refused |= self._refusals((call_of_fields((field,)),))
         working = [field for field in wanted if field.metric not in refused]
         for name, reason in refused.items():
             self.missing.setdefault(name, reason)
-        if not working:
-            return False
         for field in working:
             self.missing.pop(field.metric, None)
-        already = [field for reader in before for field in reader.fields]
-        self._fast = [r for r in self._fast if r not in before]
-        self._fast.append(FieldsReader(self._nvml, self.device.own_handle, [*already, *working]))
-        return True
+        self._fields += working
+        return bool(working)
 
-    def _read_fast(self, values: list[float], blanks: dict[int, MissingReason]) -> None:
-        for reader in self._fast:
-            reader.read(values, blanks)
-
-    def _read_slow(self) -> None:
-        # Rows that were given away refer to the reasons of their time.
-        self._standing = dict(self._standing)
-        for reader in self._slow:
-            for name, answer in reader.read().items():
-                column = self._columns.get(name)
-                if column is None:
-                    continue
-                if isinstance(answer, MissingReason):
-                    self._template[column], self._standing[column] = math.nan, answer
-                else:
-                    self._template[column] = answer
-                    self._standing.pop(column, None)
-
-    def _notice_silence(self, blanks: Mapping[int, MissingReason], now_s: float) -> None:
-        if any(
-            (column := self._columns.get(name)) is not None and column not in blanks
-            for reader in self._fast
-            for name in reader.metrics
-        ):
-            self._heard_s = now_s
-        elif now_s - self._heard_s >= _SILENCE_S:
-            raise call_error(self.key, _LOST_CODE, f"no values for {_SILENCE_S:g} s")
-
-    def _distrust_zeros(self, values: list[float], blanks: dict[int, MissingReason], now_s: float) -> None:
-        if self._zeros is None:
-            return
-        activity = math.nan
-        for column in self._ratios:
-            if values[column] > 0.0:
-                activity = values[column]
-                break
-            if values[column] == 0.0:
-                activity = 0.0
-        if not self._zeros.observe(values[self._columns["gpu_utilization"]], activity, now_s):
-            return
-        self._statistics.suspect_ticks += 1
-        for column in self._profiled:
-            values[column] = math.nan
-            blanks[column] = MissingReason.NO_DATA
-        if self._zeros.due(now_s):
-            log.warning("GPM of %s says zero although kernels run; its values are blank until they change", self.key)
-
-    def _count_capped(self, ratios: int) -> None:
-        self._statistics.capped_ratios += ratios
+    def _warn_of_zeros(self) -> None:
+        log.warning("GPM of %s says zero although kernels run; its values are blank until they change", self.key)

@@ -6,18 +6,17 @@ import ctypes
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
-from gpusonde.agent.sources.base import GpuEventKind, GpuTicks, Reading, SourceEvent, SourceInventory, SourceStatistics
+from gpusonde.agent.sources.base import GpuEventKind, Reading, SourceEvent, SourceInventory, SourceStatistics
 from gpusonde.agent.sources.nvml.fast_reader import EventData
 from gpusonde.agent.sources.nvml.gpu import Device, NvmlGpu, describe_device, find_devices
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml
-from gpusonde.errors import DriverCallError, GpuLostError, SourceUnavailableError
-from gpusonde.telemetry import METRICS, Metric, MissingReason
+from gpusonde.agent.sources.nvml.sweep import Sweep
+from gpusonde.errors import DriverCallError, GpuLostError, SourceError, SourceUnavailableError
+from gpusonde.telemetry import METRICS, Metric
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +104,6 @@ _ROUNDING_S = 1e-3
 # The driver keeps XIDs until they are asked for; a lost GPU asks at once.
 _XID_INTERVAL_S = 0.5
 
-# GPU, time stamp, values, why some are NaN.
-_Row = tuple[int, int, list[float], Mapping[int, MissingReason]]
-
 
 class NvmlSource:
     """Reads every GPU that NVML shows, and every instance of those that are split.
@@ -157,6 +153,8 @@ class NvmlSource:
         self._refused: dict[int, str] = {}
         self._look_due_s = 0.0
         self._xids_due_s = -math.inf
+        self._sweep: Sweep | None = None
+        self._slow_due_s = -math.inf
 
     def open(self) -> SourceInventory:
         """Find the GPUs and what each of them gives.
@@ -179,22 +177,17 @@ class NvmlSource:
         """
         events = self._poll_xids_if_due(deadline_s)
         inventory = self._take_joined(deadline_s, events) if self._joining else None
-        rows: list[_Row] = []
-        for index, gpu in enumerate(self._gpus):
-            if gpu.lost:
-                continue
-            stamp_ns = self._wall_ns() // 1000 * 1000
-            try:
-                values, blanks = gpu.read(deadline_s)
-            except GpuLostError as error:
-                self._lose(index, gpu, str(error), stamp_ns, events)
-                continue
-            rows.append((index, stamp_ns, values, blanks))
+        sweep = self._sweep
+        if sweep is None:
+            raise SourceError("the source is not open: call open() first")
+        for index, error in sweep.read(deadline_s).items():
+            self._lose(index, str(error), events)
+        if deadline_s >= self._slow_due_s - _ROUNDING_S:
+            self._read_slow(sweep, deadline_s, events)
         if self._nvml is not None and deadline_s >= self._look_due_s - _ROUNDING_S:
-            self._look_again(self._nvml, deadline_s, events)
             # Events stand before the ticks of their reading, and nothing comes after a loss.
-            rows = [row for row in rows if not self._gpus[row[0]].lost]
-        return Reading(_ticks(rows), tuple(events), inventory=inventory)
+            self._look_again(self._nvml, deadline_s, events)
+        return Reading(sweep.keep(), tuple(events), inventory=inventory)
 
     def progress(self) -> None:
         """Hardware has no end."""
@@ -205,7 +198,7 @@ class NvmlSource:
         if nvml is None:
             return
         gpus, self._gpus, self._joining = [*self._gpus, *self._joining], [], []
-        xids, self._xids = self._xids, None
+        xids, self._xids, self._sweep = self._xids, None, None
         for release in (*(gpu.close for gpu in reversed(gpus)), *([xids.close] if xids else []), nvml.close):
             try:
                 release()
@@ -251,7 +244,7 @@ class NvmlSource:
         opened = []
         for number, device in enumerate(devices):
             phase = number / len(devices)
-            gpu = NvmlGpu(nvml, device, self._slow_interval_s, phase, self.statistics, self._monotonic)
+            gpu = NvmlGpu(nvml, device, self._slow_interval_s, phase, self._monotonic)
             try:
                 gpu.open()
             except DriverCallError as error:
@@ -273,10 +266,7 @@ class NvmlSource:
         self._watch_xids()
         names = {m.name for m in self._columns}.union(*(gpu.metrics for gpu in self._gpus))
         self._columns = tuple(m for m in METRICS if m.name in names)
-        for gpu in self._gpus:
-            gpu.bind(self._columns, now_s)
-            if gpu.key in self._xid_counts:
-                gpu.set_xids(self._xid_counts[gpu.key])
+        self._make_sweep(nvml, now_s)
         driver = nvml.text("nvmlSystemGetDriverVersion")
         return SourceInventory(
             source="gpm" if any(gpu.has_gpm for gpu in self._gpus) else "nvml",
@@ -289,6 +279,34 @@ class NvmlSource:
             metrics=self._columns,
             interval_s=self._interval_s,
         )
+
+    def _make_sweep(self, nvml: Nvml, now_s: float) -> None:
+        """Lay out the calls of every tick anew."""
+        if self._sweep is not None:
+            self._sweep.hand_over()
+        swept = [gpu.bind(index, self._columns, now_s) for index, gpu in enumerate(self._gpus)]
+        columns = {m.name: i for i, m in enumerate(self._columns)}
+        self._sweep = Sweep(nvml, swept, columns, self.statistics, self._wall_ns, self._monotonic)
+        self._slow_due_s = -math.inf
+        for index, gpu in enumerate(self._gpus):
+            if gpu.key in self._xid_counts:
+                gpu.set_xids(self._xid_counts[gpu.key])
+            self._sweep.set_slow(index, *gpu.slow_values)
+            if gpu.lost:
+                self._sweep.leave(index)
+
+    def _read_slow(self, sweep: Sweep, now_s: float, events: list[SourceEvent]) -> None:
+        """Read the slow values of the GPUs whose time has come."""
+        for index, gpu in enumerate(self._gpus):
+            if gpu.lost or now_s < gpu.slow_due_s - _ROUNDING_S:
+                continue
+            try:
+                gpu.read_slow(now_s)
+            except GpuLostError as error:
+                self._lose(index, str(error), events)
+            else:
+                sweep.set_slow(index, *gpu.slow_values)
+        self._slow_due_s = min((gpu.slow_due_s for gpu in self._gpus if not gpu.lost), default=math.inf)
 
     def _watch_xids(self) -> None:
         if self._xids is None:
@@ -313,15 +331,20 @@ class NvmlSource:
             gpu = self._gpus[index]
             self._xid_counts[gpu.key] = self._xid_counts.get(gpu.key, 0) + 1
             gpu.set_xids(self._xid_counts[gpu.key])
+            if self._sweep is not None:
+                self._sweep.set_slow(index, *gpu.slow_values)
             log.error("GPU %s reports XID %d", gpu.key, code)
         return [SourceEvent(index, now_ns, GpuEventKind.XID, code) for index, code in reported]
 
-    def _lose(self, index: int, gpu: NvmlGpu, why: str, now_ns: int, events: list[SourceEvent]) -> None:
+    def _lose(self, index: int, why: str, events: list[SourceEvent]) -> None:
         # The XID that tells why is still in the event set, which is made anew without the GPU.
         events += self._poll_xids()
+        gpu = self._gpus[index]
         gpu.lost = True
-        events.append(SourceEvent(index, now_ns, GpuEventKind.LOST))
+        events.append(SourceEvent(index, self._wall_ns(), GpuEventKind.LOST))
         log.error("GPU %s is lost (%s); going on with the others and looking for it", gpu.key, why)
+        if self._sweep is not None:
+            self._sweep.leave(index)
         try:
             gpu.close()
         except DriverCallError as failure:
@@ -339,7 +362,7 @@ class NvmlSource:
         known = {gpu.key: gpu for gpu in self._gpus}
         for index, gpu in enumerate(self._gpus):
             if gpu.key not in devices and gpu.device.instance is not None and not gpu.lost:
-                self._lose(index, gpu, "the MIG instance is gone", self._wall_ns(), events)
+                self._lose(index, "the MIG instance is gone", events)
         back = [gpu for gpu in self._gpus if gpu.lost and gpu.key in devices and gpu.reopen(devices[gpu.key])]
         new = self._open_devices(nvml, [device for key, device in devices.items() if key not in known])
         self._joining = [*back, *new]
@@ -363,10 +386,3 @@ class NvmlSource:
                 log.warning("GPU %s has come", gpu.key)
         self.statistics.inventories += 1
         return self._make_inventory(self._nvml, now_s)
-
-
-def _ticks(rows: Sequence[_Row]) -> tuple[GpuTicks, ...]:
-    """Return the ticks of all GPUs as views on one array: one per GPU would cost more than reading it."""
-    times_ns = np.array([stamp_ns for _, stamp_ns, _, _ in rows], dtype=np.int64).reshape(-1, 1)
-    values = np.array([values for _, _, values, _ in rows], dtype=np.float64)[..., np.newaxis]
-    return tuple(GpuTicks(index, times_ns[i], values[i], blanks) for i, (index, _, _, blanks) in enumerate(rows))

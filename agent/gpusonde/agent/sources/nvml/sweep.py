@@ -1,0 +1,365 @@
+"""``Sweep``: the calls of one tick, for all GPUs, into memory that is laid out once."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpusonde.agent.sources.base import SourceStatistics
+from gpusonde.agent.sources.nvml.fast_reader import CellKind, FastCall, FieldValue
+from gpusonde.agent.sources.nvml.gpm_reader import GpmReader
+from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml
+from gpusonde.agent.sources.nvml.raw_ticks import GpuMemory, Indices, NvmlTicks, PlacedCell, RawChunk, RawLayout
+from gpusonde.errors import GpuLostError
+from gpusonde.telemetry import FloatArray, MissingReason, Unit, metric
+
+# nvmlGpmMetricsGet_t; the array behind it grows between releases, the version does not.
+_METRICS_GET_VERSION = 1
+_SAMPLE_FUNCTIONS = ("nvmlGpmSampleGet", "nvmlGpmMigSampleGet")
+_METRICS_GET = "nvmlGpmMetricsGet"
+# Values of samples taken closer than 100 ms are invalid. The sampler's ticks come up to half an interval early.
+_CLOSEST_SAMPLES_S = 0.045
+# No number at all for so long, and it is taken for lost: not every driver says "lost" (999, "unknown", was seen).
+_SILENCE_S = 5.0
+_LOST_CODE = 15
+
+
+@dataclass
+class SweptGpu:
+    """One GPU or MIG instance and what is read of it every tick.
+
+    Attributes:
+        index: Its index in the inventory.
+        key: Its name in the fleet.
+        handle: Handle of the GPU or instance.
+        calls: The calls beside GPM.
+        gpm: Its profiling metrics.
+        memory: What its numbers depend on beside the tick.
+        heard_s: When there was a number last although others were missing, by the deadlines' clock.
+    """
+
+    index: int
+    key: str
+    handle: Any
+    calls: Sequence[FastCall]
+    gpm: GpmReader | None = None
+    memory: GpuMemory = field(default_factory=GpuMemory)
+    heard_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of the sweep: whose it is, and the cells that it fills."""
+
+    position: int
+    function: str
+    cells: Indices
+
+    @property
+    def takes_sample(self) -> bool:
+        """Whether it begins GPM: its cells are then filled by the next call."""
+        return self.function in _SAMPLE_FUNCTIONS
+
+
+class Sweep:
+    """Reads all GPUs once per tick.
+
+    A tick is :meth:`read`, then :meth:`set_slow` and :meth:`leave` as need be, then :meth:`keep`.
+
+    Args:
+        nvml: The library.
+        gpus: The GPUs.
+        columns: Metric -> column of the values.
+        statistics: Counts what is suspect.
+        wall_ns: Unix time in nanoseconds.
+        monotonic: Seconds, never set back.
+
+    Raises:
+        DriverCallError: The driver is older than one of the calls.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        gpus: Sequence[SweptGpu],
+        columns: Mapping[str, int],
+        statistics: SourceStatistics,
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nvml = nvml
+        self._gpus = tuple(gpus)
+        self._wall_ns = wall_ns
+        self._monotonic = monotonic
+        self._with_gpm = [position for position, gpu in enumerate(gpus) if gpu.gpm is not None]
+        self._place(columns, statistics)
+        self._absent: set[int] = set()
+        self._calls: list[list[tuple[Callable[..., int], tuple[Any, ...]]]] = []
+        self._list_calls()
+        self._standing: list[Mapping[int, MissingReason]] = [{} for _ in gpus]
+        self._slow: FloatArray = np.full((len(gpus), len(columns)), math.nan)
+        self._chunk: RawChunk | None = None
+        self._sampled_s = -math.inf
+        self._stamps_ns = [0] * len(gpus)
+        self._heard_s = -math.inf
+        self._refused: list[tuple[Indices, MissingReason]] = []
+        self._deadline_s = self._read_s = 0.0
+
+    def _place(self, columns: Mapping[str, int], statistics: SourceStatistics) -> None:
+        """Lay out the memory of the answers, and prepare every call with its place in it."""
+        module = self._nvml.module
+        element, whole = module.c_nvmlGpmMetric_t, module.c_nvmlGpmMetricsGet_t
+        most_metrics = max((len(gpu.gpm.metrics) for gpu in self._gpus if gpu.gpm is not None), default=0)
+        element_words = ctypes.sizeof(element) // 8
+        sizes = [-(-len(call.answer) // 8) for gpu in self._gpus for call in gpu.calls]
+        self._answers = np.zeros(sum(sizes), dtype=np.uint64)
+        self._gpm_status_offset = element.nvmlReturn.offset
+        requests = np.zeros((len(self._with_gpm), ctypes.sizeof(whole) // 8), dtype=np.uint64)
+        first = whole.metrics.offset // 8
+        answers = requests[:, first : first + most_metrics * element_words]
+        # Status and value come first in each answer; the texts behind them are not looked at.
+        kept_words = (element.value.offset + element.value.size) // 8
+        self._gpm_answers = answers.reshape(len(requests), most_metrics, element_words)[:, :, :kept_words]
+        self._pairs = requests[:, whole.sample1.offset // 8 :][:, :2]
+        # The sample that ended the last pair and begins the next, and the one to be taken next.
+        self._newest = np.zeros(len(self._with_gpm), dtype=np.uint64)
+        self._next = np.zeros_like(self._newest)
+        self._taken = np.zeros_like(self._newest)
+        self._memory = (self._answers, requests, self._taken)
+        cells: list[PlacedCell] = []
+        profiled: list[tuple[list[int], list[int]]] = []
+        prepared: list[tuple[int, str, tuple[Any, ...], tuple[int, int]]] = []
+        at = row = 0
+        for position, gpu in enumerate(self._gpus):
+            profiled.append(([], []))
+            if (gpm := gpu.gpm) is not None:
+                begin = len(cells)
+                request = whole.from_address(requests.ctypes.data + row * requests.strides[0])
+                request.version, request.numMetrics = _METRICS_GET_VERSION, len(gpm.metrics)
+                for i, wanted in enumerate(gpm.metrics):
+                    request.metrics[i].metricId = wanted.gpm_metric_id
+                    most = math.inf if wanted.maximum is None else wanted.maximum
+                    is_ratio = wanted.unit is Unit.RATIO
+                    if wanted.name in columns:
+                        column = columns[wanted.name]
+                        profiled[position][0].append(column)
+                        profiled[position][1].extend([column] if is_ratio else [])
+                        offset = 8 * kept_words * (row * most_metrics + i)
+                        cells.append(
+                            PlacedCell(
+                                position, wanted.name, column, CellKind.GPM, offset, wanted.gpm_scale, most,
+                                is_capped=is_ratio and gpm.is_part,
+                            )
+                        )  # fmt: skip
+                self._newest[row], self._next[row] = gpm.samples
+                sample = ctypes.c_void_p.from_address(self._taken.ctypes.data + 8 * row)
+                # First: its values end at the moment of the call, which is the time stamp's.
+                prepared.append((position, gpm.function, (*gpm.arguments, sample), (begin, len(cells))))
+                prepared.append((position, _METRICS_GET, (ctypes.byref(request),), (begin, len(cells))))
+                row += 1
+            for call in gpu.calls:
+                begin = len(cells)
+                words = -(-len(call.answer) // 8)
+                self._answers[at : at + words] = np.frombuffer(call.answer.ljust(8 * words, b"\0"), dtype=np.uint64)
+                for cell in call.cells:
+                    if cell.metric in columns:
+                        maximum = metric(cell.metric).maximum
+                        cells.append(
+                            PlacedCell(
+                                position, cell.metric, columns[cell.metric], cell.kind, 8 * at + cell.offset,
+                                cell.scale, math.inf if maximum is None else maximum, is_counter=cell.is_counter,
+                            )
+                        )  # fmt: skip
+                address = ctypes.c_void_p(self._answers.ctypes.data + 8 * at)
+                prepared.append((position, call.function, (gpu.handle, *call.arguments, address), (begin, len(cells))))
+                at += words
+        self._layout = RawLayout(
+            [gpu.index for gpu in self._gpus], [gpu.memory for gpu in self._gpus], len(columns), cells, profiled,
+            columns.get("gpu_utilization"), statistics, element,
+        )  # fmt: skip
+        number_of = {id(cell): number for number, cell in enumerate(self._layout.cells)}
+        self._steps: list[_Step] = []
+        self._prepared: list[tuple[Callable[..., int], tuple[Any, ...]]] = []
+        for position, name, arguments, (begin, end) in prepared:
+            numbers = np.array([number_of[id(cell)] for cell in cells[begin:end]], dtype=np.intp)
+            self._steps.append(_Step(position, name, numbers))
+            self._prepared.append((self._nvml.function(name), arguments))
+
+    def _list_calls(self) -> None:
+        """List the calls of the GPUs that are there, by GPU."""
+        self._listed = [i for i, step in enumerate(self._steps) if step.position not in self._absent]
+        self._calls = [
+            [self._prepared[i] for i in self._listed if self._steps[i].position == position]
+            for position in range(len(self._gpus))
+        ]
+        present = [(row, p) for row, p in enumerate(self._with_gpm) if p not in self._absent]
+        self._row_of = {position: row for row, position in present}
+        self._unprimed = {p for _, p in present if not ((gpm := self._gpus[p].gpm) and gpm.primed)}
+
+    def read(self, deadline_s: float) -> dict[int, GpuLostError]:
+        """Call everything once; return the positions of GPUs that are lost, and why.
+
+        Args:
+            deadline_s: What the tick is for.
+
+        Raises:
+            SourceError: The driver is gone.
+        """
+        self._deadline_s, self._read_s = deadline_s, self._monotonic()
+        self._refused = []
+        wall_ns = self._wall_ns
+        stamps_ns, codes = [], []
+        if self._with_gpm:
+            if self._read_s - self._sampled_s < _CLOSEST_SAMPLES_S:
+                return self._read_without_samples()
+            self._pairs[:, 0] = self._newest
+            self._pairs[:, 1] = self._taken[:] = self._next
+        for calls in self._calls:
+            stamps_ns.append(wall_ns())
+            for function, arguments in calls:
+                codes.append(function(*arguments))
+        self._stamps_ns = stamps_ns
+        self._sampled_s = self._read_s
+        self._newest, self._next = self._next, self._newest
+        if any(codes) or self._unprimed:
+            return self._take_refusals(dict(zip(self._listed, codes, strict=True)))
+        self._heard_s = deadline_s
+        return {}
+
+    def _read_without_samples(self) -> dict[int, GpuLostError]:
+        """Read all but GPM: the last samples are too young."""
+        codes = {}
+        for position in range(len(self._gpus)):
+            self._stamps_ns[position] = self._wall_ns()
+            for i in self._listed:
+                step = self._steps[i]
+                if step.position != position or step.function == _METRICS_GET:
+                    continue
+                if step.takes_sample:
+                    self._refused.append((step.cells, MissingReason.NO_DATA))
+                else:
+                    function, arguments = self._prepared[i]
+                    codes[i] = function(*arguments)
+        return self._take_refusals(codes)
+
+    def _take_refusals(self, codes: Mapping[int, int]) -> dict[int, GpuLostError]:
+        """Note what the calls that failed leave blank; return the lost GPUs.
+
+        Args:
+            codes: Number of the step -> what it returned.
+
+        Raises:
+            SourceError: The driver is gone.
+        """
+        lost: dict[int, GpuLostError] = {}
+        heard: set[int] = set()
+        without_pair: set[int] = set()
+        for i, code in codes.items():
+            step = self._steps[i]
+            position = step.position
+            if step.function == _METRICS_GET and position in without_pair:
+                continue
+            if code:
+                try:
+                    self._refused.append((step.cells, self._nvml.refusal(step.function, code)))
+                except GpuLostError as error:
+                    lost.setdefault(position, error)
+            if step.takes_sample:
+                self._take_sample(position, code, step.cells, without_pair)
+            elif not code and self._has_number(step):
+                heard.add(position)
+        for position in self._row_of.keys() | {self._steps[i].position for i in codes}:
+            gpu = self._gpus[position]
+            if position in heard:
+                gpu.heard_s = self._deadline_s
+            elif self._deadline_s - max(gpu.heard_s, self._heard_s) >= _SILENCE_S:
+                silence = GpuLostError(f"{gpu.key}: no values for {_SILENCE_S:g} s", _LOST_CODE)
+                lost.setdefault(position, silence)
+        return lost
+
+    def _take_sample(self, position: int, code: int, cells: Indices, without_pair: set[int]) -> None:
+        """Note what became of a GPM sample, and whether it ends a pair."""
+        row, gpm = self._row_of[position], self._gpus[position].gpm
+        if code:
+            self._newest[row], self._next[row] = self._next[row], self._newest[row]
+            without_pair.add(position)
+        elif gpm is not None and not gpm.primed:
+            gpm.primed = True
+            self._unprimed.discard(position)
+            self._refused.append((cells, MissingReason.NO_DATA))
+            without_pair.add(position)
+
+    def _has_number(self, step: _Step) -> bool:
+        """Whether a call that succeeded gave anything: fields and GPM metrics have a status each."""
+        for cell in (self._layout.cells[number] for number in step.cells):
+            if cell.kind is CellKind.FIELD:
+                status = self._answers.view(np.int32)[(cell.offset + FieldValue.status.offset) // 4]
+            elif cell.kind is CellKind.GPM:
+                status = self._gpm_answers.ravel().view(np.int32)[(cell.offset + self._gpm_status_offset) // 4]
+            else:
+                return True
+            if status == SUCCESS:
+                return True
+        return False
+
+    def set_slow(self, position: int, values: Sequence[float], standing: Mapping[int, MissingReason]) -> None:
+        """Repeat these values of a GPU from this tick on, NaN for those that each tick brings."""
+        self._slow[position] = values
+        if standing != self._standing[position]:
+            self._standing[position] = standing
+            self._chunk = None
+
+    def leave(self, position: int) -> None:
+        """Read a GPU no longer, from this tick on; to be called before its GPM samples are freed."""
+        self._absent.add(position)
+        self._chunk = None
+        self._list_calls()
+
+    def keep(self) -> NvmlTicks:
+        """Return the tick that was read."""
+        chunk = self._chunk
+        if chunk is None or chunk.is_full:
+            chunk = self._chunk = RawChunk(
+                self._layout, len(self._answers), self._gpm_answers.shape, self._standing, frozenset(self._absent)
+            )
+        slot = chunk.ticks
+        chunk.answers[slot] = self._answers
+        chunk.gpm_answers[slot] = self._gpm_answers
+        chunk.slow[slot] = self._slow
+        chunk.stamps_ns.append(self._stamps_ns)
+        chunk.deadline_s.append(self._deadline_s)
+        chunk.read_us.append(round(self._read_s * 1e6))
+        if self._refused:
+            chunk.refusals += [(slot, cells, reason) for cells, reason in self._refused]
+        chunk.ticks = slot + 1
+        return NvmlTicks(chunk, slot)
+
+    def hand_over(self) -> None:
+        """Tell the GPM readers which of their samples is the newest; to be called before another sweep is made."""
+        for row, position in enumerate(self._with_gpm):
+            gpm = self._gpus[position].gpm
+            if gpm is not None and position not in self._absent:
+                gpm.samples = int(self._newest[row]), int(self._next[row])
+
+
+def try_out(nvml: Nvml, gpu: SweptGpu, monotonic: Callable[[], float] = time.monotonic) -> dict[str, MissingReason]:
+    """Read once and return the metrics that gave no number, and why.
+
+    Raises:
+        GpuLostError: The GPU is gone.
+        SourceError: The driver is gone.
+    """
+    names = [name for call in gpu.calls for name in call.metrics]
+    names += [m.name for m in gpu.gpm.metrics] if gpu.gpm is not None else []
+    sweep = Sweep(nvml, [gpu], {name: i for i, name in enumerate(names)}, SourceStatistics(), monotonic=monotonic)
+    for error in sweep.read(0.0).values():
+        raise error
+    (ticks,) = sweep.keep().peek()
+    sweep.hand_over()
+    return {names[i]: reason for i, reason in ticks.blanks.items()}
