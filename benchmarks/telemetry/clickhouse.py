@@ -17,7 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage_records import GPUS_PER_HOST, START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
+from storage_records import (
+    ALL_NOISY,
+    GPUS_PER_HOST,
+    START_NS,
+    TICKS_PER_SECOND,
+    Agents,
+    Workload,
+    full_set,
+    recorded_h100,
+)
 
 from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
@@ -58,11 +67,20 @@ class Measured:
     rows: dict[str, str]
 
 
-def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, directory: Path, database: str) -> Measured:
+def measure(
+    workload: Workload,
+    gpus: int,
+    seconds: int,
+    interval_s: int,
+    directory: Path,
+    database: str,
+    *,
+    lossless: bool = False,
+) -> Measured:
     agents = PresentAgents(workload, gpus, seconds * TICKS_PER_SECOND)
     samples = gpus * seconds * TICKS_PER_SECOND * len(workload.metrics)
     sql = ClickHouseSql(ClickHouseConfig(f"chdb://{directory}", database))
-    store = ClickHouseStore(sql, Ownership("benchmark"), StoreConfig())
+    store = ClickHouseStore(sql, Ownership("benchmark"), StoreConfig(lossless=lossless))
     store.open()
     for host in range(0, gpus, GPUS_PER_HOST):
         store.samples.register_agents(
@@ -103,6 +121,7 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     sql.run(f"DROP DATABASE {database}")
     store.close()
     counted = f"{gpus} GPUs, {len(workload.metrics)} metrics, {seconds} s, an insert every {interval_s} s"
+    counted += ", store.lossless" if lossless else ""
     return Measured(f"{workload.name}: {counted}", rows)
 
 
@@ -129,6 +148,7 @@ def main() -> None:
         *([recorded] if recorded else []),
         full_set(recorded, ticks, busy=False),
         full_set(recorded, ticks, busy=True),
+        full_set(recorded, ticks, busy=True, noisy=ALL_NOISY),
     ]
     found: list[Measured] = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
@@ -136,11 +156,13 @@ def main() -> None:
         keeper = ClickHouseSql(ClickHouseConfig(f"chdb://{directory}", "keeper"))
         for i, workload in enumerate(workloads):
             # A quarter of the GPUs tells the bytes as well.
-            main = workload is workloads[-2]
+            main = workload is workloads[-3]
             gpus = arguments.gpus if main else max(8, arguments.gpus // 4)
             found.append(measure(workload, gpus, arguments.seconds, 10, directory, f"every_10_{i}"))
             if main:
                 found.append(measure(workload, gpus, min(arguments.seconds, 300), 1, directory, f"every_1_{i}"))
+        noisy, gpus = workloads[-1], max(8, arguments.gpus // 4)
+        found.append(measure(noisy, gpus, arguments.seconds, 10, directory, "lossless", lossless=True))
         keeper.close()
     lines = [f"{number}. {each.name}" for number, each in enumerate(found, 1)]
     lines += ["", f"| measured | {' | '.join(map(str, range(1, len(found) + 1)))} |", "|---" * (len(found) + 1) + "|"]

@@ -148,7 +148,7 @@ class StoreConfig:
     lossless: bool = option(
         "switch",
         False,
-        "keep all digits of compacted ticks; else ratios to 1/8192, rates and watts to 13 binary digits",
+        "keep all digits of ticks for good; else ratios to 1/8192, rates and watts to 13 binary digits",
         live=True,
     )
     raw_retention_s: float = option(

@@ -66,6 +66,22 @@ def test_averages_over_seconds_count_every_tick_once_however_often_it_was_sent(c
     np.testing.assert_allclose(second[1:], [2, 0, 0.5, 1, 0.5, 0.5, 0, 102.0, 42.5], rtol=1e-6)
 
 
+@pytest.mark.parametrize("lossless", [False, True])
+def test_noise_is_rounded_away_unless_the_store_is_to_be_lossless(open_with, lossless):
+    metrics = ("sm_active", "gpu_utilization", "power_watts", "sm_clock_mhz")
+    sent = np.array([[0.4], [0.57], [350.0], [1410.0]]) * (1 + 0.05 * np.random.default_rng(1).standard_normal((4, 50)))
+    sent[1] = np.round(sent[1], 2)
+    feed = Feed(metrics=metrics)
+    _, store = open_with(lossless=lossless)
+    record = feed.incoming(batch(2, block(ticks=50, metrics=metrics, values=sent)))
+    store.samples.append([feed.incoming(feed.first), record])
+    found = store.samples.read("GPU-a", *EVER).matrix(metrics)
+    same = [np.array_equal(column, values.astype(np.float32)) for column, values in zip(found, sent, strict=True)]
+    assert same == ([True] * 4 if lossless else [False, True, False, True])
+    np.testing.assert_allclose(found[0], sent[0], atol=0.6 / 8192)
+    np.testing.assert_allclose(found[2], sent[2], rtol=1 / 8192)
+
+
 def test_where_ticks_are_gone_averages_are_read_and_a_second_in_two_records_is_one(open_with):
     now = [time.time_ns()]
     sql, store = open_with(raw_retention_s=DAY_S, second_retention_s=0, wall_clock_ns=lambda: now[0])

@@ -138,7 +138,7 @@ class ClickHouseSamples:
                 if facts:
                     self._sql.insert(table, fact_table(facts))
             if rows.blocks:
-                self._sql.insert("samples", sample_table(rows.blocks))
+                self._sql.insert("samples", sample_table(rows.blocks, lossless=self._config.lossless))
             self._sql.insert("progress", progress_table(rows.reached))
             self._counters.on_log_sync(self._monotonic_clock() - began_at)
             gpus = self._tail.add([(position, incoming.decoded) for position, incoming in fresh])

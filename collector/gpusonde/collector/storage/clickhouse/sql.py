@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from gpusonde.collector.config import ClickHouseConfig
 from gpusonde.collector.storage.model import PendingRecord, Position, RejectedRecord
-from gpusonde.collector.storage.samples import StoredBlock, join_blocks
+from gpusonde.collector.storage.samples import StoredBlock, join_blocks, round_values
 from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.service.wire import (
     BatchRecord,
@@ -136,12 +136,15 @@ def fact_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     )
 
 
-def sample_table(blocks: Sequence[tuple[StoredBlock, int]]) -> pa.Table:
-    """Return the ticks of blocks of any GPUs as rows of the table of samples."""
+def sample_table(blocks: Sequence[tuple[StoredBlock, int]], *, lossless: bool) -> pa.Table:
+    """Return the ticks of blocks of any GPUs as rows of the table of samples, rounded unless lossless."""
     # Blocks of one layout are joined at once; those of a fleet have few layouts.
     ordered = sorted(blocks, key=lambda pair: pair[0].block.layout.metrics)
     stored = [block for block, _ in ordered]
     samples = join_blocks(stored)
+    columns = samples.columns
+    if not lossless:
+        columns = {name: round_values(name, column) for name, column in columns.items()}
     ticks = [block.block.time_unix_nano.size for block in stored]
     names = list(dict.fromkeys(block.block.gpu_uuid for block in stored))
     index = {name: i for i, name in enumerate(names)}
@@ -156,7 +159,7 @@ def sample_table(blocks: Sequence[tuple[StoredBlock, int]]) -> pa.Table:
             "missed_ticks": samples.missed_ticks.astype(np.uint32),
             "received": pa.array(received).cast(pa.timestamp("s", "UTC")),
             # NaN is a value of its own here; pyarrow would make it null if it took these for pandas' columns.
-            **{name: pa.array(column, from_pandas=False) for name, column in samples.columns.items()},
+            **{name: pa.array(column, from_pandas=False) for name, column in columns.items()},
         }
     )
 
