@@ -123,6 +123,16 @@ def test_repair_sets_aside_what_it_does_not_know_and_removes_what_is_half_made(f
     }
 
 
+def test_a_lost_catalogue_is_made_anew(filled, capsys):
+    (filled / "catalog.sqlite").unlink()
+    assert main.main(["store", "fsck", str(filled)]) == 1
+    assert f"gpusonde store fsck --rebuild {filled}" in capsys.readouterr().err
+    report = fsck(filled, "--rebuild", exit_code=1)
+    assert {(f["kind"], f["repaired"]) for f in report["findings"]} == {("catalog", True), ("catalog", False)}
+    assert (report["segments"], report["rows"]) == (4, 390 + 19)
+    assert fsck(filled)["findings"] == []
+
+
 def test_a_torn_log_is_found(filled):
     (part,) = (filled / "log").iterdir()
     part.write_bytes(part.read_bytes()[:-3])

@@ -83,18 +83,25 @@ class FaultyFiles(OsFiles):
 
     def open(self, path):
         real = super().open(path)
-        if path not in self.contents:  # it was there before
-            content = self.contents[path] = _Content(path.read_bytes())
-            self.durable.setdefault(path.parent, {})[path] = content
+        self.adopt(path)
         return _FaultyFile(self, real, self.contents[path])
 
     def rename(self, source, target):
         self.step()
+        self.adopt(source)
+        self.adopt(target)
         super().rename(source, target)
         self.contents[target] = self.contents.pop(source)
 
+    def adopt(self, path):
+        """Take over a file that was there before, and is safe."""
+        if path not in self.contents and path.is_file():
+            content = self.contents[path] = _Content(path.read_bytes())
+            self.durable.setdefault(path.parent, {})[path] = content
+
     def remove(self, path):
         self.step()
+        self.adopt(path)
         super().remove(path)
         self.contents.pop(path, None)
 

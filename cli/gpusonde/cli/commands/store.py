@@ -107,16 +107,28 @@ def time_unix_nano(text: str) -> int:
 def add_fsck_options(parser: Parser) -> None:
     """Declare ``gpusonde store fsck``."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
-    parser.add_argument("--repair", action="store_true", help="remove files that are not part of the store")
+    parser.add_argument(
+        "--repair", action="store_true", help="set files aside that are not part of the store, or remove leftovers"
+    )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="make the catalogue anew from the segments, those set aside included; then check",
+    )
 
 
 def run_fsck(args: argparse.Namespace) -> int:
     """Read everything, say what is wrong, and repair what can be where asked."""
-    from gpusonde.collector.storage.local import check_store
+    from gpusonde.collector.storage.local import check_store, rebuild_catalog
 
     output = Output(as_json=args.json)
+    done = []
+    if args.rebuild:
+        with output.progress("rebuilding", total=1.0) as show:
+            done = rebuild_catalog(args.directory, on_progress=show)
     with output.progress("reading", total=1.0) as show:
         report = check_store(args.directory, repair=args.repair, on_progress=show)
+    report.findings[:0] = done
     findings: list[StoreFindingPayload] = [
         {"kind": f.kind.value, "file": f.path, "problem": f.problem, "repaired": f.repaired} for f in report.findings
     ]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         export_samples,
     )
     from gpusonde.collector.storage.local.fsck import CheckReport, check_store
+    from gpusonde.collector.storage.local.rebuild import rebuild_catalog
     from gpusonde.collector.storage.local.segments import SegmentKind
     from gpusonde.collector.storage.local.sql import SqlAnswer, query_store
     from gpusonde.collector.storage.local.store import LocalStore
@@ -24,6 +25,7 @@ _HOMES = {
     "CompactReport": "export",
     "ExportReport": "export",
     "StoreSnapshot": "export",
+    "rebuild_catalog": "rebuild",
     "compact_store": "export",
     "export_samples": "export",
     "CheckReport": "fsck",
@@ -45,6 +47,7 @@ __all__ = [
     "compact_store",
     "export_samples",
     "query_store",
+    "rebuild_catalog",
 ]
 
 

@@ -193,7 +193,7 @@ class Database:
             connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10.0)
             try:
                 self._prepare(connection)
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 connection.close()
                 if isinstance(error, sqlite3.OperationalError):
                     raise
@@ -293,9 +293,10 @@ def _check_present(path: Path) -> None:
     Raises:
         StoreCorruptError: The catalogue is gone, its segments are not.
     """
-    if path.is_file() and path.stat().st_size:
+    layout = StoreLayout(path.parent)
+    if path != layout.catalog or (path.is_file() and path.stat().st_size):
         return
-    for folder in StoreLayout(path.parent).segment_folders:
+    for folder in layout.segment_folders:
         if any(folder.glob("*.parquet")):
             raise StoreCorruptError(path, f"is missing or empty while {folder.name}/ holds segments", _remedy(path))
 
@@ -408,6 +409,16 @@ class SegmentCatalog:
                 "INSERT INTO blank_counts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
                 [(*key, count) for key, count in blanks.items()],
             )
+
+    def take_back(self, segment: NewSegment, raw_segment: int | None) -> int:
+        """Make a file part of the store that another catalogue knew; return its number.
+
+        Args:
+            segment: The file.
+            raw_segment: Of averages, the segment that holds the ticks; None where there is none.
+        """
+        with self._database.transaction() as connection:
+            return _insert(connection, segment, raw_segment)
 
     def replace(
         self, parts: Iterable[PartRow], ticks: NewSegment, seconds: NewSegment | None

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
@@ -187,7 +188,20 @@ def overlaps(database: Database) -> Iterator[tuple[str, str]]:
 def check_sequences(
     database: Database, held: Mapping[int, SequenceRanges], logged: Mapping[tuple[str, str], SequenceRanges]
 ) -> Iterator[tuple[str, str]]:
-    """Yield file and problem where records that were acknowledged are nowhere, and no loss is on record.
+    """Yield file and problem where records that were acknowledged are nowhere, and no loss is on record."""
+    for (_, agent_id, spool_id), holes in groupby(missing_records(database, held, logged), lambda hole: hole[:3]):
+        for count, (*_, begin, end) in enumerate(holes):
+            if count == _MOST_HOLES:
+                yield "catalog.sqlite", f"spool {spool_id} of agent {agent_id} has more holes than are listed here"
+                break
+            problem = f"records {begin} to {end} of spool {spool_id} of agent {agent_id} are in no segment"
+            yield "catalog.sqlite", f"{problem}, and no loss is on record; was a file removed by hand?"
+
+
+def missing_records(
+    database: Database, held: Mapping[int, SequenceRanges], logged: Mapping[tuple[str, str], SequenceRanges]
+) -> Iterator[tuple[int, str, str, int, int]]:
+    """Yield spool, agent, spool id, first and last sequence of what was stored, is nowhere, and is no known loss.
 
     Args:
         database: The catalogue.
@@ -213,12 +227,8 @@ def check_sequences(
             everything.add(first_missing, last_missing)
         for sequence in facts.sequences(spool, first, stored):
             everything.add(sequence, sequence)
-        for count, (begin, end) in enumerate(everything.missing(first, stored)):
-            if count == _MOST_HOLES:
-                yield "catalog.sqlite", f"spool {spool_id} of agent {agent_id} has more holes than are listed here"
-                break
-            problem = f"records {begin} to {end} of spool {spool_id} of agent {agent_id} are in no segment"
-            yield "catalog.sqlite", f"{problem}, and no loss is on record; was a file removed by hand?"
+        for begin, end in everything.missing(first, stored):
+            yield spool, agent_id, spool_id, begin, end
 
 
 def _known_losses(database: Database, spool: int) -> Iterator[tuple[int, int]]:
