@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, Unit
@@ -244,6 +245,16 @@ class FakeEngine:
             if number >= 0 and (recording.given is None or recording.given[0] != at_s):
                 recording.given = (at_s, *self._value(entity, field_id, at_s, step_s, number))
         return recording.given or (0.0, 0.0, NO_DATA)
+
+    def latest_rows(self, pairs: list[tuple[int, int]], field_ids: list[int]) -> tuple[Sequence, Sequence, Sequence]:
+        """Times, numbers and statuses of the newest values, by entity, then by field."""
+        rows = [
+            self.latest(pair, field_id) if pair[0] == GPU or pair[1] in self.instances else (0.0, 0.0, NOT_WATCHED)
+            for pair in pairs
+            for field_id in field_ids
+        ]
+        times_s, numbers, statuses = zip(*rows, strict=True)
+        return times_s, numbers, statuses
 
     def _step_s(self, recording: Recording) -> float:
         return recording.interval_s * (1.0 + self.drift)

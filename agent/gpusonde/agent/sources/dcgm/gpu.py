@@ -50,16 +50,20 @@ class Tick:
         time_us: Unix microseconds.
         values: Shape (columns,), NaN where there is no value.
         blanks: Column -> why its value is NaN.
+        activity: ``gpu_utilization`` and the largest profiling ratio, where they are known already.
     """
 
     time_us: int
     values: FloatArray
     blanks: dict[int, MissingReason]
+    activity: tuple[float, float] | None = None
 
 
 class _Bin:
-    def __init__(self, slots: int) -> None:
-        self.values = np.full(slots, np.nan)
+    def __init__(self, values: FloatArray, activity: tuple[float, float] | None = None) -> None:
+        self.values = values
+        # Utilisation and activity of a tick that came whole, without any blank.
+        self.activity = activity
         self.counts: dict[int, int] = {}
         self.blanks: dict[int, MissingReason] = {}
         self.watches: set[str] = set()
@@ -91,9 +95,9 @@ class TickGrid:
         self._interval_us = interval_s * 1e6
         self._settle_us = settle_s * 1e6
         self._max_hole = max(2, round(_MAX_HOLE_S / interval_s))
-        self._held: dict[int, float | MissingReason] = {}
-        self._held_columns: IndexArray | None = None
-        self._held_values = np.empty(0)
+        # What every tick begins with: the slow columns.
+        self._held = np.full(columns + 2, np.nan)
+        self._held_blanks: dict[int, MissingReason] = {}
         self._standing: dict[int, MissingReason] = {}
         self.reset()
 
@@ -108,9 +112,12 @@ class TickGrid:
 
     def hold(self, column: int, value: float | MissingReason) -> None:
         """Set a slow column: its value is repeated in every tick until the next one."""
-        if self._held.get(column) != value:
+        if isinstance(value, MissingReason):
+            self._held[column] = np.nan
+            self._held_blanks[column] = value
+        else:
             self._held[column] = value
-            self._held_columns = None
+            self._held_blanks.pop(column, None)
 
     def stand(self, slot: int, reason: MissingReason) -> None:
         """Say why a slot has no value; stands until there is one."""
@@ -163,6 +170,7 @@ class TickGrid:
             return
         target = target or self._bin(number)
         target.watches.add(watch)
+        target.activity = None
         target.values[slots] = values
         if self._standing:
             for slot in slots.tolist():
@@ -172,6 +180,38 @@ class TickGrid:
             for i in np.flatnonzero(blank).tolist():
                 slot = int(slots[i])
                 target.blanks[slot] = self._standing[slot] = reason_of(i)
+
+    def add_whole(
+        self,
+        spans_us: Sequence[tuple[str, int, int]],
+        slots: IndexArray,
+        values: FloatArray,
+        activity: tuple[float, float],
+    ) -> bool:
+        """Put all values of a tick into it at once; return whether they are one: nothing is done where they are not.
+
+        Args:
+            spans_us: For each watch its name, and when its first and its last value were measured.
+            slots: Shape (n,), where the values belong.
+            values: Shape (n,), all of them numbers.
+            activity: Utilisation and largest profiling ratio.
+        """
+        number = None
+        for watch, first_us, last_us in spans_us:
+            nearest = self._number(watch, first_us)
+            if last_us - first_us >= self._interval_us or self._nearest(watch, last_us) != nearest:
+                return False
+            if number is not None and nearest != number:
+                return False
+            number = nearest
+        if number is None or number < self._next or number in self._bins:
+            return False
+        target = self._bins[number] = _Bin(self._held.copy(), activity)
+        target.values[slots] = values
+        target.watches.update(watch for watch, _, _ in spans_us)
+        if self._standing:
+            self._standing.clear()
+        return True
 
     def take(self, now_us: int | None) -> list[Tick]:
         """Return the ticks that are finished at a time, oldest first; None for all, as they are.
@@ -191,18 +231,19 @@ class TickGrid:
             if now_us is not None and now_us < time_us + self._settle_us and not self._is_complete(current):
                 break
             self._bins.pop(self._next, None)
-            finished.append(self._tick(round(time_us), current or _Bin(self._columns + 2)))
+            finished.append(self._tick(round(time_us), current or _Bin(self._held.copy())))
             self._next += 1
         return finished
 
     def _bin(self, number: int) -> _Bin:
         target = self._bins.get(number)
         if target is None:
-            target = self._bins[number] = _Bin(self._columns + 2)
+            target = self._bins[number] = _Bin(self._held.copy())
         return target
 
     def _put(self, target: _Bin, watch: str, slot: int, value: float | MissingReason) -> None:
         target.watches.add(watch)
+        target.activity = None
         if isinstance(value, MissingReason):
             self._standing[slot] = value
             target.blanks[slot] = value
@@ -219,6 +260,8 @@ class TickGrid:
     def _is_complete(self, source: _Bin | None) -> bool:
         if source is None:
             return False
+        if source.activity is not None:
+            return True
         if self._expects_power:
             # While instant values come, the average alone does not make a tick.
             slot = self._power if self._has_instant_power else self.average_power
@@ -229,25 +272,19 @@ class TickGrid:
 
     def _tick(self, time_us: int, source: _Bin) -> Tick:
         values = source.values
-        power, average = self._power, self.average_power
-        if power is not None and power not in self._held:
-            self._has_instant_power = not math.isnan(values[power])
+        if source.activity is not None:
+            return Tick(time_us, values[: self._columns], dict(self._held_blanks), source.activity)
+        if self._expects_power:
+            self._has_instant_power = not math.isnan(values[self._power])
             if not self._has_instant_power:
-                values[power] = values[average]
-        if self._held_columns is None:
-            self._held_columns = np.array(list(self._held), dtype=np.intp)
-            self._held_values = np.array(
-                [math.nan if isinstance(v, MissingReason) else v for v in self._held.values()], dtype=np.float64
-            )
-        values[self._held_columns] = self._held_values
+                values[self._power] = values[self.average_power]
         values = values[: self._columns]
         blanks: dict[int, MissingReason] = {}
         for column in np.flatnonzero(np.isnan(values)).tolist():
-            held = self._held.get(column)
             blanks[column] = (
-                held
-                if isinstance(held, MissingReason)
-                else source.blanks.get(column) or self._standing.get(column, MissingReason.NO_DATA)
+                self._held_blanks.get(column)
+                or source.blanks.get(column)
+                or self._standing.get(column, MissingReason.NO_DATA)
             )
         return Tick(time_us, values, blanks)
 
@@ -515,13 +552,27 @@ class DcgmGpu:
 
     def slots(self, field_ids: Sequence[int]) -> IndexArray:
         """Return where in a tick the values of fields belong."""
-        slots = [
-            self._grid.average_power
-            if field == AVERAGE_POWER_FIELD and "power_watts" in self._column
-            else self._column.get(METRIC_OF_FIELD[field].name, self._grid.unused)
-            for field in field_ids
-        ]
+        slots = []
+        for field in field_ids:
+            slot = self._column.get(METRIC_OF_FIELD[field].name)
+            if slot is None or slot in self._missing_columns:
+                slot = self._grid.unused
+            elif field == AVERAGE_POWER_FIELD and INSTANT_POWER_FIELD in field_ids:
+                slot = self._grid.average_power
+            slots.append(slot)
         return np.array(slots, dtype=np.intp)
+
+    def take_whole(
+        self, spans_us: Sequence[tuple[str, int, int]], slots: IndexArray, values: FloatArray,
+        activity: tuple[float, float], now_s: float,
+    ) -> bool:  # fmt: skip
+        """Take all fast values of one tick; return whether they are one. See :meth:`TickGrid.add_whole`."""
+        if self.lost:
+            return True
+        if not self._grid.add_whole(spans_us, slots, values, activity):
+            return False
+        self._heard_s = now_s
+        return True
 
     def take_row(
         self,
@@ -539,7 +590,7 @@ class DcgmGpu:
         if not np.isnan(values).all():
             self._heard_s = now_s
 
-    def take(self, watch: str, value: EngineValue) -> None:
+    def take(self, watch: str, slot: int, value: EngineValue) -> None:
         """Take one value of the past."""
         if self.lost or not value.time_us:
             return
@@ -552,7 +603,7 @@ class DcgmGpu:
                 self.capped_ratios += 1
             else:
                 number *= limits.scale
-        self._grid.add(watch, int(self.slots([value.field_id])[0]), value.time_us, number)
+        self._grid.add(watch, slot, value.time_us, number)
 
     def take_slow(
         self,
@@ -640,8 +691,11 @@ class DcgmGpu:
     def _distrust_zeros(self, tick: Tick, now_s: float) -> None:
         if not self._ratios.size or self._utilization is None:
             return
-        activity = float(np.fmax.reduce(tick.values[self._ratios]))
-        if self.zeros.observe(float(tick.values[self._utilization]), activity, now_s):
+        utilization, activity = tick.activity or (
+            float(tick.values[self._utilization]),
+            float(np.fmax.reduce(tick.values[self._ratios])),
+        )
+        if self.zeros.observe(utilization, activity, now_s):
             self.suspect_ticks += 1
             tick.values[self._profiled] = np.nan
             tick.blanks.update(dict.fromkeys(self._profiled, MissingReason.NO_DATA))

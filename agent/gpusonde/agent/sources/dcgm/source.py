@@ -37,7 +37,7 @@ from gpusonde.agent.sources.dcgm.connection import (
     EngineLink,
     describe_failure,
 )
-from gpusonde.agent.sources.dcgm.fields import XID_FIELD
+from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu, EngineValue, IndexArray
 from gpusonde.agent.sources.dcgm.watch import EngineDevices, LatestValues, Watch, describe_devices, find_engine_devices
@@ -167,7 +167,6 @@ _CLOCK_SET_BACK_US = 1_000_000
 class _Row(NamedTuple):
     """One entity in a reader, the GPU whose values it has, and where they belong in its ticks."""
 
-    latest: LatestValues
     row: int
     gpu: DcgmGpu
     slots: IndexArray
@@ -240,7 +239,7 @@ class DcgmSource:
         self._slow_due_s = -math.inf
         self._look_due_s = -math.inf
         self._last_us = 0
-        self._rows: list[_Row] = []
+        self._rows: list[tuple[LatestValues, list[_Row]]] = []
         self._learned: dict[str, dict[str, MissingReason]] = {}
         self._silent: Mapping[int, str] = {}
         self._rewatched = False
@@ -416,12 +415,16 @@ class DcgmSource:
         for device in devices:
             if device.key in known:
                 self._gpus_of.setdefault(device.entity, []).append(known[device.key])
-        self._rows = [
-            _Row(latest, row, gpu, gpu.slots([f for f in latest.field_ids if f != XID_FIELD]))
-            for latest in self._watches.latest
-            for row, entity in enumerate(latest.entities)
-            for gpu in self._gpus_of.get(entity, ())
-        ]
+        self._rows = []
+        for latest in self._watches.latest:
+            fields = [f for f in latest.field_ids if f != XID_FIELD]
+            rows = [
+                _Row(row, gpu, gpu.slots(fields))
+                for row, entity in enumerate(latest.entities)
+                for gpu in self._gpus_of.get(entity, ())
+            ]
+            self._rows.append((latest, rows))
+            latest.expect({row: [f for f in fields if METRIC_OF_FIELD[f].name in gpu.missing] for row, gpu, _ in rows})
 
     def _fetch(self, engine: Engine, now_s: float, events: list[SourceEvent]) -> None:
         self._pause.check(engine, now_s)
@@ -457,6 +460,9 @@ class DcgmSource:
         if now_s >= self._look_due_s:
             self._look_again(engine, now_s)
 
+    def _rows_of(self, latest: LatestValues) -> list[_Row]:
+        return next(rows for source, rows in self._rows if source is latest)
+
     def _note_news(self, latest: LatestValues, now_s: float) -> None:
         """Note which watches gave something new, and how late it came."""
         for part, watches in ((latest.plain, self._watches.plain), (latest.profiling, self._watches.profiling)):
@@ -470,23 +476,27 @@ class DcgmSource:
 
     def _take_rows(self, everything: bool, now_s: float, events: list[SourceEvent]) -> None:
         """Hand the new values of the readers to their GPUs."""
-        for latest, row, gpu, slots in self._rows:
-            fresh = latest.fresh[row]
-            for name, part in ((PLAIN, latest.plain), (PROFILING, latest.profiling)):
-                places = np.flatnonzero(fresh[part]) + part.start
-                if places.size:
-                    gpu.take_row(
-                        name,
-                        slots[places],
-                        latest.times_us[row, places].tolist(),
-                        latest.numbers[row, places],
-                        latest.reasons(row, places),
-                        now_s,
-                    )
-            if latest.capped is not None:
-                gpu.capped_ratios += int(latest.capped[row])
-            if everything and fresh.size == len(latest.field_ids):
-                self._take_slow(latest, row, gpu, slots, now_s, events)
+        for latest, rows in self._rows:
+            if everything and latest.holds_everything:
+                for row, gpu, slots in rows:
+                    self._take_slow(latest, row, gpu, slots, now_s, events)
+            whole, spans_us, activity = latest.whole_rows()
+            fast = latest.fast.stop
+            for row, gpu, slots in rows:
+                if latest.capped is not None:
+                    gpu.capped_ratios += int(latest.capped[row])
+                if not whole[row] or not gpu.take_whole(
+                    spans_us[row], slots[:fast], latest.numbers[row, :fast], activity[row], now_s
+                ):
+                    self._take_row(latest, row, gpu, slots, now_s)
+
+    def _take_row(self, latest: LatestValues, row: int, gpu: DcgmGpu, slots: IndexArray, now_s: float) -> None:
+        fresh = latest.fresh[row]
+        for name, part in ((PLAIN, latest.plain), (PROFILING, latest.profiling)):
+            places = np.flatnonzero(fresh[part]) + part.start
+            if places.size:
+                times_us, numbers = latest.times_us[row, places].tolist(), latest.numbers[row, places]
+                gpu.take_row(name, slots[places], times_us, numbers, latest.reasons(row, places), now_s)
 
     def _take_slow(
         self,
@@ -540,9 +550,8 @@ class DcgmSource:
         if not holes.any():
             return
         if by_choice and not latest.shows_work:
-            for source, _, gpu, _ in self._rows:
-                if source is latest:
-                    gpu.skip()
+            for _, gpu, _ in self._rows_of(latest):
+                gpu.skip()
             return
         if not is_late and now_s < self._futile_until_s:
             return
@@ -555,8 +564,9 @@ class DcgmSource:
                 continue
             found += 1
             name = PLAIN if place < latest.profiling.start else PROFILING
-            for gpu in self._gpus_of.get(value.entity, ()):
-                gpu.take(name, value)
+            for its, gpu, slots in self._rows_of(latest):
+                if its == row:
+                    gpu.take(name, int(slots[place]), value)
         if found:
             self._futile_s = _FIRST_FUTILE_S
         else:
@@ -591,9 +601,7 @@ class DcgmSource:
         if not lost.any() and not any(gpu.lost for gpu in self._gpus):
             return
         numbers = (latest.fresh[:, plain] & ~np.isnan(latest.numbers[:, plain])).any(axis=1)
-        for source, row, gpu, _ in self._rows:
-            if source is not latest:
-                continue
+        for row, gpu, _ in self._rows_of(latest):
             if lost[row]:
                 self._lose(gpu, "DCGM says so", events)
             elif gpu.lost and numbers[row]:

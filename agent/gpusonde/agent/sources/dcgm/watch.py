@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from gpusonde.agent.sources.dcgm.bindings import GPU, DcgmDevice, Entity, MigPar
 from gpusonde.agent.sources.dcgm.connection import NO_DATA, Engine
 from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.gpu import (
+    PLAIN,
+    PROFILING,
     EngineValue,
     decode_numbers,
     is_blank_int32,
@@ -448,6 +450,11 @@ class LatestValues:
         self._most = np.array([math.inf if known is None else known.most for known in limits])
         self._is_ratio = np.array([known is not None and known.is_ratio for known in limits])
         self._is_share = np.array([f != XID_FIELD and METRIC_OF_FIELD[f].unit is Unit.RATIO for f in self.field_ids])
+        fast = self.field_ids[self.fast]
+        self._ratio_places = np.flatnonzero(self._is_ratio[self.fast])
+        names = [METRIC_OF_FIELD[f].name for f in fast]
+        self._utilization_place = names.index("gpu_utilization") if "gpu_utilization" in names else None
+        self._counts = np.ones((len(entities), len(fast)), dtype=bool)
         self._are_parts = bool(entities) and entities[0].group != GPU
         self.seen_us: npt.NDArray[np.int64] = np.zeros((len(entities), len(self.field_ids)), dtype=np.int64)
         self._take(self._requests[True][0])
@@ -481,6 +488,39 @@ class LatestValues:
     def reasons(self, row: int, places: Sequence[int] | npt.NDArray[np.intp]) -> Callable[[int], MissingReason]:
         """Return :meth:`reason` of the i-th of some places of a row; good until the next reading."""
         return lambda i: self.reason(row, int(places[i]))
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether the reading was one of the slow fields too."""
+        return bool(self.numbers.shape[1] == len(self.field_ids))
+
+    def expect(self, missing: Mapping[int, Collection[int]]) -> None:
+        """Note what is never measured: row -> fields of which a blank says nothing."""
+        for row, fields in missing.items():
+            self._counts[row] = [f not in fields for f in self.field_ids[self.fast]]
+
+    def whole_rows(self) -> tuple[list[bool], list[list[tuple[str, int, int]]], list[tuple[float, float]]]:
+        """Return by row whether all fast values are new numbers, when the parts were measured, and the activity."""
+        numbers, times_us = self.numbers[:, self.fast], self.times_us[:, self.fast]
+        counted = self._counts
+        whole = ~((np.isnan(numbers) | ~self.fresh[:, self.fast]) & counted).any(axis=1)
+        if not counted.all():
+            # What is never measured has no time either.
+            times_us = np.where(counted, times_us, times_us.max(axis=1, initial=0)[:, np.newaxis])
+        spans = []
+        for name, part in ((PLAIN, self.plain), (PROFILING, self.profiling)):
+            if part.stop > part.start:
+                first_us, last_us = times_us[:, part].min(axis=1).tolist(), times_us[:, part].max(axis=1).tolist()
+                spans.append([(name, first, last) for first, last in zip(first_us, last_us, strict=True)])
+        ratios = numbers[:, self._ratio_places]
+        busiest = np.fmax.reduce(ratios, axis=1, initial=np.nan).tolist()
+        place = self._utilization_place
+        utilization = [math.nan] * len(busiest) if place is None else numbers[:, place].tolist()
+        return (
+            whole.tolist(),
+            [list(row) for row in zip(*spans, strict=True)],
+            list(zip(utilization, busiest, strict=True)),
+        )
 
     @property
     def shows_work(self) -> bool:
