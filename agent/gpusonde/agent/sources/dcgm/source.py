@@ -1,8 +1,7 @@
 """``DcgmSource``: all GPUs and MIG instances of this host through a DCGM host engine.
 
 ``ProfilingPause`` gives the profiling counters to another profiler for as long as a file exists: before Hopper they
-belong to one profiler per host, and Nsight and CUPTI fail while DCGM reads them. ``StuckWatch`` says when a watch has
-to be renewed: profiling fields of DCGM stop after hours or after an XID.
+belong to one profiler per host, and Nsight and CUPTI fail while DCGM reads them.
 """
 
 from __future__ import annotations
@@ -37,10 +36,13 @@ from gpusonde.agent.sources.dcgm.connection import (
     EngineLink,
     describe_failure,
 )
+from gpusonde.agent.sources.dcgm.devices import EngineDevices, describe_devices, find_engine_devices
 from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
-from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu, EngineValue, IndexArray
-from gpusonde.agent.sources.dcgm.watch import EngineDevices, LatestValues, Watch, describe_devices, find_engine_devices
+from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
+from gpusonde.agent.sources.dcgm.tick_grid import IndexArray
+from gpusonde.agent.sources.dcgm.values import EngineValue
+from gpusonde.agent.sources.dcgm.watch import LatestValues, StuckWatch, Watch
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceUnavailableError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
@@ -111,42 +113,6 @@ class ProfilingPause:
             log.warning(
                 "the engine's profiling stays paused, because %s exists; 'dcgmi profile --resume' ends that", self._path
             )
-
-
-# NVIDIA/DCGM issues 16 and 303: no new values.
-_FIRST_PATIENCE_S = 3.0
-_FIRST_PATIENCE_INTERVALS = 10.0
-_LONGEST_PATIENCE_S = 300.0
-
-
-class StuckWatch:
-    """Decides when a silent watch is renewed; later and later while that does not help.
-
-    Args:
-        interval_s: Seconds between measurements.
-        now_s: The monotonic clock.
-    """
-
-    def __init__(self, interval_s: float, now_s: float) -> None:
-        self._first_s = max(_FIRST_PATIENCE_S, _FIRST_PATIENCE_INTERVALS * interval_s)
-        self._patience_s = self._first_s
-        self._since_s = now_s
-
-    def fresh(self, now_s: float) -> None:
-        """Note that there was a new value."""
-        self._since_s, self._patience_s = now_s, self._first_s
-
-    def hold(self, now_s: float) -> None:
-        """Silence is expected now, so it does not count."""
-        self._since_s = now_s
-
-    def due(self, now_s: float) -> bool:
-        """Whether to renew the watch now; True once per period of patience."""
-        if now_s - self._since_s < self._patience_s:
-            return False
-        self._since_s = now_s
-        self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
-        return True
 
 
 # A step of the engine's stamps that is longer than this many intervals has a value in it that was not seen.
