@@ -93,6 +93,7 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
         ("spool fsck {files}/spool --repair", spool.SpoolCheckPayload),
         ("token new --role agent --agent-id host-*", fleet.TokenPayload),
         ("store fsck {files}/damaged", store.StoreCheckPayload),
+        ("store backup {files}/damaged {files}/backup", store.StoreBackupPayload),
         ("store compact {files}/damaged", store.StoreCompactPayload),
         ("store export {files}/damaged {files}/all.csv", store.StoreExportPayload),
         ("store sql {files}/damaged SELECT_1", store.StoreSqlPayload),

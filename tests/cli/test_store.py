@@ -159,9 +159,9 @@ def test_a_directory_in_use_is_checked_and_exported_but_neither_repaired_nor_com
         store.close()
 
 
-@pytest.mark.parametrize("action", [["fsck"], ["compact"], ["export"], ["sql"]])
+@pytest.mark.parametrize("action", [["fsck"], ["compact"], ["export"], ["sql"], ["backup"]])
 def test_what_is_no_data_directory_is_said_and_not_made_one(tmp_path, action, capsys):
-    rest = {"export": ["out.csv"], "sql": ["SELECT 1"]}.get(action[0], [])
+    rest = {"export": ["out.csv"], "backup": [str(tmp_path / "out")], "sql": ["SELECT 1"]}.get(action[0], [])
     assert main.main(["store", *action, str(tmp_path / "nothing"), *rest]) == 1
     assert "is no data directory of a collector" in capsys.readouterr().err
     assert not (tmp_path / "nothing").exists()

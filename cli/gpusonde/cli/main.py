@@ -94,9 +94,10 @@ COMMANDS: Mapping[str, Command] = {
         "take the agents' streams, keep them, find runs and epochs, answer questions", "commands.daemons"
     ),
     "store": Command(
-        "check, compact, export or query a collector's data directory",
+        "check, back up, compact, export or query a collector's data directory",
         actions={
             "fsck": Command("read everything and say what is wrong; exit code 1 if anything is", "commands.store"),
+            "backup": Command("copy a data directory, also one in use, to go on from", "commands.store"),
             "compact": Command("compact all segments now; no collector may be using the directory", "commands.store"),
             "export": Command("write samples into a trace file", "commands.store"),
             "sql": Command("answer one SELECT with DuckDB (needs the extra 'sql')", "commands.store"),

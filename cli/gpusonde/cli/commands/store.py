@@ -13,7 +13,7 @@ from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.collector.storage.local import CheckReport, CompactReport, ExportReport, SqlAnswer
+    from gpusonde.collector.storage.local import BackupReport, CheckReport, CompactReport, ExportReport, SqlAnswer
 
 _EXIT_FINDINGS = 1
 
@@ -52,6 +52,18 @@ class StoreCompactPayload(TypedDict):
     size_before_bytes: Annotated[int, JsonKey("all ticks")]
     size_after_bytes: Annotated[int, JsonKey("all ticks")]
     averages_bytes: int
+
+
+class StoreBackupPayload(TypedDict):
+    """What ``gpusonde store backup`` prints."""
+
+    directory: str
+    out: str
+    segments: Annotated[int, JsonKey("in the backup")]
+    size_bytes: Annotated[int, JsonKey("of the segments")]
+    files_copied: Annotated[int, JsonKey("that were not in the backup before")]
+    bytes_copied: Annotated[int, JsonKey("a link takes none")]
+    missing: Annotated[list[str], JsonKey("segments that the store has lost; exit code 1 if there are any")]
 
 
 class ExportedGpuPayload(TypedDict):
@@ -193,6 +205,43 @@ def _render_compact(screen: Screen, report: CompactReport) -> None:
         screen.note(
             f"{formatting.count(report.segments_left, 'segment')} could not be read; 'gpusonde store fsck' says why"
         )
+
+
+def add_backup_options(parser: Parser) -> None:
+    """Declare ``gpusonde store backup``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="directory of the backup; the same one is brought up to date"
+    )
+
+
+def run_backup(args: argparse.Namespace) -> int:
+    """Bring a backup up to date."""
+    from gpusonde.collector.storage.local import backup_store
+
+    output = Output(as_json=args.json)
+    with output.progress("copying", total=1.0) as show:
+        report = backup_store(args.directory, args.out, on_progress=show)
+    payload: StoreBackupPayload = {
+        "directory": str(args.directory),
+        "out": str(args.out),
+        "segments": report.segments,
+        "size_bytes": report.size_bytes,
+        "files_copied": report.files_copied,
+        "bytes_copied": report.bytes_copied,
+        "missing": report.missing,
+    }
+    output.result(payload, lambda screen: _render_backup(screen, args.out, report))
+    return _EXIT_FINDINGS if report.missing else 0
+
+
+def _render_backup(screen: Screen, out: Path, report: BackupReport) -> None:
+    screen.line(
+        f"{out} holds {formatting.count(report.segments, 'segment')} of {report.size_bytes / 1e6:,.1f} MB;"
+        f" {formatting.count(report.files_copied, 'file')} new, {report.bytes_copied / 1e6:,.1f} MB copied"
+    )
+    for name in report.missing:
+        screen.note(f"{name} is not there any more; 'gpusonde store fsck' says what it held")
 
 
 def add_export_options(parser: Parser) -> None:

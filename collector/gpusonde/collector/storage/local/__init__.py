@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpusonde.collector.storage.local.backup import BackupReport, backup_store
     from gpusonde.collector.storage.local.export import (
         CompactReport,
         ExportReport,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gpusonde.collector.storage.local.store import LocalStore
 
 _HOMES = {
+    "BackupReport": "backup",
+    "backup_store": "backup",
     "CompactReport": "export",
     "ExportReport": "export",
     "StoreSnapshot": "export",
@@ -36,6 +39,7 @@ _HOMES = {
     "LocalStore": "store",
 }
 __all__ = [
+    "BackupReport",
     "CheckReport",
     "CompactReport",
     "ExportReport",
@@ -43,6 +47,7 @@ __all__ = [
     "SegmentKind",
     "SqlAnswer",
     "StoreSnapshot",
+    "backup_store",
     "check_store",
     "compact_store",
     "export_samples",

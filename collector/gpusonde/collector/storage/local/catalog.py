@@ -219,7 +219,7 @@ class Database:
             )
             try:
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 connection.close()
                 if isinstance(error, sqlite3.OperationalError):
                     raise

@@ -239,6 +239,11 @@ class StoreLayout:
         return self.directory / "quarantine"
 
     @property
+    def backup_mark(self) -> Path:
+        """Says of a directory that it is the backup of another one, until a collector uses it."""
+        return self.directory / "backup.json"
+
+    @property
     def lost_found(self) -> Path:
         """Segments that the catalogue does not know, by the folder in which they were found."""
         return self.directory / "lost+found"

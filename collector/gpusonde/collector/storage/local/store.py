@@ -113,6 +113,7 @@ class LocalStore:
             try:
                 self.database.open()
                 self.samples.recover()
+                self._files.remove(layout.backup_mark)
             except Exception:
                 self._release()
                 raise
