@@ -449,3 +449,73 @@ def test_segment_bytes_are_pinned():
         "d8ccb5e7"
         "7061796c6f6164"
     )
+
+
+def reopened_after_a_kill(spool, directory, **options):
+    spool._file_lock.release()
+    spool._appender.close()
+    spool._ledger.close()
+    return opened(directory, **options)
+
+
+def lost_ticks(spool):
+    return sum(r.loss_report.lost_ticks for r in everything(spool) if r.HasField("loss_report"))
+
+
+def test_ticks_that_a_full_disk_refused_are_reported_although_the_agent_was_killed_meanwhile(directory):
+    files = FaultyFiles()
+    spool = opened(directory, files=files)
+    spool.append(inventory())
+    spool.append(batch(1))
+    spool.commit()
+    for life in range(3):
+        files.full = True
+        for _ in range(4):
+            assert spool.append(batch(2)) is None
+            spool.commit()
+        assert spool.append(ended()) is None  # waits in memory: not a tick
+        spool = reopened_after_a_kill(spool, directory, files=files)
+        assert spool.read(2).batch.blocks[0].start_time_unix_nano == 1
+        assert lost_ticks(spool) == 40 * life
+        files.full = False
+        spool.commit()
+        assert lost_ticks(spool) == 40 * (life + 1)
+    # Told once, also over one more start.
+    spool = reopened_after_a_kill(spool, directory, files=files)
+    spool.append(batch(3))
+    spool.commit()
+    assert lost_ticks(spool) == 120
+    spool.close()
+
+
+def test_a_report_that_was_written_and_not_committed_before_a_kill_is_not_told_twice(directory):
+    files = FaultyFiles()
+    spool = opened(directory, files=files)
+    spool.append(batch(1))
+    spool.commit()
+    files.full = True
+    spool.append(batch(2))
+    files.full = False
+    spool.append(batch(3))  # the report goes ahead of it; neither is synced
+    spool = reopened_after_a_kill(spool, directory, files=files)
+    spool.append(batch(4))
+    spool.commit()
+    assert [r.WhichOneof("payload") for r in everything(spool)] == ["batch", "loss_report", "batch", "batch"]
+    assert lost_ticks(spool) == 10
+    spool.close()
+
+
+def test_an_agent_starts_and_is_emptied_on_a_disk_that_is_full(directory):
+    files = FaultyFiles()
+    spool = opened(directory, files=files)
+    spool.append(inventory())
+    spool.append(batch(1))
+    spool.close()
+    files.full = True
+    spool = opened(directory, files=files)
+    spool.acknowledge(1)
+    assert value(spool.read(2)) == 1
+    # Sent, killed: the next start knows that a collector may have it.
+    spool = reopened_after_a_kill(spool, directory, files=files)
+    assert spool.known_sequence == 2
+    spool.close()

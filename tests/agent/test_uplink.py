@@ -337,7 +337,10 @@ def test_records_that_take_the_numbers_of_a_lost_tail_are_not_taken_for_resends(
             collector.stored[hello.agent_id, hello.spool_id] for hello in (collector.hellos[0], collector.hellos[-1])
         )
     assert sorted(old) == [1, 2, 3, 4, 5, 6]
-    assert sorted(new) == list(range(7 - lost, 13 - lost))
+    # The first one stands for the inventory in force there.
+    assert sorted(new) == list(range(6 - lost, 13 - lost))
+    assert new[6 - lost].HasField("inventory")
+    assert [new[s].HasField("batch") for s in range(7 - lost, 13 - lost)] == [True] * 6
     assert collector.duplicates == 0
     assert caplog.text.count("new spool id") == 1
 

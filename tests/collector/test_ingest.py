@@ -10,6 +10,7 @@ from support.wire_agent import WireStream, batch, block, hello, inventory, wait_
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
+from gpusonde.collector.storage.local.fsck import check_store
 from gpusonde.errors import DirectoryLockedError, GpusondeError
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -86,6 +87,30 @@ def test_a_declared_loss_is_a_gap_on_record(tmp_path):
         (3, 7, False)
     ]
     store.close()
+
+
+def test_a_spool_that_goes_on_under_a_new_id_is_no_gap_and_one_inside_it_is(tmp_path, caplog):
+    with ThreadCollector(tmp_path / "data") as collector:
+        with WireStream(collector.target, hello(spool_id="renewed", first=38, first_sequence=38)) as stream:
+            assert stream.greet().durable_sequence == 37
+            stream.send(inventory(sequence=38), batch(39)).wait_acked(39)
+        assert "has lost records" not in caplog.text
+        with WireStream(collector.target, hello(spool_id="renewed", first=45, first_sequence=38)) as stream:
+            stream.greet()
+            stream.send(batch(45)).wait_acked(45)
+        assert "has lost records 40 to 44" in caplog.text
+    assert check_store(tmp_path / "data").findings == []
+    store = LocalStore(tmp_path / "data")
+    store.open()
+    assert [(loss.first_sequence, loss.last_sequence) for loss in store.facts.losses()] == [(40, 44)]
+    store.close()
+
+
+def test_a_hello_that_begins_behind_what_it_holds_is_refused(collector):
+    with WireStream(collector.target, hello(first=3, first_sequence=4)) as stream:
+        assert stream.end() == (
+            "INVALID_ARGUMENT", "field 'hello.first_sequence': is behind hello.first_available_sequence"
+        )  # fmt: skip
 
 
 def test_a_newer_process_with_the_same_spool_takes_over(collector):

@@ -54,6 +54,7 @@ class Life:
         self.spool._file_lock.release()
         self.spool._appender.close()
         self.spool._reader.close()
+        self.spool._ledger.close()
 
 
 def operations(directory, *, acknowledges):
@@ -67,6 +68,7 @@ def operations(directory, *, acknowledges):
 def records_of(directory):
     spool = Spool(directory, max_bytes=1 << 20, segment_bytes=500)
     spool.open()
+    spool.commit()  # with what the last life could not tell
     found = [spool.read(s) for s in range(spool.first_available_sequence, spool.last_sequence + 1)]
     following = spool.append(batch(0))
     spool.close()
@@ -142,6 +144,33 @@ def test_power_loss_in_any_operation_takes_nothing_that_was_committed(tmp_path, 
                 assert number_of(found[sequence]) == number, at
         assert max(found, default=life.committed) >= life.committed
     print(f"power loss in each of {count} operations: every committed record is there")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sigkill_in_any_operation_while_the_disk_refuses_costs_only_ticks_that_the_next_life_reports(tmp_path, seed):
+    files, lost = FaultyFiles(), 0
+    Spool(tmp_path / "spool", max_bytes=1 << 20, segment_bytes=500, files=files).open()
+    opened = files.operations
+    for at in range(opened + 1, opened + 60):
+        files = FaultyFiles(seed=1000 * seed + at)
+
+        def stop(number, at=at, files=files):
+            files.full = number >= max(opened, at - 3 * (1 + at % 9))
+            if number == at:
+                raise PowerLost
+
+        files.before = stop
+        life = Life(tmp_path / f"at{at}", files, acknowledges=False)
+        with pytest.raises(PowerLost):
+            life.run(1000)
+        life.abandon()
+        found = records_of(tmp_path / f"at{at}")
+        stored = {number_of(r) for r in found if r.HasField("batch")}
+        reported = sum(r.loss_report.lost_ticks for r in found if r.HasField("loss_report"))
+        assert TICKS * len(set(range(life.number)) - stored) - reported in (0, TICKS), at
+        lost += reported
+    assert lost
+    print(f"SIGKILL at 59 operations of a life on a full disk: {lost} ticks reported, at most a batch each unreported")
 
 
 def interrupted(directory, files, at):

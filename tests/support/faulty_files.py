@@ -39,9 +39,10 @@ class FaultyFiles(OsFiles):
     """Real files with faults.
 
     ``room`` is how many more bytes fit (None: any number); a write that does not fit is done in part, and without room
-    no file can be made. ``full`` refuses the same without any count. ``sync_fails`` and ``truncate_fails`` make those
-    fail with EIO. ``before(number)`` is called before every operation that changes something, and may raise or set
-    faults; ``power_lost_in`` counts operations down to a ``PowerLost``, after which none is done any more.
+    no file can be made. ``full`` refuses the same without any count. What was synced can be written over all the same.
+    ``sync_fails`` and ``truncate_fails`` make those fail with EIO. ``before(number)`` is called before every operation
+    that changes something, and may raise or set faults; ``power_lost_in`` counts operations down to a ``PowerLost``,
+    after which none is done any more.
     ``lose_power`` then rewrites the directories to what a disk may hold: of a file at least what was synced, and of
     what was not, any blocks; of a directory's names at least those of its last sync.
     """
@@ -170,9 +171,10 @@ class _FaultyFile:
         except PowerLost:
             self._put(data[: self._layer.random.randrange(len(data) + 1)], offset)
             raise
-        fitting = self._layer.fitting(data)
+        in_place = max(0, len(self._content.synced) - offset)
+        fitting = data[:in_place] + self._layer.fitting(data[in_place:])
         self._put(fitting, offset)
-        if self._layer.full or len(fitting) < len(data):
+        if len(fitting) < len(data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def sync(self):

@@ -77,6 +77,18 @@ def test_an_introduction_tells_how_far_a_spool_is_durable(engine):
     assert store.samples.register_agents([agent_row("agent-2")]) == [0]
 
 
+def test_a_spool_that_goes_on_from_another_has_no_gap_before_its_first_sequence(engine):
+    store = engine.open()
+    assert store.samples.register_agents([agent_row(first_sequence=38)]) == [37]
+    store = engine.open()
+    assert store.samples.register_agents([agent_row(first_sequence=38)]) == [37]
+    feed = Feed()
+    store.samples.append(feed.batches(38, 40))
+    store.samples.append(feed.batches(43, 44))
+    assert store.samples.register_agents([agent_row(first_sequence=38)]) == [44]
+    assert [(loss.first_sequence, loss.last_sequence) for loss in store.facts.losses()] == [(41, 42)]
+
+
 def test_an_agent_is_kept_as_it_introduced_itself_last(engine):
     store = engine.open()
     store.samples.register_agents([agent_row()])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool.identity import Identity, load_identity, store_identity
+from gpusonde.agent.spool.ledger import Ledger, LedgerEntry
 from gpusonde.agent.spool.segment import (
     RECORD,
     Segment,
@@ -78,8 +79,17 @@ class Appender:
         return Segment(path, first_sequence, context, size=len(header))
 
     def write(self, data: bytes, offset: int) -> None:
-        """Write at an offset; what a failed write leaves behind it is overwritten by the next or cut at recovery."""
-        self._opened().write(data, offset)
+        """Write at an offset, the end of the file.
+
+        What a failed write leaves behind it is cut: under the beginning of another record it would look like damage.
+        """
+        file = self._opened()
+        try:
+            file.write(data, offset)
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(offset)
+            raise
 
     def sync(self) -> None:
         """Return once everything written survives a power loss."""
@@ -186,8 +196,9 @@ class Spool:
         self._context = b""
         self._appender = Appender(directory, self._files)
         self._reader = SegmentReader(self._files)
+        self._ledger = Ledger(directory, self._files)
         self._committed = 0
-        self._resumed = 0
+        self._known = 0
         self._answered = False
         self._acked = 0
         self._refused_ticks = 0
@@ -223,13 +234,20 @@ class Spool:
             return max(oldest.first_sequence - (1 if oldest.context else 0), self._identity.first_sequence)
 
     @property
-    def known_sequence(self) -> int:
-        """Highest sequence that a collector can know.
+    def first_sequence(self) -> int:
+        """Sequence with which the ``spool_id`` begins."""
+        with self._lock:
+            return self._identity.first_sequence
 
-        Until one has answered for the first time, that is the last one on the disk when the spool was opened.
+    @property
+    def known_sequence(self) -> int:
+        """Highest sequence of the ``spool_id`` that a collector can know from this spool.
+
+        That is what was handed out to be sent, and until a collector has answered, what was on the disk at the first
+        start since one had: a spool that was set back may have had a past of which nobody here knows.
         """
         with self._lock:
-            return self._committed if self._answered else self._resumed
+            return self._known
 
     @property
     def last_sequence(self) -> int:
@@ -295,11 +313,13 @@ class Spool:
             self._file_lock.acquire()
             return self._open_locked()
         except OSError as error:
+            self._ledger.close()
             self._file_lock.release()
             raise SpoolError(
                 f"{self._directory}: {error.strerror}; the spool cannot be opened, which the agent must own"
             ) from error
         except BaseException:
+            self._ledger.close()
             self._file_lock.release()
             raise
 
@@ -343,6 +363,7 @@ class Spool:
         with self._lock:
             self._committed = last
             self._uncommitted.clear()
+            self._write_ledger()
         return True
 
     def read(self, sequence: int) -> ingest_pb2.Record | None:
@@ -350,13 +371,12 @@ class Spool:
         with self._lock:
             if not self.first_available_sequence <= sequence <= self._committed:
                 return None
-            oldest = self._segments[0]
-            if sequence < oldest.first_sequence:
-                record = ingest_pb2.Record.FromString(oldest.context)
+            self._known = max(self._known, sequence)
+            if sequence < self._segments[0].first_sequence or sequence == self._identity.first_sequence > 1:
+                record = ingest_pb2.Record.FromString(self._inventory_at(sequence))
                 record.sequence = sequence
                 return record
-            at = bisect.bisect_right(self._segments, sequence, key=lambda segment: segment.first_sequence) - 1
-            segment = self._segments[at]
+            segment = self._segment_of(sequence)
             found = self._reader.read(segment, sequence)
             if found is None:
                 log.error("%s: record %d was damaged on the disk and is lost", segment.path, sequence)
@@ -367,9 +387,15 @@ class Spool:
             return found
 
     def acknowledge(self, sequence: int) -> None:
-        """Note that the collector made everything up to ``sequence`` durable, and free what lies below."""
+        """Note that the collector made everything up to ``sequence`` durable, and free what lies below.
+
+        The first answer since the start is written down before anything is sent: from then on, what a collector knows
+        is no longer bounded by what was on the disk.
+        """
         with self._lock:
-            self._answered = True
+            if not self._answered:
+                self._answered = True
+                self._write_ledger()
             self._acked = max(self._acked, min(sequence, self._committed))
             self._counters.acked_sequence = self._acked
             while len(self._segments) > 1 and self._segments[0].last_sequence <= self._acked:
@@ -378,18 +404,21 @@ class Spool:
             self._count_size()
 
     def renew(self) -> None:
-        """Continue under a new ``spool_id``, because the collector knows sequences of the old one that we do not.
+        """Continue under a new ``spool_id``, because the collector knows sequences of the old one that we never sent.
 
-        It then has everything that was on the disk when the spool was opened, and other records under the numbers that
-        were given since: only the latter go on.
+        They are of a spool of which this one is a copy, or of a tail that this one has lost. What is known to be the
+        same on both sides stays under the old name; all behind it goes on under the new one, which begins with a
+        sequence that stands for the inventory in force there.
 
         Raises:
             OSError: The new identity cannot be stored.
         """
         with self._lock:
-            renewed = Identity(self._identity.agent_id, self._new_id(), self._resumed + 1)
+            renewed = Identity(self._identity.agent_id, self._new_id(), max(1, self._known))
             store_identity(self._directory, renewed, self._files)
             self._identity = renewed
+            self._answered = False
+            self._write_ledger()
             self._acked = self.first_available_sequence - 1
 
     def close(self) -> None:
@@ -399,6 +428,7 @@ class Spool:
                 self.commit()
             self._appender.close()
             self._reader.close()
+            self._ledger.close()
             self._file_lock.release()
 
     def _open_locked(self) -> Recovery:
@@ -417,12 +447,57 @@ class Spool:
             self._appender.resume(self._segments[-1])
         else:
             self._begin_segment(1)
-        self._committed = self._resumed = self._segments[-1].last_sequence
+        self._committed = self._segments[-1].last_sequence
+        self._read_ledger()
         self._acked = self.first_available_sequence - 1
         if recovery.lost_records:
             self._counters.count_dropped("spool_corrupt", recovery.lost_records, 0)
         self._count_size()
         return recovery
+
+    def _read_ledger(self) -> None:
+        try:
+            entry = self._ledger.load(self._identity.spool_id)
+        except OSError as error:
+            log.warning("spool %s: its ledger cannot be read (%s)", self._directory, error.strerror)
+            entry = LedgerEntry()
+        self._known = self._committed if entry.known_sequence is None else min(entry.known_sequence, self._committed)
+        reported = sum(
+            report.lost_ticks
+            for segment in self._segments
+            for sequence, report in segment.loss_reports.items()
+            if sequence > entry.after_sequence and report.reason == ingest_pb2.LOSS_REASON_DISK_FULL
+        )
+        self._refused_ticks = max(0, entry.lost_ticks - reported)
+        self._write_ledger()
+
+    def _write_ledger(self) -> None:
+        """Write down what must outlive a SIGKILL; a disk that refuses is no reason to stop sampling or sending."""
+        unsettled = [*self._uncommitted, *self._held_back]
+        told = sum(
+            r.loss_report.lost_ticks for r in unsettled if r.loss_report.reason == ingest_pb2.LOSS_REASON_DISK_FULL
+        )
+        entry = LedgerEntry(None if self._answered else self._known, self._refused_ticks + told, self._committed)
+        if not entry.lost_ticks:
+            entry = LedgerEntry(entry.known_sequence)
+        try:
+            self._ledger.store(self._identity.spool_id, entry)
+        except OSError as error:
+            if not self._disk_refuses:
+                log.warning("spool %s: its ledger cannot be written (%s)", self._directory, error.strerror)
+
+    def _segment_of(self, sequence: int) -> Segment:
+        at = bisect.bisect_right(self._segments, sequence, key=lambda segment: segment.first_sequence) - 1
+        return self._segments[max(0, at)]
+
+    def _inventory_at(self, sequence: int) -> bytes:
+        """Return the serialised Inventory record in force at a sequence; one of an empty record where there is none."""
+        segment = self._segment_of(sequence)
+        for earlier in range(sequence, segment.first_sequence - 1, -1):
+            found = self._reader.read(segment, earlier)
+            if found is not None and found.HasField("inventory"):
+                return found.SerializeToString()
+        return segment.context
 
     def _append(self, record: ingest_pb2.Record) -> int:
         room = record.ByteSize() + RECORD.size + 16
@@ -460,6 +535,7 @@ class Spool:
                 raise
             self._committed = self._segments[-1].last_sequence
             self._uncommitted.clear()
+            self._write_ledger()
             self._appender.close()
         self._begin_segment(self._segments[-1].last_sequence + 1)
 
@@ -525,6 +601,7 @@ class Spool:
             ticks = record_ticks(record)
             self._refused_ticks += ticks
             self._counters.count_dropped("disk_full", 1, ticks)
+            self._write_ledger()
         elif len(self._held_back) < _MAX_HELD_BACK:
             self._held_back.append(record)
         if not self._disk_refuses:
@@ -558,6 +635,7 @@ class Spool:
         self._held_back = [*self._uncommitted, *self._held_back][:_MAX_HELD_BACK]
         self._uncommitted = []
         self._disk_refuses = True
+        self._write_ledger()
         log.error("spool %s: cannot be synced (%s); %d records are lost", self._directory, error.strerror, records)
 
     def _count_size(self) -> None:

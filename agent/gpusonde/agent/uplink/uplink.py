@@ -420,6 +420,7 @@ class Uplink:
             encodings=[ingest_pb2.ENCODING_FLOAT32_LE_ZSTD, ingest_pb2.ENCODING_FLOAT32_LE],
             agent_start_time_unix_nano=self._facts.start_time_unix_nano,
             instance_id=self._facts.instance_id,
+            first_sequence=self._spool.first_sequence,
         )
         await call.write(ingest_pb2.StreamSamplesRequest(hello=hello))
         # Only read(), never "async for" on the same call: grpc.aio allows one of the two.
@@ -437,11 +438,13 @@ class Uplink:
         known = self._spool.known_sequence
         if ack.durable_sequence > known:
             # Our spool lost its end or was restored from a copy: what is new would be taken for resends and dropped.
-            log.warning(
-                "collector %s holds records up to %d of this spool, which ended at %d: continuing under a new spool id",
-                target, ack.durable_sequence, known,
-            )  # fmt: skip
             self._spool.renew()
+            log.warning(
+                "collector %s holds records up to %d of this spool, of which at most %d are from here: it lost its end,"
+                " or it or another one is a copy. Records %d to %d go under a new spool id; those that the copy held"
+                " already and had not sent may be there twice",
+                target, ack.durable_sequence, known, known + 1, self._spool.last_sequence,
+            )  # fmt: skip
             raise SessionEnd("resend")
         self._spool.acknowledge(ack.durable_sequence)
         waiting = self._spool.committed_sequence - ack.durable_sequence
@@ -449,10 +452,12 @@ class Uplink:
             f"connected {target}", logging.INFO,
             f"connected to collector {ack.collector_id or target} at {target}; {waiting} records are waiting",
         )  # fmt: skip
-        if first_available > ack.durable_sequence + 1:
+        # Older collectors do not know that a renewed spool id begins above 1.
+        first_missing = max(ack.durable_sequence + 1, self._spool.first_sequence)
+        if first_available > first_missing:
             log.warning(
                 "records %d to %d never reached collector %s and are no longer in the spool",
-                ack.durable_sequence + 1, first_available - 1, target,
+                first_missing, first_available - 1, target,
             )  # fmt: skip
 
     def _go_on(self, left: SessionEnd, address: Address) -> float:

@@ -223,4 +223,5 @@ def _agent_row(hello: ingest_pb2.Hello) -> AgentRow:
         hello.host.host_name,
         hello.agent_version,
         hello.host.SerializeToString(),
+        max(1, hello.first_sequence),
     )

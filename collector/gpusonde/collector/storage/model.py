@@ -75,7 +75,7 @@ class PendingRecord:
 
 @dataclass(frozen=True)
 class AgentRow:
-    """An agent as it introduced itself last."""
+    """An agent as it introduced itself last; with ``first_sequence``, which is not kept, its spool begins."""
 
     agent_id: str
     spool_id: str
@@ -84,6 +84,7 @@ class AgentRow:
     host_name: str
     agent_version: str
     host: bytes
+    first_sequence: int = 1
 
 
 @dataclass(frozen=True)

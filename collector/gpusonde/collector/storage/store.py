@@ -175,7 +175,10 @@ class SampleStore(SampleReader, Protocol):
     """
 
     def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
-        """Store what agents said of themselves and return the durable sequences of their spools."""
+        """Store what agents said of themselves and return the durable sequences of their spools.
+
+        A new spool that does not begin with 1 goes on from another: what lies before counts as durable and is no gap.
+        """
 
     def append(self, records: Sequence[PendingRecord]) -> int:
         """Make records durable; when it returns, they survive a power loss.

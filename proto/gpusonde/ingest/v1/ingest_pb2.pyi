@@ -65,7 +65,7 @@ class StreamSamplesResponse(_message.Message):
     def __init__(self, hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., throttle: _Optional[_Union[Throttle, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent_id", "spool_id", "first_available_sequence", "host", "agent_version", "encodings", "agent_start_time_unix_nano", "instance_id")
+    __slots__ = ("agent_id", "spool_id", "first_available_sequence", "host", "agent_version", "encodings", "agent_start_time_unix_nano", "instance_id", "first_sequence")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_AVAILABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Hello(_message.Message):
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     AGENT_START_TIME_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     spool_id: str
     first_available_sequence: int
@@ -82,7 +83,8 @@ class Hello(_message.Message):
     encodings: _containers.RepeatedScalarFieldContainer[Encoding]
     agent_start_time_unix_nano: int
     instance_id: str
-    def __init__(self, agent_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., first_available_sequence: _Optional[int] = ..., host: _Optional[_Union[_gpu_pb2.Host, _Mapping]] = ..., agent_version: _Optional[str] = ..., encodings: _Optional[_Iterable[_Union[Encoding, str]]] = ..., agent_start_time_unix_nano: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
+    first_sequence: int
+    def __init__(self, agent_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., first_available_sequence: _Optional[int] = ..., host: _Optional[_Union[_gpu_pb2.Host, _Mapping]] = ..., agent_version: _Optional[str] = ..., encodings: _Optional[_Iterable[_Union[Encoding, str]]] = ..., agent_start_time_unix_nano: _Optional[int] = ..., instance_id: _Optional[str] = ..., first_sequence: _Optional[int] = ...) -> None: ...
 
 class HelloAck(_message.Message):
     __slots__ = ("durable_sequence", "encoding", "max_record_bytes", "max_unacked_records", "collector_id", "host_load_interval_ms")

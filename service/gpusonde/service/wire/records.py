@@ -134,6 +134,8 @@ def check_hello(hello: ingest_pb2.Hello, limits: Limits) -> None:
     check_time(hello.agent_start_time_unix_nano, "hello.agent_start_time_unix_nano")
     if not 0 < hello.first_available_sequence <= _LARGEST_SEQUENCE:
         raise WireError("hello.first_available_sequence", "sequences begin with 1")
+    if hello.first_sequence > hello.first_available_sequence:
+        raise WireError("hello.first_sequence", "is behind hello.first_available_sequence")
 
 
 def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, limits: Limits) -> DecodedRecord:

@@ -143,6 +143,8 @@ class ClickHouseFacts:
             {**vars(row.agent), "collector": row.owner.collector, "term": row.owner.term, "version": row.version}
             for row in greeted
         ]
+        for agent in rows:
+            del agent["first_sequence"]
         self._sql.insert("agents", fact_table(rows))
 
     def agents(self) -> list[AgentRow]:

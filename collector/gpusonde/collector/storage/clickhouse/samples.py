@@ -117,7 +117,10 @@ class ClickHouseSamples:
                 greeted.append(GreetedAgent(agent, owner, version, moved=owner != before))
             self._facts.save_agents(greeted)
             # Asked anew at every greeting: another collector may have taken records meanwhile.
-            self._begin_spools({(agent.agent_id, agent.spool_id): agent.start_unix_nano for agent in agents})
+            self._begin_spools(
+                {(agent.agent_id, agent.spool_id): agent.start_unix_nano for agent in agents},
+                {(agent.agent_id, agent.spool_id): agent.first_sequence for agent in agents},
+            )
             return [self._durable[self._spools[agent.agent_id, agent.spool_id]] for agent in agents]
 
     def append(self, records: Sequence[PendingRecord]) -> int:
@@ -180,8 +183,12 @@ class ClickHouseSamples:
             number = self._spools[key]
         return number
 
-    def _begin_spools(self, began_unix_nano: Mapping[tuple[str, str], int]) -> None:
-        """Look spools up by agent and spool id, or number them.
+    def _begin_spools(
+        self,
+        began_unix_nano: Mapping[tuple[str, str], int],
+        first_sequences: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        """Look spools up by agent and spool id, or number them; before the first sequence of a new one is no gap.
 
         Numbers of one agent rise in order of first arrival, and two collectors that see a spool first at the same time,
         from the same greeting, give it the same number.
@@ -200,7 +207,10 @@ class ClickHouseSamples:
                 highest[agent_id] = new[key]
         if new:
             self._number(new)
-        known.update({key: (number, 0) for key, number in new.items()})
+        durable = {key: (first_sequences or {}).get(key, 1) - 1 for key in new}
+        if reached := {new[key]: sequence for key, sequence in durable.items() if sequence}:
+            self._sql.insert("progress", progress_table(reached))
+        known.update({key: (number, durable[key]) for key, number in new.items()})
         with self._lock:
             self._spools.update({key: number for key, (number, _) in known.items()})
             self._durable.update(known[key] for key in began_unix_nano)

@@ -64,7 +64,7 @@ class LocalFacts:
                     for agent in agents
                 ],
             )
-            return [_spool_number(connection, agent.agent_id, agent.spool_id) for agent in agents]
+            return [_spool_number(connection, agent.agent_id, agent.spool_id, agent.first_sequence) for agent in agents]
 
     def spool_number(self, agent_id: str, spool_id: str) -> int:
         """Return the number of a spool, a new one if need be."""
@@ -202,8 +202,11 @@ class LocalFacts:
         return {(metric, reason): count for metric, reason, count in rows}
 
 
-def _spool_number(connection: sqlite3.Connection, agent_id: str, spool_id: str) -> int:
-    connection.execute("INSERT OR IGNORE INTO spools (agent_id, spool_id) VALUES (?, ?)", (agent_id, spool_id))
+def _spool_number(connection: sqlite3.Connection, agent_id: str, spool_id: str, first_sequence: int = 1) -> int:
+    connection.execute(
+        "INSERT OR IGNORE INTO spools (agent_id, spool_id, stored_sequence) VALUES (?, ?, ?)",
+        (agent_id, spool_id, first_sequence - 1),
+    )
     (number,) = connection.execute(
         "SELECT spool FROM spools WHERE agent_id = ? AND spool_id = ?", (agent_id, spool_id)
     ).fetchone()

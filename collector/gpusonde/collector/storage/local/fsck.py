@@ -216,7 +216,8 @@ def missing_records(
         # Retention deletes from the front; where nothing is left there is nothing to compare with.
         first = known.first if known else None
         if not deleted:
-            first = 1
+            # A spool begins with its inventory, and one that goes on under a new name does not begin with 1.
+            ((first,),) = database.rows("SELECT COALESCE(MIN(sequence), 1) FROM inventories WHERE spool = ?", (spool,))
         if first is None or not stored:
             continue
         everything = SequenceRanges()

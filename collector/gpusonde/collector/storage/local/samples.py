@@ -97,7 +97,9 @@ class LocalSamples(LocalReader):
         with self._memory.lock:
             keys = [(agent.agent_id, agent.spool_id) for agent in agents]
             self._memory.spools.update(zip(keys, spools, strict=True))
-            return [self._memory.durable.get(key, 0) for key in keys]
+            for agent, key in zip(agents, keys, strict=True):
+                self._memory.durable.setdefault(key, agent.first_sequence - 1)
+            return [self._memory.durable[key] for key in keys]
 
     def append(self, records: Sequence[PendingRecord]) -> int:
         """Write records to the log and sync it, then to catalogue and memtable; return how many were repetitions.

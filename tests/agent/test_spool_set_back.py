@@ -1,0 +1,190 @@
+"""A spool that is a copy of an earlier one, or has lost its end: what is new is sent, whoever was away meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import pytest
+from support.faulty_files import FaultyFiles
+from support.scripted_collector import ScriptedCollector
+from support.uplink_rig import Rig, batch, inventory
+
+VALUES = itertools.count(1)
+
+
+class Host(Rig):
+    """A life of an agent; each begins with an inventory and writes ticks that no other one does."""
+
+    def __init__(self, directory, **options):
+        super().__init__(directory, agent_id="host", **options)
+        self.values = []
+        self.spool.append(inventory())
+
+    def live(self, up_to):
+        while self.spool.last_sequence < up_to:
+            self.values.append(next(VALUES))
+            self.spool.append(batch(self.values[-1]))
+        self.spool.commit()
+        if self.uplink is not None:
+            self.uplink.notify()
+
+    def kill(self):
+        """SIGKILL: what is written stays, nothing is closed in good order."""
+        self.spool._file_lock.release()
+        self.spool._appender.close()
+        self.spool._reader.close()
+        self.spool._ledger.close()
+
+
+def live(directory, up_to, collector=None, **options):
+    host = Host(directory, **options)
+    host.live(up_to)
+    if collector is not None:
+        host.run(collector.target)
+    host.kill()
+    return host.values
+
+
+def set_back(directory, copy):
+    shutil.rmtree(directory)
+    shutil.copytree(copy, directory)
+
+
+def stored_values(collector):
+    return sorted(r.batch.blocks[0].start_time_unix_nano for r in collector.records() if r.HasField("batch"))
+
+
+@pytest.mark.parametrize("starts", [1, 2, 4])
+def test_what_is_written_over_several_starts_while_the_collector_is_away_is_sent(tmp_path, starts, caplog):
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        values = live(directory, 37, collector)
+        shutil.copytree(directory, tmp_path / "copy")
+        values += live(directory, 129, collector)
+        set_back(directory, tmp_path / "copy")
+        for start in range(1, starts):
+            values += live(directory, 100 + 40 * start)
+        values += live(directory, 300, collector)
+        assert stored_values(collector) == sorted(values)
+        assert collector.duplicates == 0
+        assert collector.gaps == []
+        assert [hello.first_sequence for hello in collector.hellos[-2:]] == [1, 37]
+    assert "at most 37 are from here" in caplog.text
+    assert "Records 38 to 300 go under a new spool id" in caplog.text
+    assert "never reached" not in caplog.text
+
+
+def test_a_copy_with_a_backlog_is_sent_once(tmp_path):
+    """The copy holds records that the collector got from the original afterwards."""
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        host = Host(directory)
+        host.live(20)
+        host.run(collector.target)
+        host.live(37)
+        shutil.copytree(directory, tmp_path / "copy")
+        host.live(129)
+        host.run(collector.target)
+        host.kill()
+        set_back(directory, tmp_path / "copy")
+        values = host.values + live(directory, 150) + live(directory, 170, collector)
+        assert stored_values(collector) == sorted(values)
+        assert collector.duplicates == 0
+
+
+def test_a_copy_of_a_spool_that_no_collector_had_answered_loses_nothing_and_says_what_may_be_twice(tmp_path, caplog):
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        values = live(directory, 20, collector) + live(directory, 37)
+        shutil.copytree(directory, tmp_path / "copy")
+        values += live(directory, 129, collector)
+        set_back(directory, tmp_path / "copy")
+        values += live(directory, 150) + live(directory, 170, collector)
+        stored = stored_values(collector)
+    assert sorted(set(stored)) == sorted(values)
+    assert "at most 20 are from here" in caplog.text
+    assert "may be there twice" in caplog.text
+    assert len(stored) - len(values) == 37 - 20 - 1  # one of them is the inventory
+
+
+def test_an_end_that_the_disk_lost_is_no_reason_to_take_new_records_for_old_ones_two_starts_later(tmp_path):
+    directory = tmp_path / "spool"
+    files = FaultyFiles()
+    with ScriptedCollector() as collector:
+        host = Host(directory, files=files)
+        host.live(60)
+        host.run(collector.target)
+        host.kill()
+        (segment,) = directory.glob("*.seg")
+        with segment.open("r+b") as file:
+            file.truncate(segment.stat().st_size // 2)
+        values = host.values + live(directory, 80) + live(directory, 90, collector)
+        assert stored_values(collector) == sorted(values)
+        assert collector.duplicates == 0
+
+
+def test_two_hosts_from_one_image_lose_nothing_and_alarm_nobody(tmp_path, caplog):
+    with ScriptedCollector() as collector:
+        values = live(tmp_path / "a", 37, collector)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        values += live(tmp_path / "a", 60, collector)
+        values += live(tmp_path / "b", 80, collector)
+        values += live(tmp_path / "a", 100, collector)
+        values += live(tmp_path / "b", 120) + live(tmp_path / "b", 130, collector)
+        assert stored_values(collector) == sorted(values)
+        assert len(collector.stored) == 2
+        assert collector.duplicates == 0
+        assert collector.gaps == []
+    assert "never reached" not in caplog.text
+
+
+def test_the_original_of_a_copy_that_went_on_under_its_name_notices(tmp_path):
+    """The other host sent under the common name while this one ran on without a collector."""
+    original = Host(tmp_path / "a")
+    with ScriptedCollector() as collector:
+        original.live(37)
+        original.run(collector.target)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        original.live(70)
+        values = live(tmp_path / "b", 50, collector)
+        original.run(collector.target)
+        assert stored_values(collector) == sorted(values + original.values)
+        # It renewed in the middle of a life, behind the last record that it had sent.
+        renewed = collector.stored["host", original.spool.spool_id]
+        assert sorted(renewed) == list(range(37, 71))
+        assert renewed[37].HasField("inventory")
+    original.spool.close()
+
+
+def test_a_ledger_whose_newest_half_is_torn_counts_as_the_one_before(tmp_path):
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        values = live(directory, 37, collector)
+        shutil.copytree(directory, tmp_path / "copy")
+        values += live(directory, 129, collector)
+        set_back(directory, tmp_path / "copy")
+        values += live(directory, 150)
+        ledger = bytearray((directory / "ledger").read_bytes())
+        before = max((0, 512), key=lambda at: int.from_bytes(ledger[at + 4 : at + 12], "little"))
+        values += live(directory, 160)
+        # The start above wrote nothing new: the same bound holds.
+        assert (directory / "ledger").read_bytes() == ledger
+        ledger[512 - before + 40] ^= 1
+        (directory / "ledger").write_bytes(ledger)
+        values += live(directory, 170, collector)
+        assert stored_values(collector) == sorted(values)
+
+
+def test_a_spool_without_a_ledger_goes_by_what_is_on_the_disk(tmp_path):
+    """As after an update from an agent that had none."""
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        values = live(directory, 37, collector)
+        shutil.copytree(directory, tmp_path / "copy")
+        values += live(directory, 129, collector)
+        set_back(directory, tmp_path / "copy")
+        (directory / "ledger").unlink()
+        values += live(directory, 150, collector)
+        assert stored_values(collector) == sorted(values)
+        assert collector.duplicates == 0
