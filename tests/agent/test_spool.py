@@ -10,6 +10,7 @@ from support.faulty_files import FaultyFiles, UnsyncedFiles, copy_directory
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import HEADER, RECORD, encode_header, encode_record, scan
+from gpusonde.agent.spool.segments import examine
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import DirectoryLockedError, SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -215,6 +216,60 @@ def test_a_flipped_bit_anywhere_loses_at_most_its_own_record_and_says_so(tmp_pat
         assert spool.last_sequence == (4 if as_torn else 5)
         assert counters.dropped_records.get("spool_corrupt", 0) == (0 if hit is None or as_torn else 1)
         spool.close()
+
+
+def encoded(sequence, ticks=10):
+    record = batch(100 * sequence + ticks, ticks)
+    record.sequence = sequence
+    return encode_record(sequence, ticks, record.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "sequences", [[1, 2, 3, 2, 4], [1, 1, 2], [2, 1, 2, 3], [3, 1, 2, 4], [1, 2, 3, 3], [1, 4, 2, 5]]
+)
+def test_repeated_sequences_of_joined_files_cost_no_record_behind_them(directory, sequences):
+    directory.mkdir()
+    (directory / f"{1:020d}.seg").write_bytes(encode_header(1, b"") + b"".join(encoded(s) for s in sequences))
+    for _ in range(2):
+        spool = opened(directory, **QUICK)
+        records = everything(spool)
+        assert [r.sequence for r in records] == list(range(1, max(sequences) + 1))
+        held = [r.sequence for r in records if r.HasField("batch")]
+        assert all(value(r) == 100 * r.sequence + 10 for r in records if r.HasField("batch"))
+        # The first one of those that go on; what lies between is on record.
+        assert held == [s for i, s in enumerate(sequences) if s > max(sequences[:i], default=0)]
+        spool.close()
+        assert examine(directory, QUICK["files"], in_use=False).findings == ()
+
+
+def test_what_a_recovery_leaves_is_in_order_for_the_next_one(tmp_path):
+    chance = random.Random(7)
+    for case in range(300):
+        directory = tmp_path / str(case)
+        directory.mkdir()
+        firsts = [1, chance.randint(1, 6)][: chance.randint(1, 2)]
+        for first in dict.fromkeys(firsts):
+            sequences = [
+                max(1, first + i + chance.choice((0, 0, 0, 0, -1, -3, 2))) for i in range(chance.randint(0, 8))
+            ]
+            data = bytearray(encode_header(first, b"") + b"".join(encoded(s, chance.randint(1, 3)) for s in sequences))
+            for _ in range(chance.randint(0, 2)):
+                if chance.random() < 0.5:
+                    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+                else:
+                    del data[chance.randrange(len(data)) :]
+                    data += bytes(chance.randint(0, 1))
+            (directory / f"{first:020d}.seg").write_bytes(data)
+        spool = opened(directory, **QUICK)
+        records = [r.SerializeToString() for r in everything(spool)]
+        spool.close()
+        assert examine(directory, QUICK["files"], in_use=False).findings == (), case
+        again = opened(directory, **QUICK)
+        assert [r.SerializeToString() for r in everything(again)] == records, case
+        assert [r.sequence for r in everything(again)] == list(
+            range(again.first_available_sequence, again.last_sequence + 1)
+        )
+        again.close()
 
 
 def test_a_segment_that_is_gone_is_a_reported_loss(directory):

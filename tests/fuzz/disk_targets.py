@@ -13,6 +13,7 @@ from support.wire_agent import batch, inventory, source_ended
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import encode_header, encode_record
+from gpusonde.agent.spool.segments import examine
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.log import PartReport, encode_entry, read_part
 from gpusonde.collector.storage.local.states import StateFiles
@@ -49,6 +50,8 @@ def _read_spool(segment: bytes, identity: bytes | None = None) -> None:
             spool.read(sequence)
     finally:
         spool.close()
+    # What a start has repaired is in order for the next one.
+    assert examine(folder, StoreFiles(), in_use=False).findings == ()
 
 
 def _read_log(data: bytes) -> None:

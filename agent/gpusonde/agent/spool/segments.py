@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -212,7 +213,10 @@ def _recover_segment(
     records = [_parse(record, path) for record in kept]
     segment = Segment(path, first, context)
     findings, rebuilt = [], None
-    if holes or found.damaged or found.context is None:
+    # Records that repeat a sequence, as joined files have them, are no part of it: those behind would not lie where
+    # they are looked for.
+    apart = any(after.offset != before.end for before, after in itertools.pairwise(kept))
+    if holes or found.damaged or found.context is None or apart or (kept and kept[0].offset != found.records[0].offset):
         rebuilt = _rebuild(segment, _fill_holes(records, first, last))
         findings.append(_damage(path, holes, header=found.context is None))
     else:
