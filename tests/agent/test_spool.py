@@ -510,6 +510,7 @@ def reopened_after_a_kill(spool, directory, **options):
     spool._file_lock.release()
     spool._appender.close()
     spool._ledger.close()
+    spool._journal.close()
     return opened(directory, **options)
 
 
@@ -573,4 +574,103 @@ def test_an_agent_starts_and_is_emptied_on_a_disk_that_is_full(directory):
     # Sent, killed: the next start knows that a collector may have it.
     spool = reopened_after_a_kill(spool, directory, files=files)
     assert spool.known_sequence == 2
+    spool.close()
+
+
+def written_ticks(spool):
+    return [value(r) for r in everything(spool) if r.HasField("batch")]
+
+
+def killed_with_steps(directory, **options):
+    """An inventory, a batch of two steps that was appended, and two steps of one that was not."""
+    spool = opened(directory, **options)
+    spool.append(inventory())
+    spool.keep(batch(1))
+    spool.keep(batch(2))
+    spool.append(batch(12, ticks=20))
+    spool.keep(batch(3))
+    spool.keep(batch(4))
+    spool.commit()
+    return spool
+
+
+def test_the_steps_of_a_batch_that_was_being_filled_outlive_a_kill(directory):
+    spool = reopened_after_a_kill(killed_with_steps(directory), directory)
+    assert written_ticks(spool) == [12, 3, 4]
+    assert [r.sequence for r in everything(spool)] == [1, 2, 3, 4]
+    for _ in range(2):
+        spool = reopened_after_a_kill(spool, directory)
+        assert written_ticks(spool) == [12, 3, 4]
+    spool.append(inventory())
+    spool.keep(batch(5))
+    spool = reopened_after_a_kill(spool, directory)
+    assert written_ticks(spool) == [12, 3, 4, 5]
+    spool.close()
+
+
+def test_steps_whose_batch_was_written_are_not_written_again(directory):
+    spool = killed_with_steps(directory, segment_bytes=300)
+    spool.append(batch(34, ticks=20))
+    for _ in range(5):
+        spool.append(ended())
+    spool.commit()
+    spool.acknowledge(spool.committed_sequence)
+    spool = reopened_after_a_kill(spool, directory, segment_bytes=300)
+    assert all(not r.HasField("batch") for r in everything(spool))
+    spool.close()
+
+
+def test_steps_of_a_batch_that_the_disk_refused_count_as_lost_and_not_as_both(directory):
+    files = FaultyFiles()
+    spool = killed_with_steps(directory, files=files)
+    files.full = True
+    assert spool.append(batch(34, ticks=20)) is None
+    files.full = False
+    spool = reopened_after_a_kill(spool, directory, files=files)
+    spool.commit()
+    assert (written_ticks(spool), lost_ticks(spool)) == ([12], 20)
+    spool.close()
+
+
+def test_a_step_that_the_disk_refuses_counts_as_lost_unless_its_batch_is_written(directory):
+    files = FaultyFiles()
+    spool = killed_with_steps(directory, files=files)
+    files.full = True
+    spool.keep(batch(5))
+    copy_directory(directory, directory.with_name("killed"))
+    files.full = False
+    spool.append(batch(345, ticks=30))
+    spool = reopened_after_a_kill(spool, directory, files=files)
+    spool.commit()
+    assert (written_ticks(spool), lost_ticks(spool)) == ([12, 345], 0)
+    spool.close()
+    killed = opened(directory.with_name("killed"))
+    killed.commit()
+    assert (written_ticks(killed), lost_ticks(killed)) == ([12, 3, 4], 10)
+    killed.close()
+
+
+def test_steps_that_a_report_came_between_are_there_after_a_kill(directory):
+    files = FaultyFiles()
+    spool = opened(directory, files=files)
+    spool.append(inventory())
+    files.full = True
+    spool.append(batch(1))
+    files.full = False
+    spool.keep(batch(2))
+    spool.commit()
+    spool = reopened_after_a_kill(spool, directory)
+    assert (written_ticks(spool), lost_ticks(spool)) == ([2], 10)
+    spool.close()
+
+
+def test_steps_on_a_disk_that_is_full_at_the_next_start_are_lost_and_reported(directory):
+    spool = killed_with_steps(directory)
+    files = FaultyFiles()
+    files.full = True
+    spool = reopened_after_a_kill(spool, directory, files=files)
+    assert written_ticks(spool) == [12]
+    files.full = False
+    spool.commit()
+    assert lost_ticks(spool) == 20
     spool.close()

@@ -5,8 +5,10 @@ import threading
 import numpy as np
 import pytest
 from support.decoded_blocks import decode
-from support.faulty_files import FaultyFiles
+from support.faulty_files import FaultyFiles, copy_directory
+from support.wire_agent import wait_until
 
+from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading
@@ -189,3 +191,33 @@ def test_an_inventory_is_not_dropped_when_the_queue_is_full(rig):
     rig.writer.finish()
     rig.writer.run()
     assert sum(record.HasField("inventory") for record in rig.records()) == 1
+
+
+def test_a_collector_that_asks_for_longer_batches_costs_a_killed_agent_no_more_ticks(tmp_path):
+    rig = Rig(tmp_path / "spool", pace_s=0.05)
+    rig.writer.put_record(inventory_record(INVENTORY))
+    rig.writer.put(SampledReading(reading(1)))
+    thread = threading.Thread(target=rig.writer.run, daemon=True)
+    thread.start()
+    # The interval from before ends with the first batch; the next one takes an hour.
+    rig.writer.request_batch_interval(3600.0)
+    wait_until(lambda: rig.counters.batches == 1, 20, "the first batch")
+    for i in range(2, 31):
+        rig.writer.put(SampledReading(reading(i), missed_ticks=i == 7))
+        if i % 10 == 0:
+            wait_until(lambda i=i: rig.spool._journal.ticks == i - 1, 20, "the ticks in the journal")
+    wait_until(lambda: rig.spool._journal.ticks == 29, 20, "the ticks in the journal")
+    assert rig.counters.batches == 1
+    copy_directory(tmp_path / "spool", tmp_path / "killed")
+    rig.writer.finish()
+    thread.join()
+    rig.spool.close()
+    for directory, batches in ((tmp_path / "spool", 2), (tmp_path / "killed", 4)):
+        spool = Spool(directory, max_bytes=1 << 20)
+        spool.open()
+        found = [spool.read(s) for s in range(2, spool.committed_sequence + 1)]
+        blocks = [block for record in found for block in decode(record.batch, INVENTORY.metrics)]
+        assert np.concatenate([b.time_unix_nano for b in blocks]).tolist() == [i * 10**9 for i in range(1, 31)]
+        assert sum(b.missed_ticks for record in found for b in record.batch.blocks) == 1
+        assert len(found) >= batches
+        spool.close()

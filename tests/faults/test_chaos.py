@@ -13,11 +13,15 @@ import time
 
 import numpy as np
 from support.counting_agent import CYCLE
+from support.decoded_blocks import decode
 from support.running_collector import ProcessCollector
+from support.scripted_collector import Script, ScriptedCollector
 from support.victim_agent import VictimAgent, stored
 from support.wire_agent import wait_for_growth, wait_until
 
 from gpusonde.agent.spool.inspection import inspect_spool
+from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.telemetry import metric
 
 # docs/results/faults.md was measured with GPUSONDE_FAULT_KILLS=20, and so 10,000 batches.
 KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "5"))
@@ -111,3 +115,37 @@ def test_a_killed_agent_of_the_default_pace_loses_no_more_than_a_batch_and_a_com
         f"4 kills of an agent at 10 Hz with batches of 1 s: {lost} of {sum(victim.reached)} ticks lost, {lost / 4:.1f} "
         "at a time; 0 at SIGTERM"
     )
+
+
+def test_a_killed_agent_of_which_a_collector_asks_for_long_batches_loses_no_more(tmp_path):
+    chance = random.Random(SEED)
+    throttle = ingest_pb2.Throttle(batch_interval_ms=30_000)
+    with ScriptedCollector(scripts=[Script(throttle_after=(3, throttle)) for _ in range(20)]) as collector:
+        quick = {"interval_s": 0.01, "batch_interval_s": 0.05}
+        with VictimAgent(tmp_path / "agent", collector.target, **quick) as victim:
+            for life in range(1, 4):
+                wait_until(lambda life=life: victim.log().count("asks for at most") >= life, 60, "the throttle")
+                before = victim.took()
+                wait_until(lambda before=before: victim.took() > before + 100, 60, "ticks")
+                time.sleep(chance.uniform(0.0, 0.5))
+                victim.kill()
+                victim.start()
+            wait_until(lambda: victim.took() > 8, 60, "ticks")
+            assert victim.finish()["drained"]
+        records = collector.records()
+    values = [
+        value
+        for record in records
+        if record.HasField("batch")
+        for block in decode(record.batch, (metric("power_watts"),))
+        for value in block.values[0].tolist()
+    ]
+    lives = np.split(np.array(values), np.flatnonzero(np.array(values) == 0))[1:]
+    assert len(lives) == 4
+    for life in lives:
+        np.testing.assert_array_equal(life, np.arange(len(life)))
+    lost = [reached - len(life) for reached, life in zip(victim.reached, lives, strict=True)]
+    # A step of 50 ms each, and what a tick and a busy machine add; a batch would be 3,000 ticks.
+    assert lost[-1] == 0
+    assert max(lost) < 50
+    print(f"3 kills while batches of 30 s are asked for: {lost[:-1]} ticks of 10 ms lost")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from support.faulty_files import FaultyFiles, PowerLost
 from support.spools import START_NS, batch
@@ -55,6 +57,7 @@ class Life:
         self.spool._appender.close()
         self.spool._reader.close()
         self.spool._ledger.close()
+        self.spool._journal.close()
 
 
 def operations(directory, *, acknowledges):
@@ -171,6 +174,54 @@ def test_sigkill_in_any_operation_while_the_disk_refuses_costs_only_ticks_that_t
         lost += reported
     assert lost
     print(f"SIGKILL at 59 operations of a life on a full disk: {lost} ticks reported, at most a batch each unreported")
+
+
+STEPS = 3
+
+
+def filled_in_steps(directory, files):
+    """Append batches that are kept in steps before; returns a life that can be abandoned."""
+    life = Life(directory, files, acknowledges=False)
+    steps = itertools.count()
+    life.kept = 0
+    try:
+        life.spool.open()
+        for _ in range(12):
+            begun = life.kept
+            for _ in range(STEPS):
+                life.spool.keep(batch(next(steps)))
+                life.kept += 1
+            life.spool.commit()
+            life.spool.append(batch(begun, ticks=STEPS * TICKS))
+    except PowerLost:
+        pass
+    return life
+
+
+def test_sigkill_in_any_operation_takes_no_step_of_a_batch_and_repeats_none(tmp_path):
+    files = FaultyFiles()
+    filled_in_steps(tmp_path / "whole", files).abandon()
+    count, lost = files.operations, 0
+    for at in range(count):
+        files = FaultyFiles(seed=at)
+
+        def stop(number, at=at):
+            if number == at:
+                raise PowerLost
+
+        files.before = stop
+        life = filled_in_steps(tmp_path / f"at{at}", files)
+        life.abandon()
+        for start in range(2):
+            ticks = [
+                number
+                for r in records_of(tmp_path / f"at{at}")[: -start or None]
+                for number in range(number_of(r), number_of(r) + r.batch.blocks[0].tick_count // TICKS)
+            ]
+            # The step whose own write was interrupted may be there or not.
+            assert ticks in (list(range(life.kept)), list(range(life.kept + 1))), at
+        lost += life.kept + 1 - len(ticks)
+    print(f"SIGKILL in each of {count} operations: {lost} steps that were being written are gone, no other")
 
 
 def interrupted(directory, files, at):

@@ -193,6 +193,10 @@ class Batcher:
         self._open, self._closed, self._ticks = {}, [], 0
         return batch
 
+    def drop(self) -> None:
+        """Forget what was added since the last :meth:`flush`."""
+        self._open, self._closed, self._missed, self._ticks = {}, [], {}, 0
+
     def take_blanks(self) -> dict[MissingReason, int]:
         """Return how many NaN values were encoded since the last call, by reason."""
         blanks, self._blanks = self._blanks, {}

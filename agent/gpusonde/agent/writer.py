@@ -65,6 +65,9 @@ class SpoolWriter:
         self._monotonic = monotonic
         self._heartbeat = heartbeat or Heartbeat("the spool's writer")
         self._batcher = Batcher(inventory.metrics)
+        # While batches are longer than configured, their ticks are written down at the configured pace all the same.
+        self._steps = Batcher(inventory.metrics)
+        self._keeps_steps = False
         # A reading of a live source waits for the batch: waking up for each would cost more than to take it in.
         self._queue: collections.deque[SampledReading | ingest_pb2.Record | None] = collections.deque()
         self._raw: list[RawTicks] = []
@@ -109,7 +112,10 @@ class SpoolWriter:
         self._configured_s = uplink_config.batch_interval_s
 
     def request_batch_interval(self, interval_s: float | None) -> None:
-        """Make batches at least so long, or (None) as configured, from the next on; callable from any thread."""
+        """Make batches at least so long, or (None) as configured, from the next on; callable from any thread.
+
+        What a SIGKILL can take does not grow with them.
+        """
         self._requested_s = interval_s
 
     @property
@@ -125,10 +131,12 @@ class SpoolWriter:
     def run(self) -> None:
         """Write until :meth:`finish`; everything queued before it is then committed."""
         now_s = self._monotonic()
-        batch_due_s, commit_due_s = now_s + self.batch_interval_s, now_s
+        batch_due_s, step_due_s, commit_due_s = now_s + self.batch_interval_s, now_s + self._configured_s, now_s
+        self._keeps_steps = self.batch_interval_s > self._configured_s
         finished = False
         while not finished:
-            due_s = min(batch_due_s, commit_due_s) if self._uncommitted else batch_due_s
+            due_s = min(batch_due_s, step_due_s) if self._keeps_steps else batch_due_s
+            due_s = min(due_s, commit_due_s) if self._uncommitted else due_s
             wait_s = max(0.0, due_s - self._monotonic())
             self._heartbeat.beat(wait_s)
             self._wake.wait(wait_s)
@@ -138,6 +146,11 @@ class SpoolWriter:
             if finished or now_s >= batch_due_s:
                 self._flush()
                 batch_due_s = now_s + self.batch_interval_s
+                self._keeps_steps = self.batch_interval_s > self._configured_s
+                step_due_s = now_s + self._configured_s
+            elif self._keeps_steps and now_s >= step_due_s:
+                self._keep_step()
+                step_due_s = now_s + self._configured_s
             if self._uncommitted and (finished or now_s >= commit_due_s):
                 if self._spool.commit():
                     self._on_commit()
@@ -178,6 +191,7 @@ class SpoolWriter:
             self._inventory = reading.inventory
             self._counters.gpus = len(reading.inventory.gpus)
             self._batcher.change_columns(reading.inventory.metrics)
+            self._steps.change_columns(reading.inventory.metrics)
             self._spool.append(inventory_record(reading.inventory))
             self._tell_inventory(reading.inventory)
         if reading.events:
@@ -192,6 +206,14 @@ class SpoolWriter:
         if sampled.missed_ticks:
             for gpu in range(len(self._inventory.gpus)):
                 self._batcher.add_missed(gpu, sampled.missed_ticks)
+                if self._keeps_steps:
+                    self._steps.add_missed(gpu, sampled.missed_ticks)
+
+    def _keep_step(self) -> None:
+        step = self._steps.flush()
+        if step is not None:
+            self._spool.keep(ingest_pb2.Record(batch=step))
+            self._uncommitted = True
 
     def _join_raw(self) -> None:
         """Turn what was read into numbers, all at once."""
@@ -207,11 +229,14 @@ class SpoolWriter:
                     # A clock that was set back and has not been noticed yet: a batch goes forward only.
                     self._flush()
                 self._batcher.add(part)
+                if self._keeps_steps:
+                    self._steps.add(part)
         if self._batcher.pending_bytes >= _MAX_BATCH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         self._uncommitted = True
+        self._steps.drop()
         batch = self._batcher.flush()
         if batch is None:
             return

@@ -1,10 +1,13 @@
-"""What a spool knows beside its segments and must know after a SIGKILL on a full disk too: ``Ledger``.
+"""What a spool keeps beside its segments: a SIGKILL takes neither what it knows nor a batch that is being filled.
 
-It is a small file that is overwritten in place, which needs no room. Two slots are written in turn, so that a torn
-write leaves the entry before it. All little-endian::
+``Ledger`` is a small file that is overwritten in place, which needs no room. Two slots are written in turn, so that a
+torn write leaves the entry before it. All little-endian::
 
     slot     4s magic "GSL1", u64 number of the entry, 16s digest of the spool_id, u64 known sequence (all bits set:
              not bounded), u64 lost ticks, u64 sequence after which reports of them count, u32 CRC32 of all before
+
+``Journal`` holds the steps of a batch that is longer than usual, because a collector asked for fewer records: each a
+record of a segment file, under the sequence that was next when the batch began.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpusonde.agent.spool.segment import encode_record, parse_record, record_ticks
+from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import File, FileLayer
 
 _FILE = "ledger"
+_JOURNAL_FILE = "journal"
 _MAGIC = b"GSL1"
 _SLOT = struct.Struct("<4sQ16sQQQ")
 _CHECKSUM = struct.Struct("<I")
@@ -113,6 +119,78 @@ class Ledger:
                 self._files.remove(self._path)
             raise
         return file
+
+
+class Journal:
+    """The file of the steps of a batch to come. It is written over from its beginning for every batch.
+
+    Args:
+        directory: The spool.
+        files: The file layer; what it raises passes through.
+
+    Attributes:
+        ticks: Ticks in the steps of the batch to come.
+    """
+
+    def __init__(self, directory: Path, files: FileLayer) -> None:
+        self._path = directory / _JOURNAL_FILE
+        self._files = files
+        self._file: File | None = None
+        self._sequence = 0
+        self._end = 0
+        self._is_synced = True
+        self.ticks = 0
+
+    def load(self) -> list[ingest_pb2.Record]:
+        """Return the steps of the last batch that had any; their sequence is the one that was next when it began."""
+        try:
+            self._file = self._files.open(self._path)
+        except FileNotFoundError:
+            return []
+        steps: list[ingest_pb2.Record] = []
+        data = self._file.read(self._path.stat().st_size, 0)
+        offset = 0
+        while (found := parse_record(data, offset)) is not None:
+            step = ingest_pb2.Record.FromString(found.payload)
+            if steps and step.sequence != steps[0].sequence:
+                break
+            steps.append(step)
+            offset = found.end
+        return steps
+
+    def add(self, step: ingest_pb2.Record, next_sequence: int) -> None:
+        """Write the next step of a batch, or the first one of another."""
+        if self._file is None:
+            self._file = self._files.create(self._path)
+        self._sequence = self._sequence or next_sequence
+        step.sequence = self._sequence
+        encoded = encode_record(step.sequence, record_ticks(step), step.SerializeToString())
+        self._file.write(encoded, self._end)
+        self._end += len(encoded)
+        self.ticks += record_ticks(step)
+        self._is_synced = False
+
+    def sync(self) -> None:
+        """Make the steps survive a power loss."""
+        if self._file is not None and not self._is_synced:
+            self._file.sync()
+            self._is_synced = True
+
+    def begin_batch(self) -> None:
+        """Forget the steps: their batch has been written, and so they no longer count."""
+        self._sequence = self._end = self.ticks = 0
+
+    def clear(self) -> None:
+        """Remove the steps: their ticks are counted as lost, or stand elsewhere."""
+        if self._file is not None:
+            self._file.truncate(0)
+        self.begin_batch()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _digest(spool_id: str) -> bytes:

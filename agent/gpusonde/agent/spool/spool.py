@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool.identity import Identity, load_identity, store_identity
-from gpusonde.agent.spool.ledger import Ledger, LedgerEntry
+from gpusonde.agent.spool.ledger import Journal, Ledger, LedgerEntry
 from gpusonde.agent.spool.segment import (
     RECORD,
     Segment,
@@ -33,7 +33,7 @@ from gpusonde.agent.spool.segment import (
 from gpusonde.agent.spool.segments import Recovery, recover
 from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.durable_files import DirectoryLock, File, FileLayer, OsFiles
+from gpusonde.service.durable_files import DirectoryLock, File, FileLayer, OsFiles, write_durably
 
 
 class Appender:
@@ -197,11 +197,13 @@ class Spool:
         self._appender = Appender(directory, self._files)
         self._reader = SegmentReader(self._files)
         self._ledger = Ledger(directory, self._files)
+        self._journal = Journal(directory, self._files)
         self._committed = 0
         self._known = 0
         self._answered = False
         self._acked = 0
         self._refused_ticks = 0
+        self._unkept_ticks = 0
         self._held_back: list[ingest_pb2.Record] = []
         self._uncommitted: list[ingest_pb2.Record] = []
         self._disk_refuses = False
@@ -314,12 +316,14 @@ class Spool:
             return self._open_locked()
         except OSError as error:
             self._ledger.close()
+            self._journal.close()
             self._file_lock.release()
             raise SpoolError(
                 f"{self._directory}: {error.strerror}; the spool cannot be opened, which the agent must own"
             ) from error
         except BaseException:
             self._ledger.close()
+            self._journal.close()
             self._file_lock.release()
             raise
 
@@ -340,6 +344,16 @@ class Spool:
             self._note_disk_accepts()
             return sequence
 
+    def keep(self, step: ingest_pb2.Record) -> None:
+        """Write down ticks of a batch that will be appended later: until then a SIGKILL does not take them."""
+        with self._lock:
+            try:
+                self._journal.add(step, self._segments[-1].last_sequence + 1)
+            except OSError:
+                # Whether they are lost shows when the batch is appended; if nobody gets so far, they are.
+                self._unkept_ticks += record_ticks(step)
+                self._write_ledger()
+
     def commit(self) -> bool:
         """Make everything appended so far survive a power loss; return whether there was something.
 
@@ -348,6 +362,7 @@ class Spool:
         with self._lock:
             # A loss is told as soon as there is room for its report, not only when there is something else to write.
             with contextlib.suppress(OSError):
+                self._journal.sync()
                 self._write_held_back()
                 self._note_disk_accepts()
             last = self._segments[-1].last_sequence
@@ -429,6 +444,7 @@ class Spool:
             self._appender.close()
             self._reader.close()
             self._ledger.close()
+            self._journal.close()
             self._file_lock.release()
 
     def _open_locked(self) -> Recovery:
@@ -443,12 +459,13 @@ class Spool:
         self._identity = Identity(self._wanted_agent_id or default_agent_id, spool_id, first_sequence)
         if self._identity != stored:
             store_identity(self._directory, self._identity, self._files)
-        if self._segments:
-            self._appender.resume(self._segments[-1])
-        else:
+        if not self._segments:
             self._begin_segment(1)
         self._committed = self._segments[-1].last_sequence
         self._read_ledger()
+        self._take_steps()
+        if not self._appender.is_open:
+            self._appender.resume(self._segments[-1])
         self._acked = self.first_available_sequence - 1
         if recovery.lost_records:
             self._counters.count_dropped("spool_corrupt", recovery.lost_records, 0)
@@ -471,13 +488,57 @@ class Spool:
         self._refused_ticks = max(0, entry.lost_ticks - reported)
         self._write_ledger()
 
+    def _take_steps(self) -> None:
+        """Make records of the steps of a batch that the last process did not get to append."""
+        try:
+            steps = self._journal.load()
+            if not steps:
+                return
+            if self._is_unfinished(steps[0].sequence):
+                self._append_steps(steps)
+            self._journal.clear()
+        except OSError as error:
+            log.warning(
+                "spool %s: the batch that was being filled cannot be read (%s)", self._directory, error.strerror
+            )
+
+    def _is_unfinished(self, sequence: int) -> bool:
+        """Whether the batch that began when a sequence was next is missing, and all before it is there."""
+        since = (
+            ticks
+            for segment in self._segments
+            for ticks in segment.ticks[max(0, sequence - segment.first_sequence) :]
+            if segment.last_sequence >= sequence
+        )
+        return self._segments[0].first_sequence <= sequence <= self._committed + 1 and not any(since)
+
+    def _append_steps(self, steps: list[ingest_pb2.Record]) -> None:
+        """Write them all or none: as a segment of their own."""
+        first = self._committed + 1
+        parts = [encode_header(first, self._context)]
+        for sequence, step in enumerate(steps, first):
+            step.sequence = sequence
+            parts.append(encode_record(sequence, record_ticks(step), step.SerializeToString()))
+        self._appender.close()
+        try:
+            write_durably(segment_path(self._directory, first), b"".join(parts), files=self._files, mode=0o640)
+        except OSError:
+            self._refused_ticks += sum(map(record_ticks, steps))
+            self._counters.count_dropped("disk_full", 0, sum(map(record_ticks, steps)))
+            self._write_ledger()
+            return
+        self._segments = recover(self._directory, self._files).segments
+        self._committed = self._segments[-1].last_sequence
+
     def _write_ledger(self) -> None:
         """Write down what must outlive a SIGKILL; a disk that refuses is no reason to stop sampling or sending."""
         unsettled = [*self._uncommitted, *self._held_back]
         told = sum(
             r.loss_report.lost_ticks for r in unsettled if r.loss_report.reason == ingest_pb2.LOSS_REASON_DISK_FULL
         )
-        entry = LedgerEntry(None if self._answered else self._known, self._refused_ticks + told, self._committed)
+        entry = LedgerEntry(
+            None if self._answered else self._known, self._refused_ticks + self._unkept_ticks + told, self._committed
+        )
         if not entry.lost_ticks:
             entry = LedgerEntry(entry.known_sequence)
         try:
@@ -518,7 +579,9 @@ class Spool:
         active.index(record, len(encoded))
         if record.HasField("inventory"):
             self._context = payload
-        if not record.HasField("batch"):
+        if record.HasField("batch"):
+            self._end_batch()
+        else:
             self._uncommitted.append(record)
         self._counters.records += 1
         self._counters.last_sequence = record.sequence
@@ -601,6 +664,7 @@ class Spool:
             ticks = record_ticks(record)
             self._refused_ticks += ticks
             self._counters.count_dropped("disk_full", 1, ticks)
+            self._end_batch(lost=True)
             self._write_ledger()
         elif len(self._held_back) < _MAX_HELD_BACK:
             self._held_back.append(record)
@@ -635,8 +699,22 @@ class Spool:
         self._held_back = [*self._uncommitted, *self._held_back][:_MAX_HELD_BACK]
         self._uncommitted = []
         self._disk_refuses = True
+        # The batch that is being filled began behind records that are gone.
+        unkept = self._unkept_ticks + self._journal.ticks
+        self._end_batch(lost=True)
+        self._unkept_ticks = unkept
         self._write_ledger()
         log.error("spool %s: cannot be synced (%s); %d records are lost", self._directory, error.strerror, records)
+
+    def _end_batch(self, *, lost: bool = False) -> None:
+        unkept, self._unkept_ticks = self._unkept_ticks, 0
+        if lost:
+            with contextlib.suppress(OSError):
+                self._journal.clear()
+        else:
+            self._journal.begin_batch()
+        if unkept:
+            self._write_ledger()
 
     def _count_size(self) -> None:
         self._counters.spool_bytes = self.size_bytes
