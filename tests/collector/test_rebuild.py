@@ -25,7 +25,7 @@ def data(tmp_path):
     directory = tmp_path / "data"
     store = open_store(directory)
     for agent, spool in AGENTS.items():
-        store.samples.register_agent(AgentRow(agent, spool, "instance", 1, "host", "1", b""))
+        store.samples.register_agents([AgentRow(agent, spool, "instance", 1, "host", "1", b"")])
     for first in (1, 11, 21, 31):
         store.samples.append(Feed().batches(first, first + 5))
         store.samples.append(Feed("agent-2", "spool-2", gpus=("GPU-b",)).batches(first, first + 2))
@@ -101,7 +101,7 @@ def test_without_its_catalogue_a_store_keeps_every_sample(data, damage):
     # Agents go on where they were: their inventories are known, so that what they send next can be read.
     store = open_store(data)
     assert store.facts.inventory("agent-1", "spool-1") == Feed().inventory
-    assert store.samples.register_agent(AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")) == 36
+    assert store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")]) == [36]
     assert sorted(store.followed()) == [("agent-1", "GPU-a"), ("agent-2", "GPU-b")]
     store.samples.append(Feed().batches(37, 40))
     store.flush()
