@@ -101,6 +101,7 @@ class AdaptivePace:
         self._config = config
         self._budget.share = config.read_budget
         self._budget.interval_s = config.interval_s
+        self._counters.sampling_interval_s = self.interval_s
 
     @property
     def interval_s(self) -> float:
@@ -113,7 +114,9 @@ class AdaptivePace:
         if reading.inventory is not None:
             self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
         at_work = not self._idle and now_s - self._last_work_s < _LOOK_AGAIN * self._config.idle_after_s
-        if self._last_work_s == -math.inf or (not at_work and self._work.sees_work(reading)):
+        if at_work:
+            return
+        if self._last_work_s == -math.inf or self._work.sees_work(reading):
             self._last_work_s = now_s
         idle = self._config.idle_interval_s > self._config.interval_s and (
             now_s - self._last_work_s >= self._config.idle_after_s

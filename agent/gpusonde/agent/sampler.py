@@ -17,8 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import FixedPace, Pace
@@ -27,16 +26,14 @@ from gpusonde.service.health import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
 _CLOCK_STEP_NS = 50_000_000
-# The two clocks cannot be read at once; if the scheduler came between them, the comparison waits for the next tick.
-_CLOCK_READ_NS = 10_000_000
+_CLOCK_READ_S = 0.01
 # A deadline missed by more than half an interval is left to the next one: two GPM samples closer than that say nothing.
 _TOLERATED_LATENESS = 0.5
 _ROOM_POLL_S = 0.02
 _SHORT_PAUSE_S = 0.25
 
 
-@dataclass(frozen=True)
-class SampledReading:
+class SampledReading(NamedTuple):
     """A reading and the deadlines missed since the one before."""
 
     reading: Reading
@@ -93,6 +90,7 @@ class Sampler:
         self._heartbeat = heartbeat or Heartbeat("the sampler")
         self._missed = 0
         self._source_ended = False
+        self._spent_s = 0.0
         self._wall_minus_monotonic_ns: int | None = None
 
     def stop(self) -> None:
@@ -106,6 +104,7 @@ class Sampler:
             SourceError: The source is gone as a whole.
         """
         start_s, interval_s = self._clocks.monotonic(), self._pace.interval_s
+        self._spent_s = self._processor_spent()
         tick = 0
         while not self._stopping.is_set():
             deadline_s = start_s + tick * interval_s
@@ -122,34 +121,38 @@ class Sampler:
 
     def _read_due(self, deadline_s: float) -> bool:
         """Read once, and again while the source has more that is due; False when stopped meanwhile or at its end."""
-        processor_s = elapsed_s = 0.0
+        elapsed_s = 0.0
         brought = False
         while True:
-            # A replay at full speed may stay in here for hours.
-            self._heartbeat.beat()
             if self._inventory.can_wait:
+                # A replay at full speed may stay in here for hours.
+                self._heartbeat.beat()
                 while not self._sink.has_room():
                     self._heartbeat.beat(_ROOM_POLL_S)
                     if self._wait(_ROOM_POLL_S):
                         return False
-            begin_s, spent_s = self._clocks.monotonic(), self._processor_spent()
+            begin_s = self._clocks.monotonic()
             reading = self._source.read(deadline_s)
             if reading is None:
                 self._source_ended = True
                 return False
             end_s = self._clocks.monotonic()
-            processor_s += self._processor_spent() - spent_s
             elapsed_s += end_s - begin_s
             brought |= bool(reading.ticks)
             self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
             if not self._inventory.can_wait:
                 self._pace.see(reading, begin_s)
-            self._deliver(reading)
-            if not reading.more or self._stopping.is_set():
+            self._deliver(reading, end_s)
+            if reading.more and not self._stopping.is_set():
+                self._heartbeat.beat()
+                continue
+            if not self._inventory.can_wait:
+                # All that this thread does is for readings, so one look at its time per deadline is enough.
+                spent_s, self._spent_s = self._spent_s, self._processor_spent()
                 # A source that looks for its engine reads nothing: what that costs says nothing of readings.
-                if brought and not self._inventory.can_wait:
-                    self._pace.spend(begin_s, processor_s, elapsed_s)
-                return not self._stopping.is_set()
+                if brought:
+                    self._pace.spend(begin_s, self._spent_s - spent_s, elapsed_s)
+            return not self._stopping.is_set()
 
     def _pause(self, seconds: float) -> bool:
         """Wait, and return whether to stop. A stop may come a moment late: waiting for it costs more than a tick."""
@@ -161,21 +164,22 @@ class Sampler:
     def _processor_spent(self) -> float:
         return self._clocks.processor() + self._source.statistics.helper_processor_s
 
-    def _deliver(self, reading: Reading) -> None:
+    def _deliver(self, reading: Reading, now_s: float) -> None:
         if reading.inventory is not None:
             self._inventory = reading.inventory
-        step = self._clock_step()
+        step = self._clock_step(now_s)
         if step:
             reading = dataclasses.replace(reading, events=(*step, *reading.events))
         if self._sink.put(SampledReading(reading, self._missed)):
             self._missed = 0
             if reading.ticks:
-                self._counters.last_tick_s = self._clocks.monotonic()
+                self._counters.last_tick_s = now_s
             self._counters.ticks += reading.tick_count
         else:
             self._missed += 1
             self._counters.missed_ticks += 1
-        self._counters.source_progress = self._source.progress()
+        if self._inventory.can_wait:
+            self._counters.source_progress = self._source.progress()
 
     def _next_tick(self, tick: int, start_s: float, interval_s: float) -> int:
         following = tick + 1
@@ -188,16 +192,20 @@ class Sampler:
             self._counters.missed_ticks += skipped
         return following + skipped
 
-    def _clock_step(self) -> tuple[SourceEvent, ...]:
+    def _clock_step(self, now_s: float) -> tuple[SourceEvent, ...]:
         if self._inventory.can_wait:
             return ()
-        before_ns = round(self._clocks.monotonic() * 1e9)
         now_ns = self._clocks.wall_ns()
-        if round(self._clocks.monotonic() * 1e9) - before_ns > _CLOCK_READ_NS:
+        difference_ns = now_ns - round(now_s * 1e9)
+        previous_ns = self._wall_minus_monotonic_ns
+        if previous_ns is not None and abs(difference_ns - previous_ns) < _CLOCK_STEP_NS:
+            self._wall_minus_monotonic_ns = difference_ns
             return ()
-        difference_ns = now_ns - before_ns
-        previous_ns, self._wall_minus_monotonic_ns = self._wall_minus_monotonic_ns, difference_ns
-        if previous_ns is None or abs(difference_ns - previous_ns) < _CLOCK_STEP_NS:
+        if self._clocks.monotonic() - now_s > _CLOCK_READ_S:
+            # The two clocks cannot be read at once; the scheduler came between them: the next tick tells.
+            return ()
+        self._wall_minus_monotonic_ns = difference_ns
+        if previous_ns is None:
             return ()
         step_us = round((difference_ns - previous_ns) / 1000)
         return tuple(

@@ -148,28 +148,29 @@ class RawChunk:
 
     Args:
         layout: Where is what.
-        words: Size of the answers in eight bytes.
-        gpm_shape: GPUs with GPM, their metrics, and the size of an answer in eight bytes.
         standing: For each GPU the columns that its slow readers do not give, and why.
         absent: Positions of lost GPUs.
+
+    Attributes:
+        answers: For each tick what the calls beside GPM wrote.
+        gpm_answers: For each tick the answers of GPM, shape (GPUs with GPM, metrics, words).
+        slow: For each tick the values that are read more seldom, shape (GPUs, columns), NaN for the others.
+        stamps_ns: For each tick the wall clock at each GPU.
+        deadline_s: For each tick what it was for.
+        read_us: For each tick when it was read, by the monotonic clock.
+        refusals: Ticks whose cells are blank because their call was refused, and why.
     """
 
     def __init__(
-        self,
-        layout: RawLayout,
-        words: int,
-        gpm_shape: tuple[int, ...],
-        standing: Sequence[Mapping[int, MissingReason]],
-        absent: frozenset[int],
+        self, layout: RawLayout, standing: Sequence[Mapping[int, MissingReason]], absent: frozenset[int]
     ) -> None:
         self.layout = layout
         self.standing = tuple(standing)
         self.absent = absent
         self._absent_cells = [i for i, cell in enumerate(layout.cells) if cell.position in absent]
-        self.ticks = 0
-        self.answers: _Words = np.empty((CHUNK_TICKS, words), dtype=np.uint64)
-        self.gpm_answers: _Words = np.empty((CHUNK_TICKS, *gpm_shape), dtype=np.uint64)
-        self.slow: FloatArray = np.empty((CHUNK_TICKS, len(layout.gpus), layout.metric_count))
+        self.answers: list[_Words] = []
+        self.gpm_answers: list[_Words] = []
+        self.slow: list[FloatArray] = []
         self.stamps_ns: list[list[int]] = []
         self.deadline_s: list[float] = []
         self.read_us: list[int] = []
@@ -178,7 +179,7 @@ class RawChunk:
     @property
     def is_full(self) -> bool:
         """Whether it takes no more ticks."""
-        return self.ticks == CHUNK_TICKS
+        return len(self.stamps_ns) >= CHUNK_TICKS
 
     def decode(self, start: int, end: int, *, peek: bool = False) -> list[GpuTicks]:
         """Return the ticks ``start`` to ``end`` of all GPUs.
@@ -190,7 +191,7 @@ class RawChunk:
         """
         layout, ticks = self.layout, end - start
         cells, why = self._read_cells(start, end, peek)
-        values = np.ascontiguousarray(self.slow[start:end].transpose(1, 2, 0))
+        values = np.stack(self.slow[start:end], axis=2)
         values.reshape(-1, ticks)[layout.target] = cells
         if not peek:
             self._distrust_zeros(values, why, start)
@@ -215,7 +216,7 @@ class RawChunk:
         layout, ticks = self.layout, end - start
         shape = (len(layout.cells), ticks)
         cells, why = np.empty(shape), np.zeros(shape, dtype=np.uint8)
-        answers = self.answers[start:end]
+        answers = np.stack(self.answers[start:end])
         cells[layout.part[CellKind.UINT32]] = answers.view(np.uint32)[:, layout.uint32_at].T
         cells[layout.part[CellKind.UINT64]] = answers[:, layout.uint64_at].T
         if len(layout.field_at):
@@ -223,7 +224,7 @@ class RawChunk:
             _read_fields(np.take(answers, layout.field_at, axis=1), cells[part], why[part])
         if len(layout.gpm_value_at):
             part = layout.part[CellKind.GPM]
-            gpm_answers = self.gpm_answers[start:end].reshape(ticks, -1)
+            gpm_answers = np.stack(self.gpm_answers[start:end]).reshape(ticks, -1)
             cells[part] = gpm_answers.view(np.float64)[:, layout.gpm_value_at].T
             _refuse(gpm_answers.view(np.int32)[:, layout.gpm_status_at].T, why[part])
         cells *= layout.scale
@@ -364,7 +365,7 @@ class NvmlTicks(RawTicks):
     @property
     def value_count(self) -> int:
         """See :class:`RawTicks`."""
-        return int(self._chunk.slow[0].size)
+        return len(self._chunk.layout.gpus) * self._chunk.layout.metric_count
 
     def peek(self) -> Sequence[GpuTicks]:
         """See :class:`RawTicks`."""

@@ -127,11 +127,10 @@ class Sweep:
         kept_words = (element.value.offset + element.value.size) // 8
         self._gpm_answers = answers.reshape(len(requests), most_metrics, element_words)[:, :, :kept_words]
         self._pairs = requests[:, whole.sample1.offset // 8 :][:, :2]
-        # The sample that ended the last pair and begins the next, and the one to be taken next.
-        self._newest = np.zeros(len(self._with_gpm), dtype=np.uint64)
-        self._next = np.zeros_like(self._newest)
-        self._taken = np.zeros_like(self._newest)
-        self._memory = (self._answers, requests, self._taken)
+        # By turns: the sample that ended the last pair and begins the next, and the one that is taken to end it.
+        self._turns = np.zeros((2, len(self._with_gpm), 2), dtype=np.uint64)
+        self._turn = 0
+        self._memory = (self._answers, requests)
         cells: list[PlacedCell] = []
         profiled: list[tuple[list[int], list[int]]] = []
         prepared: list[tuple[int, str, tuple[Any, ...], tuple[int, int]]] = []
@@ -157,8 +156,8 @@ class Sweep:
                                 is_capped=is_ratio and gpm.is_part,
                             )
                         )  # fmt: skip
-                self._newest[row], self._next[row] = gpm.samples
-                sample = ctypes.c_void_p.from_address(self._taken.ctypes.data + 8 * row)
+                self._turns[0, row], self._turns[1, row] = gpm.samples, gpm.samples[::-1]
+                sample = ctypes.c_void_p.from_address(ctypes.addressof(request) + whole.sample2.offset)
                 # First: its values end at the moment of the call, which is the time stamp's.
                 prepared.append((position, gpm.function, (*gpm.arguments, sample), (begin, len(cells))))
                 prepared.append((position, _METRICS_GET, (ctypes.byref(request),), (begin, len(cells))))
@@ -218,15 +217,14 @@ class Sweep:
         if self._with_gpm:
             if self._read_s - self._sampled_s < _CLOSEST_SAMPLES_S:
                 return self._read_without_samples()
-            self._pairs[:, 0] = self._newest
-            self._pairs[:, 1] = self._taken[:] = self._next
+            self._pairs[...] = self._turns[self._turn]
         for calls in self._calls:
             stamps_ns.append(wall_ns())
             for function, arguments in calls:
                 codes.append(function(*arguments))
         self._stamps_ns = stamps_ns
         self._sampled_s = self._read_s
-        self._newest, self._next = self._next, self._newest
+        self._turn = 1 - self._turn
         if any(codes) or self._unprimed:
             return self._take_refusals(dict(zip(self._listed, codes, strict=True)))
         self._heard_s = deadline_s
@@ -287,7 +285,7 @@ class Sweep:
         """Note what became of a GPM sample, and whether it ends a pair."""
         row, gpm = self._row_of[position], self._gpus[position].gpm
         if code:
-            self._newest[row], self._next[row] = self._next[row], self._newest[row]
+            self._turns[:, row] = self._turns[::-1, row].copy()
             without_pair.add(position)
         elif gpm is not None and not gpm.primed:
             gpm.primed = True
@@ -310,6 +308,8 @@ class Sweep:
 
     def set_slow(self, position: int, values: Sequence[float], standing: Mapping[int, MissingReason]) -> None:
         """Repeat these values of a GPU from this tick on, NaN for those that each tick brings."""
+        # Ticks that were given away refer to the values of their time.
+        self._slow = self._slow.copy()
         self._slow[position] = values
         if standing != self._standing[position]:
             self._standing[position] = standing
@@ -325,19 +325,16 @@ class Sweep:
         """Return the tick that was read."""
         chunk = self._chunk
         if chunk is None or chunk.is_full:
-            chunk = self._chunk = RawChunk(
-                self._layout, len(self._answers), self._gpm_answers.shape, self._standing, frozenset(self._absent)
-            )
-        slot = chunk.ticks
-        chunk.answers[slot] = self._answers
-        chunk.gpm_answers[slot] = self._gpm_answers
-        chunk.slow[slot] = self._slow
-        chunk.stamps_ns.append(self._stamps_ns)
+            chunk = self._chunk = RawChunk(self._layout, self._standing, frozenset(self._absent))
+        slot = len(chunk.stamps_ns)
+        chunk.answers.append(self._answers.copy())
+        chunk.gpm_answers.append(self._gpm_answers.copy())
+        chunk.slow.append(self._slow)
         chunk.deadline_s.append(self._deadline_s)
         chunk.read_us.append(round(self._read_s * 1e6))
-        if self._refused:
-            chunk.refusals += [(slot, cells, reason) for cells, reason in self._refused]
-        chunk.ticks = slot + 1
+        for cells, reason in self._refused:
+            chunk.refusals.append((slot, cells, reason))
+        chunk.stamps_ns.append(self._stamps_ns)
         return NvmlTicks(chunk, slot)
 
     def hand_over(self) -> None:
@@ -345,7 +342,8 @@ class Sweep:
         for row, position in enumerate(self._with_gpm):
             gpm = self._gpus[position].gpm
             if gpm is not None and position not in self._absent:
-                gpm.samples = int(self._newest[row]), int(self._next[row])
+                newest, following = self._turns[self._turn, row].tolist()
+                gpm.samples = newest, following
 
 
 def try_out(nvml: Nvml, gpu: SweptGpu, monotonic: Callable[[], float] = time.monotonic) -> dict[str, MissingReason]:
