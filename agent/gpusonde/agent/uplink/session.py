@@ -16,7 +16,7 @@ from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import loss_record, record_ticks
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.process import end, within
+from gpusonde.service.process import end
 from gpusonde.service.wire import expand_batch
 
 
@@ -179,6 +179,7 @@ class Session:
         self._greeted_window = min(limits.max_unacked_records, ack.max_unacked_records or limits.max_unacked_records)
         self._window = self._greeted_window
         self._ack_timeout_s = limits.ack_timeout_s
+        self._progress_s = 0.0
         self._on_batch_interval = on_batch_interval
         self._leaving: tuple[SessionEnd, float] | None = None
         self._read_load = read_load
@@ -201,15 +202,16 @@ class Session:
         """
         receiving = asyncio.ensure_future(self._receive())
         sending = asyncio.ensure_future(self._send())
+        overdue = asyncio.ensure_future(self._watch_acks())
         try:
-            await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({receiving, sending, overdue}, return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done() and sending.done() and sending.exception() is not None:
                 # The collector has closed the stream under a write; why may still be on its way to the reader.
                 await asyncio.wait({receiving}, timeout=_LAST_WORDS_S)
             if self._leaving is not None and not receiving.done():
                 await self._take_leave(receiving, *self._leaving)
             # The receiver first: it knows the status when the stream broke under both.
-            for task in (receiving, sending):
+            for task in (receiving, sending, overdue):
                 if task.done():
                     task.result()
         except grpc.aio.AioRpcError as error:
@@ -218,7 +220,7 @@ class Session:
                 raise self._leaving[0] from error
             raise
         finally:
-            await end(receiving, sending)
+            await end(receiving, sending, overdue)
 
     async def _receive(self) -> None:
         while True:
@@ -246,12 +248,14 @@ class Session:
                 await self._call.write(ingest_pb2.StreamSamplesRequest(host_load=load))
             if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
                 request = ingest_pb2.StreamSamplesRequest(record=self._prepare(self._next))
+                if self._next - 1 == self._acked:
+                    self._progress_s = asyncio.get_running_loop().time()
                 # Counted before the write: the ack can arrive before the write returns.
                 self._next += 1
                 self._counters.sent_records += 1
                 await self._call.write(request)
                 continue
-            await self._wait_for_news()
+            await self._wake.wait()
 
     def _load(self) -> gpu_pb2.HostLoad | None:
         """Return what the host is doing, when that is due. It goes along with records: it wakes nobody up."""
@@ -261,16 +265,15 @@ class Session:
         self._load_due_s = now_s + self._load_interval_s
         return self._read_load()
 
-    async def _wait_for_news(self) -> None:
-        in_flight = self._next - 1 > self._acked
-        acked_before = self._acked
-        try:
-            await within(self._wake.wait(), self._ack_timeout_s if in_flight else None)
-        except asyncio.TimeoutError:
-            if self._acked == acked_before:
-                raise SessionFailed(
-                    grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no ack within {self._ack_timeout_s:g} s"
-                ) from None
+    async def _watch_acks(self) -> None:
+        """Fail once records are in flight for too long without an ack."""
+        loop = asyncio.get_running_loop()
+        while True:
+            in_flight = self._next - 1 > self._acked
+            left_s = self._progress_s + self._ack_timeout_s - loop.time() if in_flight else self._ack_timeout_s
+            if left_s <= 0:
+                raise SessionFailed(grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no ack within {self._ack_timeout_s:g} s")
+            await asyncio.sleep(left_s)
 
     def _prepare(self, sequence: int) -> ingest_pb2.Record:
         record = self._spool.read(sequence)
@@ -295,9 +298,14 @@ class Session:
         if durable_sequence >= self._next:
             log.warning("ignoring an ack of record %d, which was not sent", durable_sequence)
             return
+        if durable_sequence > self._acked:
+            self._progress_s = asyncio.get_running_loop().time()
+        # Otherwise nothing waits for it: a record a second is sent, and its ack would wake the sender for nothing.
+        window_was_full = self._next - self._acked > self._window
         self._acked = max(self._acked, durable_sequence)
         self._spool.acknowledge(self._acked)
-        self._wake.set()
+        if window_was_full:
+            self._wake.set()
 
     def _take_throttle(self, throttle: ingest_pb2.Throttle) -> None:
         """Take a throttle, which replaces the one before; zeros lift it."""

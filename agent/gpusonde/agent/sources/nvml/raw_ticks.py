@@ -245,7 +245,9 @@ class RawChunk:
         if implausible.any():
             nothing, impossible = _CODE[MissingReason.NO_DATA] + 1, _CODE[MissingReason.OUT_OF_RANGE] + 1
             why[implausible] = np.where(np.isnan(cells[implausible]), nothing, impossible)
-        cells[why != 0] = math.nan
+        missing = why != 0
+        if missing.any():
+            cells[missing] = math.nan
         return cells, why
 
     def _count_rates(
