@@ -1,5 +1,6 @@
 """The store: what is appended is there once, whatever happens to the process, the disk and the power."""
 
+import os
 import random
 import struct
 import zlib
@@ -292,6 +293,20 @@ def test_an_inventory_in_the_middle_of_a_log_holds_from_there_on(open_store):
     samples = store.samples.read("GPU-a", *EVER)
     assert len(samples) == 20
     assert np.isnan(samples.columns["power_watts"]).tolist() == [False] * 10 + [True] * 10
+
+
+def test_a_store_is_not_for_other_users(tmp_path):
+    before = os.umask(0o022)
+    try:
+        store = LocalStore(tmp_path / "a" / "data", SMALL)
+        store.open()
+        store.close()
+        assert (tmp_path / "a" / "data").stat().st_mode & 0o777 == 0o700
+        (tmp_path / "a" / "data").chmod(0o777)
+        with pytest.raises(StoreError, match="chmod o-w"):
+            store.open()
+    finally:
+        os.umask(before)
 
 
 def test_one_directory_is_for_one_store(open_store, tmp_path):

@@ -90,6 +90,32 @@ def test_a_directory_is_held_by_one_process_and_free_when_that_is_gone(tmp_path)
         pass
 
 
+def test_a_lock_that_is_a_link_is_refused_and_what_it_points_to_stays(tmp_path):
+    (tmp_path / "held").mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "held" / "lock").symlink_to(victim)
+    lock = DirectoryLock(tmp_path / "held")
+    with pytest.raises(OSError, match="symbolic link") as caught:
+        lock.acquire()
+    assert caught.value.filename == str(tmp_path / "held" / "lock")
+    with pytest.raises(OSError, match="symbolic link"):
+        lock.holder()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
+def test_a_directory_that_every_user_may_write_to_is_not_held(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(PermissionError, match="chmod o-w") as caught:
+        DirectoryLock(tmp_path).acquire()
+    assert caught.value.filename == str(tmp_path)
+    assert not (tmp_path / "lock").exists()
+    tmp_path.chmod(0o770)
+    with DirectoryLock(tmp_path):
+        pass
+
+
 def test_a_holder_who_is_only_asked_about_does_not_keep_others_out(tmp_path):
     with DirectoryLock(tmp_path) as asked:
         pass

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -216,7 +217,7 @@ class DirectoryLock:
             OSError: The lock file cannot be read.
         """
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
@@ -233,9 +234,22 @@ class DirectoryLock:
 
         Raises:
             DirectoryLockedError: Another process holds it.
-            OSError: The lock file cannot be written.
+            OSError: The lock file cannot be written, or everybody may write to the directory and so replace what is in
+                it.
         """
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        directory = self._path.parent
+        if directory.stat().st_mode & stat.S_IWOTH:
+            problem = "every user may write to it and replace what is in it; take that away (chmod o-w)"
+            raise PermissionError(errno.EPERM, problem, str(directory))
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, 0o640)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise OSError(
+                errno.ELOOP, "is a symbolic link and would be written through; remove it", str(self._path)
+            ) from error
         if not self._lock(descriptor):
             holder = _process_id(descriptor)
             os.close(descriptor)

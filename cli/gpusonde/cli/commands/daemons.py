@@ -320,6 +320,16 @@ class AgentPayload(TypedDict):
     source_progress: Annotated[float | None, JsonKey("played share of the trace")]
 
 
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Make files for no other user meanwhile, as the systemd units do."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def add_collector_options(parser: Parser) -> None:
     """Declare ``gpusonde collector``."""
     parser.description = (
@@ -345,7 +355,8 @@ def run_collector(args: argparse.Namespace) -> int:
     from gpusonde.collector import run_collector
 
     config, config_source = prepared
-    report = run_collector(config, config_source=config_source)
+    with _private_files():
+        report = run_collector(config, config_source=config_source)
     payload: CollectorPayload = {
         "address": report.address,
         "store": str(config.directory),
@@ -404,7 +415,8 @@ def run_agent(args: argparse.Namespace) -> int:
     config, config_source = prepared
     output = Output(as_json=args.json)
     is_replay = config.source.kind == "replay"
-    with output.progress("replaying", total=1.0) if is_replay else output.progress("sampling") as show:
+    progress = output.progress("replaying", total=1.0) if is_replay else output.progress("sampling")
+    with _private_files(), progress as show:
 
         def on_progress(counters: SelfCounters) -> None:
             if counters.source_progress is not None:

@@ -107,6 +107,8 @@ class LocalStore:
         """
         layout = self.layout
         with store_errors(layout.directory):
+            # Whatever the umask is: what jobs do is not for every user of the host.
+            layout.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (*layout.segment_folders, layout.log, layout.quarantine):
                 folder.mkdir(parents=True, exist_ok=True)
             self._directory_lock.acquire()
