@@ -277,6 +277,18 @@ def test_an_idle_host_that_is_looked_at_rarely_costs_a_request_a_look(dcgm_host)
     assert np.diff(times) == pytest.approx(0.1, abs=2e-3)
 
 
+def test_what_the_adaptive_rate_leaves_out_is_not_fetched_although_a_gpu_works(dcgm_host):
+    source = dcgm_host.source(rate="adaptive")
+    dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    dcgm_host.run(source, 3.0, step_s=1.0)
+    before, ticks = dcgm_host.engine.requests, len(dcgm_host.ticks[0])
+    dcgm_host.run(source, 50.0, step_s=1.0)
+    source.close()
+    assert dcgm_host.engine.requests - before == 50
+    assert len(dcgm_host.ticks[0]) == pytest.approx(ticks + 50, abs=1)
+
+
 @pytest.mark.parametrize("when", ["from the start", "later"])
 def test_a_power_of_zero_is_no_measurement(dcgm_host, when):
     if when == "from the start":

@@ -33,7 +33,9 @@ class Host:
 
     name = "simulated"
 
-    def __init__(self, seconds, *, interval_s=0.1, idle_interval_s=1.0, idle_after_s=20.0, read_budget=0.25):
+    def __init__(
+        self, seconds, *, interval_s=0.1, idle_interval_s=1.0, idle_after_s=20.0, read_budget=0.25, rate="fixed"
+    ):
         self.statistics = SourceStatistics()
         self.now_s, self.processor_now_s, self.end_s = 0.0, 0.0, seconds
         self.activity = lambda gpu, second: 0.9
@@ -45,7 +47,11 @@ class Host:
         self.inventory = SourceInventory("simulated", (GpuDescription("a"), GpuDescription("b")), METRICS, interval_s)
         self.counters = SelfCounters()
         settings = SourceConfig(
-            interval_s=interval_s, idle_interval_s=idle_interval_s, idle_after_s=idle_after_s, read_budget=read_budget
+            interval_s=interval_s,
+            rate=rate,
+            idle_interval_s=idle_interval_s,
+            idle_after_s=idle_after_s,
+            read_budget=read_budget,
         )
         self.pace = AdaptivePace(settings, METRICS, 2, self.counters)
 
@@ -266,3 +272,33 @@ def test_what_is_allowed_can_change_while_ticks_are_taken():
     assert (between > 0.5).sum() == pytest.approx(10, abs=1)
     assert host.missed == [0] * len(host.missed)
     assert host.counters.missed_ticks == 0
+
+
+def job(second, period_s=60.0):
+    return 0.9 if second % period_s < 0.8 * period_s else 0.4
+
+
+def test_the_adaptive_rate_reads_a_known_job_rarely_and_no_tick_of_it_counts_as_missed():
+    host = Host(600.0, rate="adaptive")
+    host.activity = lambda gpu, second: job(second)
+    host.run()
+    np.testing.assert_allclose(host.intervals(0, 9.9), 0.1, atol=1e-6)
+    assert host.intervals(400, 600) == pytest.approx(2.0)
+    assert host.counters.missed_ticks == 0
+    assert host.counters.sampling_interval_s == pytest.approx(2.0)
+
+
+def test_the_gpu_that_needs_readings_most_often_sets_the_adaptive_rate_and_a_lost_one_has_no_say():
+    host = Host(600.0, rate="adaptive")
+    host.activity = lambda gpu, second: job(second) if gpu == 0 else job(second, 6.0) if second < 300 else None
+    host.run()
+    assert host.intervals(200, 300) == pytest.approx(0.5)
+    assert host.intervals(400, 600) == pytest.approx(2.0)
+
+
+def test_a_job_that_begins_on_an_idle_host_is_read_at_full_rate_whatever_ran_before():
+    host = Host(900.0, rate="adaptive")
+    host.activity = lambda gpu, second: job(second) if second < 500 or second >= 700 else 0.0
+    host.run()
+    assert host.intervals(600, 699) == pytest.approx(1.0)
+    np.testing.assert_allclose(host.intervals(701.3, 706), 0.1, atol=1e-6)

@@ -83,6 +83,12 @@ class SourceConfig:
         least="100ms",
         live=True,
     )
+    rate: str = option(
+        "text",
+        "fixed",
+        "fixed, or adaptive: less often, to 2s, once a job's period stays known within 1 % so, until something changes",
+        choices=("fixed", "adaptive"),
+    )
     slow_interval_s: float = option(
         "duration", "10s", "time between readings of slow metrics (temperatures, energy ...)"
     )

@@ -8,6 +8,8 @@ taken. What is decided follows from the readings alone:
   next tick.
 * **Budget.** Reading takes more than its share of a core, or most of the time between two ticks: the next slower of
   the steps x1, x2, x5, x10. It is left once the faster one would cost clearly less for a while.
+* **Rhythm**, with ``source.rate = "adaptive"``. What the GPUs do is known, or nothing varies: as rarely as the one that
+  needs it most allows (see ``rhythm``), at full rate again with a change.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.rhythm import Rhythm
 from gpusonde.agent.sources.base import GpuTicks, RawTicks, Reading
 from gpusonde.telemetry import FloatArray, Metric, Unit
 
@@ -36,6 +39,10 @@ _LOOK_AGAIN = 0.05
 _MEMORY_CHANGE_BYTES = 16.0 * (1 << 20)
 # Readings that take longer than this share of the interval make the next one late, whatever the processor did.
 _LONGEST_READING = 0.8
+# What reacts to a job first, best first.
+_FASTEST_FIRST = ("sm_active", "graphics_active", "dram_active", "tensor_active", "gpu_utilization")
+# A GPU without a value for so long has no say in the rate.
+_LOST_S = 10.0
 # The cost is judged over so many seconds, so that one stalled reading decides nothing.
 _JUDGED_S = 5.0
 # The faster step must be affordable by this margin for so long, or the pace would swing.
@@ -94,6 +101,7 @@ class AdaptivePace:
         self._counters = counters
         self._last_work_s = -math.inf
         self._idle = False
+        self._rhythms = Rhythms(config.interval_s, metrics)
         counters.sampling_interval_s = config.interval_s
 
     def configure(self, config: SourceConfig) -> None:
@@ -107,12 +115,17 @@ class AdaptivePace:
     def interval_s(self) -> float:
         """See :class:`Pace`."""
         within_budget_s = self._config.interval_s * self._budget.multiple
-        return max(within_budget_s, self._config.idle_interval_s) if self._idle else within_budget_s
+        if self._idle:
+            return max(within_budget_s, self._config.idle_interval_s)
+        return max(within_budget_s, self._rhythms.interval_s) if self._config.rate == "adaptive" else within_budget_s
 
     def see(self, reading: Reading, now_s: float) -> None:
         """See :class:`Pace`."""
         if reading.inventory is not None:
             self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
+            self._rhythms = Rhythms(self._config.interval_s, reading.inventory.metrics)
+        if self._config.rate == "adaptive":
+            self._rhythms.see(reading, now_s, self._config.interval_s)
         at_work = not self._idle and now_s - self._last_work_s < _LOOK_AGAIN * self._config.idle_after_s
         if at_work:
             return
@@ -123,6 +136,7 @@ class AdaptivePace:
         )
         if idle and not self._idle:
             self._count("idle")
+            self._rhythms.forget()
             log.info(
                 "no GPU has worked for %.0f s: sampling every %g s until one does",
                 now_s - self._last_work_s,
@@ -197,6 +211,51 @@ class WorkWatch:
             return False
         before, self._memory_bytes[ticks.gpu] = self._memory_bytes[ticks.gpu], float(row[-1])
         return bool(np.abs(row - before).max() >= _MEMORY_CHANGE_BYTES)
+
+
+class Rhythms:
+    """Follows every GPU: the one that needs readings most often decides for all.
+
+    Args:
+        interval_s: Seconds between ticks at full rate.
+        metrics: Columns of the readings.
+    """
+
+    def __init__(self, interval_s: float, metrics: Sequence[Metric]) -> None:
+        self._full_s = interval_s
+        self._columns = followed_columns(metrics)
+        self._of: dict[int, Rhythm] = {}
+        self._seen_s: dict[int, float] = {}
+        self.interval_s = interval_s
+
+    def forget(self) -> None:
+        """Forget the jobs so far: what comes is another one."""
+        self._of, self._seen_s = {}, {}
+
+    def see(self, reading: Reading, now_s: float, full_s: float) -> None:
+        """Take a reading, when it was, and the interval at full rate, which may have been changed."""
+        if full_s != self._full_s:
+            self._full_s = full_s
+            self.forget()
+        for ticks in reading.ticks.peek() if isinstance(reading.ticks, RawTicks) else reading.ticks:
+            if not ticks.values.shape[1] or not self._columns:
+                continue
+            rhythm = self._of.setdefault(ticks.gpu, Rhythm(full_s, len(self._columns)))
+            row = ticks.values[self._columns, -1]
+            if np.isfinite(row).all():
+                rhythm.see(now_s, row)
+                self._seen_s[ticks.gpu] = now_s
+        # A lost GPU has no say; where none has, nothing is known, and the rate is the full one.
+        there = [self._of[gpu].interval_s for gpu, seen_s in self._seen_s.items() if now_s - seen_s < _LOST_S]
+        self.interval_s = min(there, default=full_s)
+
+
+def followed_columns(metrics: Sequence[Metric]) -> list[int]:
+    """Return the places of the metrics that tell a GPU's rhythm: the fastest ratio there is, and power."""
+    names = [m.name for m in metrics]
+    fast = next((names.index(name) for name in _FASTEST_FIRST if name in names), None)
+    power = names.index("power_watts") if "power_watts" in names else None
+    return [place for place in (fast, power) if place is not None]
 
 
 class ReadBudget:

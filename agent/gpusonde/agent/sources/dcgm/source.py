@@ -191,6 +191,7 @@ class DcgmSource:
         )
         self._slow_interval_s = config.slow_interval_s
         self._interval_s = config.interval_s
+        self._is_adaptive = config.rate == "adaptive"
         self._probes = probes
         self._clocks = clocks or Clocks()
         self._pause = ProfilingPause(config.profiler_pause_file)
@@ -507,15 +508,15 @@ class DcgmSource:
     def _fill_holes(self, latest: LatestValues, is_late: bool, by_choice: bool, now_s: float) -> None:
         """Fetch what the engine measured between two looks.
 
-        Hosts whose GPUs idle are looked at rarely by choice; their holes are left. So are those of an engine that does
-        not keep its own pace, after it was asked in vain.
+        Hosts whose GPUs idle, and with the adaptive rate any, are looked at rarely by choice; their holes are left. So
+        are those of an engine that does not keep its own pace, after it was asked in vain.
         """
         steps_us = latest.times_us - latest.before_us
         holes = latest.fresh & (latest.before_us > 0) & (steps_us > _HOLE_INTERVALS * self._interval_s * 1e6)
         holes[:, latest.fast.stop :] = False
         if not holes.any():
             return
-        if by_choice and not latest.shows_work:
+        if by_choice and (self._is_adaptive or not latest.shows_work):
             for _, gpu, _ in self._rows_of(latest):
                 gpu.skip()
             return
