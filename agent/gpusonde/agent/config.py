@@ -73,7 +73,7 @@ class SourceConfig:
     kind: str = option(
         "text",
         "auto",
-        "auto (dcgm, else nvml), dcgm, nvml (GPM metrics where the GPU has them) or replay",
+        "auto (nvml where it has GPM metrics, else dcgm, else nvml), dcgm, nvml or replay",
         choices=("auto", "dcgm", "nvml", "replay"),
     )
     interval_s: float = option(
