@@ -39,12 +39,12 @@ class QuickEngine(LiveEngine):
             # No XID ever happens.
             kept = [None if f == XID_FIELD else self.recordings.get((pair, f)) for pair in pairs for f in field_ids]
             self._key, self._idle = key, np.array([one is None for one in kept])
-            self._start_s = np.array([0.0 if one is None else one.start_s for one in kept])
-            self._interval_s = np.array([1.0 if one is None else one.interval_s for one in kept])
+            self._starts_s = np.array([0.0 if one is None else one.start_s for one in kept])
+            self._intervals_s = np.array([1.0 if one is None else one.interval_s for one in kept])
             self._numbers = np.array([0.5 if f >= 1001 else 50.0 for f in field_ids] * len(pairs))
-        steps = np.floor((self.time_s - self._start_s) / self._interval_s)
+        steps = np.floor((self.time_s - self._starts_s) / self._intervals_s)
         nothing = self._idle | (steps < 0)
-        times_s = np.where(nothing, 0.0, self._start_s + steps * self._interval_s)
+        times_s = np.where(nothing, 0.0, self._starts_s + steps * self._intervals_s)
         return times_s, self._numbers, np.where(nothing, NO_DATA, 0)
 
     _key: tuple[Any, ...] = ()
@@ -127,7 +127,7 @@ def _run_agent(gpus: int, report: Path, words: list[str]) -> None:
         if not ticks:
             began = (time.monotonic(), engine.requests)
         reading = read(self, deadline_s)
-        ticks += sum(part.time_unix_nano.size for part in reading.ticks)
+        ticks += reading.tick_count
         return reading
 
     DcgmSource.read = counting_read  # type: ignore[method-assign]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import overload
 
 import numpy as np
 
-from gpusonde.agent.sources.base import GpuTicks, ZeroGuard
+from gpusonde.agent.sources.base import GpuTicks, RawTicks, ZeroGuard
 from gpusonde.agent.sources.dcgm.fields import (
     AVERAGE_POWER_FIELD,
     INSTANT_POWER_FIELD,
@@ -199,20 +200,21 @@ class DcgmGpu:
         """Return the oldest ticks whose blanks have the same reasons."""
         if not self._pending:
             return None
-        first = self._pending.popleft()
-        if not self._pending:
-            return GpuTicks(
-                self.index, np.array([first.time_us * 1000], dtype=np.int64), first.values[:, np.newaxis], first.blanks
-            )
-        chosen = [first]
-        blanks = dict(first.blanks)
-        while self._pending and all(
-            blanks.get(column, reason) is reason for column, reason in self._pending[0].blanks.items()
-        ):
+        chosen = [self._pending.popleft()]
+        blanks = dict(chosen[0].blanks)
+        while self._pending and _go_together(blanks, self._pending[0].blanks):
             blanks.update(self._pending[0].blanks)
             chosen.append(self._pending.popleft())
-        times = np.array([tick.time_us * 1000 for tick in chosen], dtype=np.int64)
-        return GpuTicks(self.index, times, np.stack([tick.values for tick in chosen], axis=1), blanks)
+        return _join(self.index, chosen, blanks)
+
+    def only_tick(self) -> Tick | None:
+        """Return the tick that waits, if it is exactly one."""
+        return self._pending.popleft() if len(self._pending) == 1 else None
+
+    @property
+    def pending(self) -> int:
+        """How many ticks wait."""
+        return len(self._pending)
 
     @property
     def has_pending(self) -> bool:
@@ -239,3 +241,66 @@ class DcgmGpu:
             self.suspect_ticks += 1
             tick.values[self._profiled] = np.nan
             tick.blanks.update(dict.fromkeys(self._profiled, MissingReason.NO_DATA))
+
+
+class DcgmTicks(RawTicks):
+    """One tick of several GPUs, to be joined with those that follow.
+
+    Args:
+        ticks: Index of a GPU and its tick.
+    """
+
+    def __init__(self, ticks: Sequence[tuple[int, Tick]]) -> None:
+        self.ticks = ticks
+
+    @property
+    def value_count(self) -> int:
+        """See :class:`RawTicks`."""
+        return sum(tick.values.size for _, tick in self.ticks)
+
+    def peek(self) -> Sequence[GpuTicks]:
+        """See :class:`RawTicks`."""
+        return [_join(gpu, [tick], tick.blanks) for gpu, tick in self.ticks]
+
+    def join(self, following: Sequence[RawTicks]) -> Sequence[GpuTicks]:
+        """See :class:`RawTicks`."""
+        by_gpu: dict[int, list[Tick]] = {}
+        for one in (self, *following):
+            if not isinstance(one, DcgmTicks):
+                raise TypeError("ticks of two sources are not joined")
+            for gpu, tick in one.ticks:
+                by_gpu.setdefault(gpu, []).append(tick)
+        found = []
+        for gpu, ticks in by_gpu.items():
+            first, blanks = 0, dict(ticks[0].blanks)
+            for number, tick in enumerate(ticks):
+                if not _go_together(blanks, tick.blanks):
+                    found.append(_join(gpu, ticks[first:number], blanks))
+                    first, blanks = number, {}
+                blanks.update(tick.blanks)
+            found.append(_join(gpu, ticks[first:], blanks))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.ticks)
+
+    @overload
+    def __getitem__(self, index: int) -> GpuTicks: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[GpuTicks]: ...
+
+    def __getitem__(self, index: int | slice) -> GpuTicks | Sequence[GpuTicks]:
+        return self.peek()[index]
+
+
+def _go_together(blanks: Mapping[int, MissingReason], following: Mapping[int, MissingReason]) -> bool:
+    """Whether no column has a reason of its own in ticks that follow."""
+    return all(blanks.get(column, reason) is reason for column, reason in following.items())
+
+
+def _join(gpu: int, ticks: Sequence[Tick], blanks: Mapping[int, MissingReason]) -> GpuTicks:
+    times = np.array([tick.time_us * 1000 for tick in ticks], dtype=np.int64)
+    if len(ticks) == 1:
+        return GpuTicks(gpu, times, ticks[0].values[:, np.newaxis], blanks)
+    return GpuTicks(gpu, times, np.stack([tick.values for tick in ticks], axis=1), blanks)

@@ -22,6 +22,7 @@ from gpusonde.agent.sources.base import (
     Clocks,
     GpuDescription,
     GpuEventKind,
+    GpuTicks,
     Reading,
     SourceEvent,
     SourceInventory,
@@ -39,7 +40,7 @@ from gpusonde.agent.sources.dcgm.connection import (
 from gpusonde.agent.sources.dcgm.devices import EngineDevices, describe_devices, find_engine_devices
 from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
-from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
+from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu, DcgmTicks
 from gpusonde.agent.sources.dcgm.tick_grid import IndexArray
 from gpusonde.agent.sources.dcgm.values import EngineValue
 from gpusonde.agent.sources.dcgm.watch import LatestValues, StuckWatch, Watch
@@ -272,17 +273,20 @@ class DcgmSource:
                 self._fetch(self._link.engine, deadline_s, events)
             except EngineLostError as error:
                 self._lose_engine(error, deadline_s, events)
-        ticks = []
         for gpu in self._gpus:
             # Before the columns change, ticks that are not whole are given as they are.
             gpu.collect(None if self._rewatched else now_us, deadline_s)
-            following = gpu.next_ticks()
-            if following is not None:
-                ticks.append(following)
+        ticks: Sequence[GpuTicks]
+        if max((gpu.pending for gpu in self._gpus), default=0) <= 1:
+            single = ((gpu.index, gpu.only_tick()) for gpu in self._gpus)
+            ticks = DcgmTicks([(index, tick) for index, tick in single if tick is not None])
+        else:
+            several = (gpu.next_ticks() for gpu in self._gpus)
+            ticks = tuple(part for part in several if part is not None)
         self.statistics.suspect_ticks = sum(gpu.suspect_ticks for gpu in self._gpus)
         self.statistics.capped_ratios = sum(gpu.capped_ratios for gpu in self._gpus)
         more = any(gpu.has_pending for gpu in self._gpus) or (self._rewatched and self._link.engine is not None)
-        return Reading(tuple(ticks), tuple(events), more, inventory)
+        return Reading(ticks, tuple(events), more, inventory)
 
     def progress(self) -> None:
         """Hardware has no end."""

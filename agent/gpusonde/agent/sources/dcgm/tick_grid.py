@@ -22,6 +22,8 @@ IndexArray = npt.NDArray[np.intp]
 _FOLLOW = 0.1
 # Watches apart by more than this are numbered anew, in intervals.
 _MAX_PHASE = 0.75
+# Values of one watch within this share of an interval are one measurement.
+_TOGETHER = 0.25
 # A longer hole is not filled with blank ticks; the GPU counts as lost meanwhile.
 _MAX_HOLE_S = 5.0
 
@@ -78,6 +80,7 @@ class TickGrid:
         self._has_instant_power = False
         self._interval_us = interval_s * 1e6
         self._settle_us = settle_s * 1e6
+        self._together_us = _TOGETHER * self._interval_us
         self._max_hole = max(2, round(_MAX_HOLE_S / interval_s))
         # What every tick begins with: the slow columns.
         self._held = np.full(columns + 2, np.nan)
@@ -182,9 +185,9 @@ class TickGrid:
         """
         number = None
         for watch, first_us, last_us in spans_us:
-            nearest = self._number(watch, first_us)
-            if last_us - first_us >= self._interval_us or self._nearest(watch, last_us) != nearest:
+            if last_us - first_us > self._together_us:
                 return False
+            nearest = self._number(watch, first_us)
             if number is not None and nearest != number:
                 return False
             number = nearest
@@ -274,22 +277,28 @@ class TickGrid:
 
     def _number(self, watch: str, time_us: int) -> int:
         """Return the number of the tick that a time belongs to, and let the watch's phase follow."""
-        if self._origins_us and self._nearest(watch, time_us) < self._next - self._max_hole:
+        origin_us = self._origins_us.get(watch)
+        if origin_us is None or abs(origin_us - self._origins_us[self._base]) > _MAX_PHASE * self._interval_us:
+            origin_us = self._join_phases(watch, time_us)
+        number = round((time_us - origin_us) / self._interval_us)
+        if number < self._next - self._max_hole:
             # Long before what was delivered: the engine's clock was set back.
             self.reset()
-        if not self._origins_us:
-            self._base = watch
-            self._origins_us[watch] = float(time_us)
-        base_us = self._origins_us[self._base]
-        origin_us = self._origins_us.get(watch)
-        if origin_us is None or abs(origin_us - base_us) > _MAX_PHASE * self._interval_us:
-            origin_us = time_us - round((time_us - base_us) / self._interval_us) * self._interval_us
-            self._origins_us[watch] = origin_us
-        number = self._nearest(watch, time_us)
+            origin_us, number = self._join_phases(watch, time_us), 0
         if self._last_bin.get(watch) != number:
             self._last_bin[watch] = number
             self._origins_us[watch] = origin_us + _FOLLOW * (time_us - origin_us - number * self._interval_us)
         return number
+
+    def _join_phases(self, watch: str, time_us: int) -> float:
+        """Give a watch a phase of its own, at most half an interval from that of the first one; return its origin."""
+        if not self._origins_us:
+            self._base = watch
+            self._origins_us[watch] = float(time_us)
+        base_us = self._origins_us[self._base]
+        origin_us = time_us - round((time_us - base_us) / self._interval_us) * self._interval_us
+        self._origins_us[watch] = origin_us
+        return origin_us
 
     def _nearest(self, watch: str, time_us: int) -> int:
         origin_us = self._origins_us.get(watch, self._origins_us[self._base])
