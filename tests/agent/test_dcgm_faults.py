@@ -256,6 +256,23 @@ def test_an_engine_that_does_not_keep_its_pace_is_not_asked_for_holes_all_the_ti
     assert not math.isnan(np.nanmax(dcgm_host.column("sm_active")))
 
 
+def test_a_host_that_is_late_again_and_again_does_not_pay_for_it_in_history(dcgm_host):
+    dcgm_host.engine.gpus = 8
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    before = dcgm_host.engine.requests
+    for _ in range(100):
+        dcgm_host.run(source, 0.4)
+        dcgm_host.run(source, 0.2, step_s=0.2)
+    source.close()
+    looks, seconds = 100 * 5, 60
+    assert dcgm_host.engine.requests - before <= looks + 15 * seconds + 400
+    blank = [time_s for time_s, values, _ in dcgm_host.ticks[0] if math.isnan(values["power_watts"])]
+    assert 0 < len(blank) < 100
+    assert dcgm_host.events == []
+
+
 def test_an_idle_host_that_is_looked_at_rarely_costs_a_request_a_look(dcgm_host):
     engine = dcgm_host.engine
     engine.level = lambda gpu, seconds: 0.0

@@ -117,6 +117,7 @@ class FakeEngine:
     library_lacks: set[str] = field(default_factory=set)
     request_s: float = 0.0
     requests: int = 0
+    excess_s: float = 0.0
     recordings: dict[tuple[tuple[int, int], int], Recording] = field(default_factory=dict)
     hanging: set[str] = field(default_factory=set)
     released: threading.Event = field(default_factory=threading.Event)

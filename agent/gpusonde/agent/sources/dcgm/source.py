@@ -122,6 +122,8 @@ _HOLE_INTERVALS = 1.5
 _MAX_SINGLE_HOLES = 8
 # Where the engine had measured nothing it is not asked for holes again at once.
 _FIRST_FUTILE_S, _LONGEST_FUTILE_S = 1.0, 60.0
+# Requests for history, per second and at most at once: a host that is late again and again must not pay for it twice.
+_HISTORY_PER_S, _MOST_HISTORY = 15.0, 400.0
 # Two readings apart by the same time, within this share, are apart by choice.
 _SAME_PACE = 0.2
 
@@ -216,6 +218,7 @@ class DcgmSource:
         self._read_s = -math.inf
         self._step_s = 0.0
         self._futile_s, self._futile_until_s = _FIRST_FUTILE_S, -math.inf
+        self._history_left = _MOST_HISTORY
 
     @property
     def engine_address(self) -> str:
@@ -403,6 +406,7 @@ class DcgmSource:
         if everything:
             self._slow_due_s = now_s + _SLOW_READ_INTERVAL_S
         step_s, before_s, self._read_s = now_s - self._read_s, self._step_s, now_s
+        self._history_left = min(_MOST_HISTORY, self._history_left + _HISTORY_PER_S * step_s)
         self._step_s = step_s
         is_late = step_s > _HOLE_INTERVALS * self._interval_s
         by_choice = is_late and abs(step_s - before_s) < _SAME_PACE * step_s
@@ -515,9 +519,12 @@ class DcgmSource:
         Hosts whose GPUs idle, and with the adaptive rate any, are looked at rarely by choice; their holes are left. So
         are those of an engine that does not keep its own pace, after it was asked in vain.
         """
-        steps_us = latest.times_us - latest.before_us
-        holes = latest.fresh & (latest.before_us > 0) & (steps_us > _HOLE_INTERVALS * self._interval_s * 1e6)
-        holes[:, latest.fast.stop :] = False
+        fast = latest.fast
+        steps_us = latest.times_us[:, fast] - latest.before_us[:, fast]
+        longest_us = _HOLE_INTERVALS * self._interval_s * 1e6
+        if not steps_us.size or steps_us.max() <= longest_us:
+            return
+        holes = (steps_us > longest_us) & (latest.before_us[:, fast] > 0)
         if not holes.any():
             return
         if by_choice and (self._is_adaptive or not latest.shows_work):
@@ -526,6 +533,13 @@ class DcgmSource:
             return
         if not is_late and now_s < self._futile_until_s:
             return
+        if not by_choice:
+            size = int(holes.sum())
+            cost = 3 * size if size <= _MAX_SINGLE_HOLES else holes.size + 4
+            if cost > self._history_left:
+                log.debug("%d values were measured between two looks; too many to fetch them now", size)
+                return
+            self._history_left -= cost
         rows = {entity: row for row, entity in enumerate(latest.entities)}
         places = {field: place for place, field in enumerate(latest.field_ids)}
         found = 0
