@@ -533,7 +533,7 @@ class DcgmSource:
             return
         if not is_late and now_s < self._futile_until_s:
             return
-        if not by_choice:
+        if is_late and not by_choice:
             size = int(holes.sum())
             cost = 3 * size if size <= _MAX_SINGLE_HOLES else holes.size + 4
             if cost > self._history_left:
