@@ -149,18 +149,20 @@ def test_without_a_state_the_run_is_read_again_from_its_start(setup, records, un
     assert outcome(subject) == uninterrupted
 
 
-def test_the_state_of_a_run_that_ended_is_removed_and_so_are_strangers(setup, records):
+def test_the_state_of_a_run_that_ended_is_removed_and_so_are_those_of_strangers(setup, records):
     subject = setup()
     subject.feed(records[:150], 10)
     assert len(state_files(subject)) == 1
     directory = subject.store.layout.directory / "tracking"
-    (directory / "0123.state").write_bytes(b"of a GPU that is not in the store")
-    (directory / "4567.tmp").write_bytes(b"half writ")
+    (directory / f"{0x123:032x}.state").write_bytes(b"of a GPU that is not in the store")
+    (directory / f"{0x456:032x}.tmp").write_bytes(b"half writ")
+    notes = directory / "notes.tmp"
+    notes.write_bytes(b"not a name that the collector gives")
     subject.restart()
-    assert len(state_files(subject)) == 1
+    assert len(state_files(subject)) == 2
     subject.feed(records[150:], 10)
     subject.pipeline.finish()
-    assert state_files(subject) == []
+    assert state_files(subject) == [notes]
 
 
 def stored_midway(setup, records, count=120):
