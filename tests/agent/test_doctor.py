@@ -33,7 +33,7 @@ class Running:
         return
 
 
-def diagnose(host, *sources, config=None, facts=DRIVER, processes=None):
+def diagnose(host, *sources, config=None, facts=DRIVER, processes=None, cost_s=0.0):
     return examine(
         config or SourceConfig(),
         sources=sources,
@@ -41,6 +41,7 @@ def diagnose(host, *sources, config=None, facts=DRIVER, processes=None):
         read_facts=lambda: facts,
         monotonic=lambda: host.monotonic_s,
         sleep=host.advance,
+        cost_s=cost_s,
     )
 
 
@@ -195,6 +196,19 @@ def test_refused_gpm_and_hidden_processes_are_told_with_what_to_do(fake_nvml):
     assert any("the processes on" in advice for advice in diagnosis.advice)
 
 
+def test_what_sampling_costs_is_measured_when_it_is_asked_for(fake_nvml, dcgm_host, capsys):
+    assert diagnose(fake_nvml, fake_nvml.source()).sources[0].cost is None
+    for host in (fake_nvml, dcgm_host):
+        diagnosis = diagnose(host, host.source(), cost_s=5.0)
+        cost = diagnosis.chosen.cost
+        assert (cost.readings, cost.interval_s) == (50, 0.1)
+        assert 0 < cost.processor_s < 0.1
+        assert cost.core_share == pytest.approx(10 * cost.processor_s)
+        assert cost.adaptive_core_share == pytest.approx(cost.core_share / 20)
+        assert "% of one at 10 readings per second" in text_of(diagnosis, capsys)
+        assert payload(diagnosis, "auto")["sources"][0]["cost"]["readings"] == 50
+
+
 def test_values_that_arrive_late_are_told(dcgm_host):
     dcgm_host.engine.lag_s = 2.5
     diagnosis = diagnose(dcgm_host, dcgm_host.source())
@@ -243,6 +257,13 @@ def test_the_command_says_yes_to_a_trace_that_can_be_replayed(capsys, before):
     found = json.loads(capsys.readouterr().out)
     assert (found["can_sample"], found["source"]) == (True, "replay")
     assert found["gpus"][0]["tick_rate_hz"] > 0
+    assert found["sources"][0]["cost"] is None
+
+
+def test_the_command_says_what_sampling_costs(capsys):
+    replay = ("--set", "source.kind=replay", "--set", f"source.trace={bundled_trace()}", "--set", "source.speed=1")
+    assert main(["agent", "doctor", "--cost", "--json", *replay]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"][0]["cost"]["processor_s"] > 0
 
 
 def test_the_command_fails_when_nothing_can_be_sampled(capsys, tmp_path):

@@ -39,7 +39,7 @@ def test_a_young_job_is_read_at_full_rate_and_an_old_one_rarely():
     assert asked_at(times, asked, 1000.0) == SLOWEST_S
     # The first validation is news, the later ones are not.
     assert rhythm.changes == 1
-    assert times.size < 1200 / 0.1 / 10
+    assert times.size < 1200 / 0.1 / 9
 
 
 @pytest.mark.parametrize("period_s", [2.0, 4.0, 8.0, 15.0])

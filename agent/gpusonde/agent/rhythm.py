@@ -3,9 +3,9 @@
 Two things bound the distance between readings, and neither needs epochs to be known:
 
 * **Age.** A period that was seen ``n`` times is known to about ``0.4 * distance / (n * period)``, which is ``0.4 *
-  distance / age``: readings may lie a hundredth of the time apart that has passed since the job began or changed.
-* **Cycles.** The shortest cycle that matters keeps eight readings: one that repeats, and in which more of the variance
-  lies than in all that is slower. Ripple within training steps below that is not kept.
+  distance / age``: readings may lie an eightieth of the time apart that has passed since the job began or changed.
+* **Cycles.** The shortest cycle that matters keeps ten readings: one that repeats, and in which at least a fifth of the
+  variance lies. Weaker ripple within training steps is not kept.
 
 A change begins a new age, at full rate: a value beyond all that the job showed, or a cycle that does not repeat the one
 before it (compared with some play, as no epoch is exactly as long as the last).
@@ -27,7 +27,7 @@ STEPS = (1, 2, 5, 10, 20)
 SLOWEST_S = 2.0
 _SLOWEST_IDLE_S = 1.0  # a job may begin
 
-_READINGS_PER_AGE = 50.0
+_READINGS_PER_AGE = 80.0
 _READINGS_PER_CYCLE = 10.0
 # A cycle repeats where the correlation with itself one period later is at least this.
 _COHERENT = 0.5

@@ -1,7 +1,7 @@
 """Says what can be sampled on this host, what cannot, and what to do about it."""
 
 from gpusonde.agent.doctor.examine import JobSourceFinding, examine, examine_jobs
-from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding
+from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SamplingCost, SourceFinding
 from gpusonde.agent.doctor.system import SystemFacts, read_system
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "GpuFinding",
     "JobSourceFinding",
     "MetricFinding",
+    "SamplingCost",
     "SourceFinding",
     "SystemFacts",
     "examine",

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from gpusonde.agent.config import JobsConfig, SourceConfig
-from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding, advise
+from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SamplingCost, SourceFinding, advise
 from gpusonde.agent.doctor.system import SystemFacts, read_system
 from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.ownership import Owners
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, MappingFiles, read_minors
-from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, SourceInventory
+from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, RawTicks, SourceInventory
 from gpusonde.agent.sources.dcgm.fields import AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_process_reader, make_source, profiles
@@ -150,6 +150,7 @@ def examine(
     read_facts: Callable[[], SystemFacts] = read_system,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    cost_s: float = 0.0,
 ) -> Diagnosis:
     """Try every source of this host for two seconds each.
 
@@ -160,6 +161,7 @@ def examine(
         read_facts: Asks the operating system.
         monotonic: Seconds, never set back.
         sleep: Waits for seconds.
+        cost_s: For how many seconds more what sampling costs is measured; 0 for not at all.
     """
     findings = []
     candidates: Sequence[GpuSource]
@@ -169,7 +171,7 @@ def examine(
         candidates = []
         findings.append(SourceFinding(config.kind, usable=False, reason=str(error)))
     running = _processes(processes or make_process_reader(config))
-    findings += [_try(source, config, running, monotonic, sleep) for source in candidates]
+    findings += [_try(source, config, running, monotonic, sleep, cost_s) for source in candidates]
     system = read_facts()
     chosen = _choose(findings, config.kind)
     paused = bool(config.profiler_pause_file) and os.path.exists(config.profiler_pause_file)
@@ -201,17 +203,19 @@ def _try(
     running: Mapping[str, tuple[int, ...]],
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
+    cost_s: float,
 ) -> SourceFinding:
     try:
         inventory = source.open()
         try:
             facts = _dcgm_facts(source)
             sampled = _sample(source, inventory, config.interval_s, monotonic, sleep)
+            cost = _measure_cost(source, config.interval_s, cost_s, monotonic, sleep) if cost_s else None
         finally:
             source.close()
     except SourceError as error:
         return SourceFinding(source.name, usable=False, reason=str(error), **_dcgm_facts(source))
-    facts |= {"read_s": sampled.read_s, "lag_s": source.statistics.lag_s}
+    facts |= {"cost": cost, "read_s": sampled.read_s, "lag_s": source.statistics.lag_s}
     gpus = tuple(_gpu(inventory, index, sampled, config, running) for index in range(len(inventory.gpus)))
     if not any(gpu.tick_rate_hz for gpu in gpus):
         reason = f"it opened, but no GPU gave a tick in {_SAMPLING_S:g} s"
@@ -256,6 +260,37 @@ def _sample(
             columns = np.flatnonzero(~np.isnan(part.values).all(axis=1)).tolist()
             measured.setdefault(part.gpu, set()).update(columns)
     return _Sampled(times_s, measured, blanks, reading_s / max(1, readings))
+
+
+def _measure_cost(
+    source: GpuSource,
+    interval_s: float,
+    seconds: float,
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> SamplingCost | None:
+    start_s, spent_s = monotonic(), time.process_time()
+    read_s, readings = 0.0, 0
+    raw: list[RawTicks] = []
+    for number in range(max(1, round(seconds / interval_s))):
+        deadline_s = start_s + number * interval_s
+        if (wait_s := deadline_s - monotonic()) > 0:
+            sleep(wait_s)
+        begin_s = time.perf_counter()
+        if (reading := source.read(deadline_s)) is None:
+            break
+        read_s, readings = read_s + time.perf_counter() - begin_s, readings + 1
+        if isinstance(reading.ticks, RawTicks):
+            raw.append(reading.ticks)
+        # As the agent does: what a second brought becomes numbers together.
+        if raw and len(raw) * interval_s >= 1.0:
+            raw[0].join(raw[1:])
+            raw.clear()
+    if raw:
+        raw[0].join(raw[1:])
+    if not readings:
+        return None
+    return SamplingCost(readings, interval_s, read_s / readings, (time.process_time() - spent_s) / readings)
 
 
 def _gpu(

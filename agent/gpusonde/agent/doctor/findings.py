@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.doctor.system import SystemFacts
+from gpusonde.agent.rhythm import SLOWEST_S
 from gpusonde.telemetry import MissingReason
 
 
@@ -63,6 +64,33 @@ class GpuFinding:
 
 
 @dataclass(frozen=True)
+class SamplingCost:
+    """What reading all GPUs costs this host; spool and uplink come on top.
+
+    Attributes:
+        readings: How many were timed.
+        interval_s: Seconds between them.
+        read_s: Mean seconds that one took.
+        processor_s: Mean seconds of processor time for one, all threads of the process.
+    """
+
+    readings: int
+    interval_s: float
+    read_s: float
+    processor_s: float
+
+    @property
+    def core_share(self) -> float:
+        """Share of one core at this interval."""
+        return self.processor_s / self.interval_s
+
+    @property
+    def adaptive_core_share(self) -> float:
+        """The same at the longest interval of the adaptive rate."""
+        return self.processor_s / max(self.interval_s, SLOWEST_S)
+
+
+@dataclass(frozen=True)
 class SourceFinding:
     """One source that was tried.
 
@@ -78,6 +106,7 @@ class SourceFinding:
         refusals: DCGM: what the engine refused to watch.
         read_s: Mean seconds that one reading of all GPUs took; 0 when there was none.
         lag_s: Seconds from a measurement to its arrival; 0 for a source that measures itself.
+        cost: What sampling with it costs; None when that was not asked for.
     """
 
     name: str
@@ -91,6 +120,7 @@ class SourceFinding:
     refusals: tuple[str, ...] = ()
     read_s: float = 0.0
     lag_s: float = 0.0
+    cost: SamplingCost | None = None
 
 
 @dataclass(frozen=True)

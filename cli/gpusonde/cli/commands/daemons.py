@@ -21,7 +21,7 @@ from gpusonde.service import process
 
 if TYPE_CHECKING:
     from gpusonde.agent import AgentReport, SelfCounters
-    from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SourceFinding
+    from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SamplingCost, SourceFinding
     from gpusonde.collector import CollectorReport
     from gpusonde.service.config import DaemonConfiguration, LogConfig
     from gpusonde.service.reload import ConfigSource
@@ -34,6 +34,17 @@ class DeviceNodePayload(TypedDict):
 
     path: str
     accessible: Annotated[bool, JsonKey("this user may read and write it")]
+
+
+class SamplingCostPayload(TypedDict):
+    """What reading all GPUs costs this host."""
+
+    readings: int
+    interval_s: float
+    read_s: Annotated[float, JsonKey("a reading")]
+    processor_s: Annotated[float, JsonKey("a reading")]
+    core_share: Annotated[float, JsonKey("of one core")]
+    adaptive_core_share: Annotated[float, JsonKey("the same at the longest interval of the adaptive rate")]
 
 
 class SourcePayload(TypedDict):
@@ -49,6 +60,7 @@ class SourcePayload(TypedDict):
     refusals: Annotated[list[str], JsonKey("what the DCGM engine refused, and what to do")]
     read_s: Annotated[float | None, JsonKey("mean time of one reading of all GPUs")]
     lag_s: Annotated[float | None, JsonKey("from a measurement to its arrival; 0 for NVML")]
+    cost: Annotated[SamplingCostPayload | None, JsonKey("with `--cost`")]
 
 
 class SampledMetricPayload(TypedDict):
@@ -107,6 +119,9 @@ class DoctorPayload(TypedDict):
     advice: Annotated[list[str], JsonKey("what to do, the most important first")]
 
 
+_COST_S = 5.0
+
+
 def run_doctor(args: argparse.Namespace) -> int:
     """Examine the host; 0 when something can be sampled, else 1."""
     from gpusonde.agent import AgentConfig
@@ -121,7 +136,7 @@ def run_doctor(args: argparse.Namespace) -> int:
         process.set_level("warning")
     output = Output(as_json=args.json)
     with output.progress("trying the sources"):
-        diagnosis = examine(config.source)
+        diagnosis = examine(config.source, cost_s=_COST_S if args.cost else 0.0)
         sampled = diagnosis.chosen.gpus if diagnosis.chosen else ()
         gpus = [GpuDescription(gpu.gpu_uuid, gpu.gpu_index, mig_uuid=gpu.mig_uuid) for gpu in sampled]
         jobs = examine_jobs(config.jobs, gpus, make_process_reader(config.source))
@@ -167,6 +182,13 @@ def render_doctor(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSource
         elif finding.usable:
             lag = f"; values arrive {formatting.seconds(finding.lag_s)} late" if finding.lag_s else ""
             screen.line(f"one reading of all GPUs takes {formatting.seconds(finding.read_s)}{lag}")
+        if finding.cost is not None:
+            cost = finding.cost
+            screen.line(
+                f"sampling costs {formatting.seconds(cost.processor_s)} of a core per reading: "
+                f"{100 * cost.core_share:.2g} % of one at {1 / cost.interval_s:g} readings per second, "
+                f"{100 * cost.adaptive_core_share:.2g} % at the slowest adaptive rate"
+            )
     if chosen is not None:
         for gpu in chosen.gpus:
             _render_gpu(screen, gpu)
@@ -214,6 +236,18 @@ def _source(finding: SourceFinding) -> SourcePayload:
         "refusals": list(finding.refusals),
         "read_s": finding.read_s if finding.usable else None,
         "lag_s": finding.lag_s if finding.usable else None,
+        "cost": _cost(finding.cost) if finding.cost is not None else None,
+    }
+
+
+def _cost(cost: SamplingCost) -> SamplingCostPayload:
+    return {
+        "readings": cost.readings,
+        "interval_s": cost.interval_s,
+        "read_s": cost.read_s,
+        "processor_s": cost.processor_s,
+        "core_share": cost.core_share,
+        "adaptive_core_share": cost.adaptive_core_share,
     }
 
 
@@ -386,6 +420,9 @@ def add_agent_options(parser: Parser) -> None:
         help="try every source of this host for two seconds and say what can be sampled, what cannot, why, and what to "
         "do; exit code 0 when something can be sampled, else 1. It examines as an agent with this --config and --set "
         "would sample",
+    )
+    parser.add_argument(
+        "--cost", action="store_true", help="doctor: also sample each source for five seconds and say what that costs"
     )
     _add_config_options(parser, "GPUSONDE_AGENT_")
     group = parser.add_argument_group("agent")
