@@ -114,9 +114,12 @@ class Sampler:
                 break
             if not self._read_due(deadline_s):
                 break
-            if self._pace.interval_s != interval_s:
-                start_s, tick, interval_s = deadline_s, 0, self._pace.interval_s
-            tick = self._next_tick(tick, start_s, interval_s)
+            if (wanted_s := self._pace.interval_s) != interval_s:
+                start_s, tick, interval_s = deadline_s, 0, wanted_s
+            tick += 1
+            behind_s = self._clocks.monotonic() - (start_s + tick * interval_s)
+            if behind_s > interval_s * _TOLERATED_LATENESS:
+                tick += self._skip(behind_s, interval_s)
         return self._source_ended
 
     def _read_due(self, deadline_s: float) -> bool:
@@ -138,11 +141,12 @@ class Sampler:
                 return False
             end_s = self._clocks.monotonic()
             elapsed_s += end_s - begin_s
-            brought |= bool(reading.ticks)
+            ticks = reading.tick_count
+            brought |= ticks > 0
             self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
             if not self._inventory.can_wait:
                 self._pace.see(reading, begin_s)
-            self._deliver(reading, end_s)
+            self._deliver(reading, ticks, end_s)
             if reading.more and not self._stopping.is_set():
                 self._heartbeat.beat()
                 continue
@@ -164,47 +168,41 @@ class Sampler:
     def _processor_spent(self) -> float:
         return self._clocks.processor() + self._source.statistics.helper_processor_s
 
-    def _deliver(self, reading: Reading, now_s: float) -> None:
+    def _deliver(self, reading: Reading, ticks: int, now_s: float) -> None:
         if reading.inventory is not None:
             self._inventory = reading.inventory
-        step = self._clock_step(now_s)
-        if step:
-            reading = dataclasses.replace(reading, events=(*step, *reading.events))
+        if self._inventory.can_wait:
+            self._counters.source_progress = self._source.progress()
+        else:
+            now_ns = self._clocks.wall_ns()
+            difference_ns, before_ns = now_ns - round(now_s * 1e9), self._wall_minus_monotonic_ns
+            if before_ns is not None and -_CLOCK_STEP_NS < difference_ns - before_ns < _CLOCK_STEP_NS:
+                self._wall_minus_monotonic_ns = difference_ns
+            elif step := self._clock_step(now_s, now_ns, difference_ns):
+                reading = dataclasses.replace(reading, events=(*step, *reading.events))
         if self._sink.put(SampledReading(reading, self._missed)):
             self._missed = 0
-            if reading.ticks:
+            self._counters.ticks += ticks
+            if ticks:
                 self._counters.last_tick_s = now_s
-            self._counters.ticks += reading.tick_count
         else:
             self._missed += 1
             self._counters.missed_ticks += 1
-        if self._inventory.can_wait:
-            self._counters.source_progress = self._source.progress()
 
-    def _next_tick(self, tick: int, start_s: float, interval_s: float) -> int:
-        following = tick + 1
-        behind_s = self._clocks.monotonic() - (start_s + following * interval_s)
-        if behind_s <= interval_s * _TOLERATED_LATENESS:
-            return following
+    def _skip(self, behind_s: float, interval_s: float) -> int:
+        """Count the deadlines that have passed without a reading, and return how many."""
         skipped = math.ceil(behind_s / interval_s - _TOLERATED_LATENESS)
         if not self._inventory.can_wait:
             self._missed += skipped
             self._counters.missed_ticks += skipped
-        return following + skipped
+        return skipped
 
-    def _clock_step(self, now_s: float) -> tuple[SourceEvent, ...]:
-        if self._inventory.can_wait:
-            return ()
-        now_ns = self._clocks.wall_ns()
-        difference_ns = now_ns - round(now_s * 1e9)
-        previous_ns = self._wall_minus_monotonic_ns
-        if previous_ns is not None and abs(difference_ns - previous_ns) < _CLOCK_STEP_NS:
-            self._wall_minus_monotonic_ns = difference_ns
-            return ()
+    def _clock_step(self, now_s: float, now_ns: int, difference_ns: int) -> tuple[SourceEvent, ...]:
+        """Return the events of a clock that was set, and nothing for the first look at it."""
         if self._clocks.monotonic() - now_s > _CLOCK_READ_S:
             # The two clocks cannot be read at once; the scheduler came between them: the next tick tells.
             return ()
-        self._wall_minus_monotonic_ns = difference_ns
+        previous_ns, self._wall_minus_monotonic_ns = self._wall_minus_monotonic_ns, difference_ns
         if previous_ns is None:
             return ()
         step_us = round((difference_ns - previous_ns) / 1000)

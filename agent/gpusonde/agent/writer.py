@@ -56,9 +56,8 @@ class SpoolWriter:
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self._spool = spool
-        self._inventory = inventory
         self._counters = counters
-        counters.gpus = len(inventory.gpus)
+        self._follow(inventory)
         self._requested_s: float | None = None
         self.configure(spool_config, uplink_config)
         self._on_commit = on_commit
@@ -89,8 +88,7 @@ class SpoolWriter:
             self._queue.append(sampled)
             reading = sampled.reading
             told = reading.events or reading.inventory is not None
-            about_bytes = 4 * len(self._queue) * reading.value_count
-            if told or self._inventory.can_wait or about_bytes >= _MAX_BATCH_BYTES:
+            if told or self._inventory.can_wait or len(self._queue) >= self._readings_in_batch:
                 self._wake.set()
             return True
         if sampled.reading.events or sampled.reading.inventory is not None:
@@ -181,6 +179,12 @@ class SpoolWriter:
         self._spool.commit()
         self._on_commit()
 
+    def _follow(self, inventory: SourceInventory) -> None:
+        self._inventory = inventory
+        self._counters.gpus = len(inventory.gpus)
+        # A live source gives a tick of each GPU at a time.
+        self._readings_in_batch = _MAX_BATCH_BYTES / max(1, 4 * len(inventory.metrics) * len(inventory.gpus))
+
     def _take(self, sampled: SampledReading) -> None:
         reading = sampled.reading
         if reading.inventory is not None or reading.events or not isinstance(reading.ticks, RawTicks):
@@ -188,8 +192,7 @@ class SpoolWriter:
         if reading.inventory is not None:
             # Ticks before it are of the old columns.
             self._flush()
-            self._inventory = reading.inventory
-            self._counters.gpus = len(reading.inventory.gpus)
+            self._follow(reading.inventory)
             self._batcher.change_columns(reading.inventory.metrics)
             self._steps.change_columns(reading.inventory.metrics)
             self._spool.append(inventory_record(reading.inventory))

@@ -195,11 +195,6 @@ class RawTicks(Sequence[GpuTicks]):
     taken once, in order, and by one thread: what depends on the ticks before it is found then.
     """
 
-    @property
-    @abc.abstractmethod
-    def value_count(self) -> int:
-        """How many values it holds."""
-
     @abc.abstractmethod
     def peek(self) -> Sequence[GpuTicks]:
         """Return the values as far as they follow from this tick alone; callable from any thread, at any time."""
@@ -252,13 +247,6 @@ class Reading:
     events: tuple[SourceEvent, ...] = ()
     more: bool = False
     inventory: SourceInventory | None = None
-
-    @property
-    def value_count(self) -> int:
-        """Values of all GPUs."""
-        if isinstance(self.ticks, RawTicks):
-            return self.ticks.value_count
-        return sum(ticks.values.size for ticks in self.ticks)
 
     @property
     def tick_count(self) -> int:

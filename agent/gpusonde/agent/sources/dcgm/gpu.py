@@ -253,11 +253,6 @@ class DcgmTicks(RawTicks):
     def __init__(self, ticks: Sequence[tuple[int, Tick]]) -> None:
         self.ticks = ticks
 
-    @property
-    def value_count(self) -> int:
-        """See :class:`RawTicks`."""
-        return sum(tick.values.size for _, tick in self.ticks)
-
     def peek(self) -> Sequence[GpuTicks]:
         """See :class:`RawTicks`."""
         return [_join(gpu, [tick], tick.blanks) for gpu, tick in self.ticks]

@@ -176,11 +176,6 @@ class RawChunk:
         self.read_us: list[int] = []
         self.refusals: list[tuple[int, Indices, MissingReason]] = []
 
-    @property
-    def is_full(self) -> bool:
-        """Whether it takes no more ticks."""
-        return len(self.stamps_ns) >= CHUNK_TICKS
-
     def decode(self, start: int, end: int, *, peek: bool = False) -> list[GpuTicks]:
         """Return the ticks ``start`` to ``end`` of all GPUs.
 
@@ -363,11 +358,6 @@ class NvmlTicks(RawTicks):
         self._chunk = chunk
         self._slot = slot
         self._decoded: list[GpuTicks] | None = None
-
-    @property
-    def value_count(self) -> int:
-        """See :class:`RawTicks`."""
-        return len(self._chunk.layout.gpus) * self._chunk.layout.metric_count
 
     def peek(self) -> Sequence[GpuTicks]:
         """See :class:`RawTicks`."""

@@ -175,7 +175,10 @@ class NvmlSource:
         Raises:
             SourceError: The driver is gone.
         """
-        events = self._poll_xids_if_due(deadline_s)
+        events: list[SourceEvent] = []
+        if deadline_s >= self._xids_due_s - _ROUNDING_S:
+            self._xids_due_s = deadline_s + _XID_INTERVAL_S
+            events = self._poll_xids()
         inventory = self._take_joined(deadline_s, events) if self._joining else None
         sweep = self._sweep
         if sweep is None:
@@ -315,12 +318,6 @@ class NvmlSource:
         for index in watched:
             self._gpus[index].count_xids()
             self._xid_counts.setdefault(self._gpus[index].key, 0)
-
-    def _poll_xids_if_due(self, now_s: float) -> list[SourceEvent]:
-        if now_s < self._xids_due_s - _ROUNDING_S:
-            return []
-        self._xids_due_s = now_s + _XID_INTERVAL_S
-        return self._poll_xids()
 
     def _poll_xids(self) -> list[SourceEvent]:
         reported = self._xids.poll() if self._xids is not None else ()

@@ -15,7 +15,15 @@ from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.agent.sources.nvml.fast_reader import CellKind, FastCall, FieldValue
 from gpusonde.agent.sources.nvml.gpm_reader import GpmReader
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml
-from gpusonde.agent.sources.nvml.raw_ticks import GpuMemory, Indices, NvmlTicks, PlacedCell, RawChunk, RawLayout
+from gpusonde.agent.sources.nvml.raw_ticks import (
+    CHUNK_TICKS,
+    GpuMemory,
+    Indices,
+    NvmlTicks,
+    PlacedCell,
+    RawChunk,
+    RawLayout,
+)
 from gpusonde.errors import GpuLostError
 from gpusonde.telemetry import FloatArray, MissingReason, Unit, metric
 
@@ -324,7 +332,7 @@ class Sweep:
     def keep(self) -> NvmlTicks:
         """Return the tick that was read."""
         chunk = self._chunk
-        if chunk is None or chunk.is_full:
+        if chunk is None or len(chunk.stamps_ns) >= CHUNK_TICKS:
             chunk = self._chunk = RawChunk(self._layout, self._standing, frozenset(self._absent))
         slot = len(chunk.stamps_ns)
         chunk.answers.append(self._answers.copy())
