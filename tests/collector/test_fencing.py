@@ -57,6 +57,50 @@ def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_wa
     asyncio.run(scene())
 
 
+def test_agents_that_come_while_the_store_is_busy_are_registered_together(store, executor):
+    free, groups = threading.Event(), []
+
+    class Slow:
+        def register_agents(self, agents):
+            groups.append(len(agents))
+            free.wait(60)
+            return store.samples.register_agents(agents)
+
+    async def scene():
+        agents = Agents(Slow(), executor, IngestConfig(max_agents=100), lambda: 0.0)
+        entering = [asyncio.ensure_future(agents.admit(hello("agent-0")))]
+        await spin()
+        entering += [asyncio.ensure_future(agents.admit(hello(f"agent-{i}"))) for i in range(1, 40)]
+        await spin()
+        leaving = entering.pop(7)
+        leaving.cancel()
+        await spin()
+        free.set()
+        sessions = await asyncio.gather(*entering)
+        assert [session.durable_sequence for session in sessions] == [0] * 39
+
+    asyncio.run(scene())
+    assert groups == [1, 39]
+
+
+def test_a_store_that_fails_refuses_every_agent_of_a_group_and_takes_the_next(store, executor):
+    failing = [StoreFullError("full")]
+
+    class Failing:
+        def register_agents(self, agents):
+            if failing:
+                raise failing.pop()
+            return store.samples.register_agents(agents)
+
+    async def scene():
+        agents = Agents(Failing(), executor, IngestConfig(max_agents=100), lambda: 0.0)
+        with pytest.raises(StoreFullError):
+            await agents.admit(hello("agent-1"))
+        assert (await agents.admit(hello("agent-1"))).durable_sequence == 0
+
+    asyncio.run(scene())
+
+
 def test_the_end_of_an_older_stream_does_not_free_the_agent_from_its_pending_records(store, executor):
     async def scene():
         agents = Agents(store.samples, executor, IngestConfig(max_agents=10), lambda: 0.0)

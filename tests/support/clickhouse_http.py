@@ -7,6 +7,7 @@ codes. It is no server: sessions, compression, limits and everything else that C
 from __future__ import annotations
 
 import base64
+import email
 import re
 import tempfile
 import threading
@@ -74,6 +75,10 @@ class ClickHouseHttp:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         values = dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True))
         body = _body(request)
+        if (kind := request.headers.get("Content-Type", "")).startswith("multipart/form-data"):
+            # So the client sends values that are too long for an address.
+            values |= _form(kind, body)
+            body = b""
         if self.broken:
             request.close_connection = True
             return
@@ -133,6 +138,15 @@ class ClickHouseHttp:
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)
+
+
+def _form(kind: str, body: bytes) -> dict[str, str]:
+    message = email.message_from_bytes(f"Content-Type: {kind}\r\n\r\n".encode() + body)
+    found = {}
+    for part in message.get_payload():
+        content = part.get_payload(decode=True)
+        found[str(part.get_param("name", header="content-disposition"))] = content.decode()
+    return found
 
 
 def _body(request: BaseHTTPRequestHandler) -> bytes:

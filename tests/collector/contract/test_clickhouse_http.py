@@ -12,6 +12,7 @@ from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory,
 from gpusonde.collector.client import Client
 from gpusonde.collector.config import ClickHouseConfig
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
+from gpusonde.collector.storage.model import AgentRow
 from gpusonde.errors import StoreError
 
 NAME = "it's; DROP TABLE samples -- \\ {gpu:String} %s ü&?=#+/"
@@ -49,6 +50,14 @@ def test_records_statements_and_names_cross_http_whole(engine):
         assert store.facts.gpus()[0].gpu_uuid == NAME
         assert store.facts.inventory(NAME, "spool-1").gpus[0].gpu_uuid == NAME
         store = engine.open()
+
+
+def test_a_crowd_of_agents_with_long_names_crosses_http_whole(engine):
+    store = engine.open()
+    crowd = [AgentRow(f"{i:04d}-{'n' * 120}", "spool-1", "instance", i, "host", "1", b"") for i in range(500)]
+    assert store.samples.register_agents(crowd) == [0] * 500
+    assert store.samples.register_agents(crowd) == [0] * 500
+    assert store.facts.agents() == crowd
 
 
 def test_a_connection_that_breaks_stores_nothing_that_counts_and_is_made_again(engine, server):

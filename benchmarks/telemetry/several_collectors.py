@@ -1,0 +1,196 @@
+"""Four collectors on one ClickHouse schema: what a greeting costs each of them, and what the death of one does.
+
+The engine (chdb) answers over HTTP from this process, so that the collectors' CPU is theirs alone.
+
+Usage: ``python benchmarks/telemetry/several_collectors.py [--agents N] [--greetings N] [--seconds S] [--out FILE]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc.aio
+from processes import CollectorProcess, usage
+
+from gpusonde.collector.client import Client
+from gpusonde.collector.config import ClickHouseConfig
+from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
+from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+from gpusonde.telemetry import read_trace
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from support.agent_fleet import AgentFleet, FleetAgent
+from support.clickhouse_http import ClickHouseHttp
+from support.trace_records import trace_records
+
+_TRACE = Path(__file__).parents[2] / "tests" / "data" / "demo_trace.parquet"
+
+
+async def _greet(target: str, names: Sequence[str]) -> None:
+    """Greet as many agents and end their streams once all are answered."""
+
+    async def one(name: str) -> None:
+        # A connection each, as hosts have.
+        async with grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            call = ingest_pb2_grpc.IngestServiceStub(channel).StreamSamples()
+            hello = ingest_pb2.Hello(
+                agent_id=name,
+                spool_id=f"spool-{name}",
+                instance_id=f"instance-{name}",
+                first_available_sequence=1,
+                agent_start_time_unix_nano=time.time_ns(),
+                encodings=[ingest_pb2.ENCODING_FLOAT32_LE],
+            )
+            await call.write(ingest_pb2.StreamSamplesRequest(hello=hello))
+            answer = await call.read()
+            assert answer is not grpc.aio.EOF, await call.details()
+            call.cancel()
+
+    await asyncio.gather(*map(one, names))
+
+
+def greetings(collector: CollectorProcess, count: int) -> dict[str, tuple[float, float]]:
+    """Return kind of greeting -> CPU and wall seconds of the collector for one."""
+    names = [f"greeted-{number}" for number in range(count)]
+    lone = [f"lone-{number}" for number in range(50)]
+
+    def measure(groups: Sequence[Sequence[str]]) -> tuple[float, float]:
+        before = usage(collector.pid)
+        for group in groups:
+            asyncio.run(_greet(collector.address, group))
+        time.sleep(0.5)
+        after = usage(collector.pid)
+        number = sum(map(len, groups))
+        return (after.cpu_s - before.cpu_s) / number, (after.wall_s - before.wall_s - 0.5) / number
+
+    return {
+        f"{count} unknown agents at once": measure([names]),
+        f"{count} known agents at once": measure([names]),
+        "50 unknown agents, one after another": measure([[name] for name in lone]),
+        "50 known agents, one after another": measure([[name] for name in lone]),
+    }
+
+
+def death_of_one(
+    collectors: Sequence[CollectorProcess], facts: ClickHouseFacts, directory: Path, agents: int, seconds: int
+) -> dict[str, str]:
+    """Run a fleet in real time, kill the collector with most agents after a third and start it after two."""
+    trace = read_trace(_TRACE)
+    made, expected = [], len(trace.time_s[: 10 * (seconds - 1)])
+    for number in range(agents):
+        records = trace_records(trace, ticks_per_record=10, gpu_uuid=f"GPU-{number}", end=False)[:seconds]
+        made.append(FleetAgent(directory, f"host-{number}", [one.address for one in collectors], records, 15.0))
+
+    def owners() -> dict[str, str]:
+        return {agent.name: found[agent.name].collector for agent in made if agent.name in (found := facts.owners())}
+
+    names = {f"collector-{number}": one for number, one in enumerate(collectors)}
+    with AgentFleet(made) as fleet:
+        killed_s, began_s = 0.0, time.monotonic()
+        orphans: dict[str, int] = {}
+        served: dict[str, float] = {}
+        home: dict[str, str] = {}
+        victim = ""
+        step = 0
+        while step < seconds:
+            if time.monotonic() >= began_s + step:
+                step += 1
+                fleet.feed(step)
+                if step == seconds // 3:
+                    home = owners()
+                    victim = Counter(home.values()).most_common(1)[0][0]
+                    before = usage(names[victim].pid)
+                    names[victim].stop(9)  # type: ignore[arg-type]
+                    killed_s = time.monotonic()
+                    orphans = {agent.name: agent.acked for agent in made if home[agent.name] == victim}
+                if step == 2 * seconds // 3:
+                    names[victim].start()
+                    back_s = time.monotonic()
+            for agent in made:
+                if agent.name in orphans and agent.name not in served and agent.acked > orphans[agent.name]:
+                    served[agent.name] = time.monotonic() - killed_s
+            time.sleep(0.01)
+        fleet.wait_acked(seconds)
+        while owners() != home and time.monotonic() < back_s + 180.0:
+            time.sleep(0.5)
+        returned_s = time.monotonic() - back_s
+        at_home = owners() == home
+    with Client(collectors[0].address) as client:
+        stored = [len(client.read_samples(f"GPU-{number}")) for number in range(agents)]
+    return {
+        "agents of each collector": ", ".join(map(str, sorted(Counter(home.values()).values()))),
+        "agents of the one that was killed": str(len(orphans)),
+        "until their next acknowledgement, median / last": (
+            f"{statistics.median(served.values()):.1f} / {max(served.values()):.1f} s"
+        ),
+        "ticks lost": str(sum(max(0, expected - found) for found in stored)),
+        "ticks there twice": str(sum(max(0, found - expected) for found in stored)),
+        "until all were back at the one that was started again": f"{returned_s:.0f} s" if at_home else "not in 180 s",
+        "CPU of the killed one until then, per agent and second": (
+            f"{1e3 * before.cpu_s / (seconds // 3) / max(1, len(orphans)):.1f} ms, its start included"
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--agents", type=int, default=64)
+    parser.add_argument("--greetings", type=int, default=500)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpusonde-telemetry-") as name:
+        directory = Path(name)
+        (directory / "password").write_text("s3cret")
+        with ClickHouseHttp(directory / "chdb") as server:
+            collectors = [
+                CollectorProcess(
+                    directory / f"collector-{number}",
+                    "store.engine=clickhouse",
+                    f"server.id=collector-{number}",
+                    f"clickhouse.url={server.url}",
+                    "clickhouse.user=gpusonde",
+                    f"clickhouse.password_file={directory / 'password'}",
+                    "runs.track=false",
+                )
+                for number in range(4)
+            ]
+            sql = None
+            try:
+                for one in collectors:
+                    one.start()
+                    one.settings = (*one.settings, f"server.listen={one.address}")
+                sql = ClickHouseSql(ClickHouseConfig(server.url, "gpusonde", "gpusonde", str(directory / "password")))
+                greeted = greetings(collectors[0], arguments.greetings)
+                rows = death_of_one(collectors, ClickHouseFacts(sql), directory, arguments.agents, arguments.seconds)
+            finally:
+                for one in collectors:
+                    one.stop()
+                if sql:
+                    sql.close()
+    lines = ["| greetings | CPU of the collector, each | wall time, each |", "|---|---|---|"]
+    lines += [f"| {kind} | {1e3 * cpu:.2f} ms | {1e3 * wall:.1f} ms |" for kind, (cpu, wall) in greeted.items()]
+    lines += [
+        "",
+        "| four collectors, one killed | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in rows.items()),
+    ]
+    text = "\n".join([*lines, ""])
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Four collector processes on one ClickHouse schema, and agents that spread over them: one may die at any moment."""
+
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from support.agent_fleet import AgentFleet, FleetAgent
+from support.clickhouse_http import ClickHouseHttp
+from support.running_collector import ProcessCollector
+from support.trace_records import trace_records
+from support.wire_agent import START_NS, wait_until
+
+from gpusonde.collector.client import Client
+from gpusonde.collector.config import ClickHouseConfig
+from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
+from gpusonde.epoch_detect import detect
+from gpusonde.telemetry import read_trace
+
+DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+
+
+@pytest.fixture
+def collectors(tmp_path, chdb_directory):
+    """Four on one database, and what it knows."""
+    password = tmp_path / "password"
+    password.write_text("s3cret")
+    database = f"gpusonde_test_{uuid.uuid4().hex}"
+    with ClickHouseHttp(chdb_directory) as server:
+        running = []
+        try:
+            for number in range(4):
+                one = ProcessCollector(
+                    tmp_path / f"collector-{number}",
+                    store__engine="clickhouse",
+                    server__id=f"collector-{number}",
+                    clickhouse__url=server.url,
+                    clickhouse__database=database,
+                    clickhouse__user="gpusonde",
+                    clickhouse__password_file=str(password),
+                    clickhouse__insert_interval="100ms",
+                )
+                running.append(one)
+                one.start()
+            sql = ClickHouseSql(ClickHouseConfig(server.url, database, "gpusonde", str(password)))
+            yield running, ClickHouseFacts(sql)
+            sql.close()
+        finally:
+            for one in running:
+                one.__exit__()
+
+
+def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows_all_runs(tmp_path, collectors):
+    running, facts = collectors
+    trace = read_trace(DEMO_TRACE)
+    targets = [one.target for one in running]
+    agents = []
+    for number in range(8):
+        records = trace_records(trace, START_NS, ticks_per_record=30, gpu_uuid=f"GPU-{number}")
+        agents.append(FleetAgent(tmp_path, f"host-{number}", targets, records, return_check_s=0.3))
+    half, last = len(records) // 2, len(records)
+    with AgentFleet(agents) as fleet:
+        fleet.feed(half)
+        fleet.wait_acked(half)
+        owners = {agent: owner.collector for agent, owner in facts.owners().items()}
+        victim = max(running, key=lambda one: list(owners.values()).count(one.directory.name))
+        orphans = {agent for agent, owner in owners.items() if owner == victim.directory.name}
+        assert len(orphans) >= 2
+        victim.kill()
+        fleet.feed(half + 1)
+        took = fleet.wait_acked(half + 1)
+        assert all(took[agent] < 10.0 for agent in orphans), took
+        now = {agent: owner.collector for agent, owner in facts.owners().items()}
+        assert victim.directory.name not in now.values()
+        # Nobody else has moved.
+        assert {agent: owner for agent, owner in now.items() if agent not in orphans} == {
+            agent: owner for agent, owner in owners.items() if agent not in orphans
+        }
+        fleet.feed(last)
+        fleet.wait_acked(last)
+        victim.start()
+        began_s = time.monotonic()
+        wait_until(
+            lambda: {agent: owner.collector for agent, owner in facts.owners().items()} == owners, 60, "agents at home"
+        )
+        assert time.monotonic() - began_s < 60.0
+    expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
+    seen = []
+    for one in running:
+        with Client(one.target) as client:
+            wait_until(lambda: len(client.list_runs()) == 8, 60, "runs")
+            wait_until(lambda: not any(run.active for run in client.list_runs()), 60, "end of the runs")
+            runs = sorted(client.list_runs(), key=lambda run: run.gpu_uuid)
+            for run in runs:
+                epochs = client.list_epochs(run.run_id).epochs
+                assert [(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs] == expected
+            if one is victim:
+                for run in runs:
+                    stored = client.read_samples(run.gpu_uuid)
+                    assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=1e-6)
+        seen.append(runs)
+    assert all(runs == seen[0] for runs in seen)
+    assert facts.losses() == facts.rejections() == []
