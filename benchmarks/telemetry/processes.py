@@ -101,7 +101,7 @@ class Meter:
 
 
 class CollectorProcess:
-    """``gpusonde collector`` on a free port of loopback.
+    """``gpusonde collector`` on a free port of loopback, which it keeps when it is started again.
 
     Args:
         directory: Its store and its log.
@@ -123,10 +123,19 @@ class CollectorProcess:
         (self.store / "address").unlink(missing_ok=True)
         # Another collector's self metrics may have the usual port.
         settings = [word for setting in ("metrics.listen=", *self.settings) for word in ("--set", setting)]
+        listen = self.address or "127.0.0.1:0"
         began = time.monotonic()
         with (self.directory / "collector.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*self._command, "collector", "--listen", "127.0.0.1:0", "--store", str(self.store), *settings],
+                [
+                    *self._command,
+                    "collector",
+                    "--listen",
+                    self.address or "127.0.0.1:0",
+                    "--store",
+                    str(self.store),
+                    *settings,
+                ],
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )

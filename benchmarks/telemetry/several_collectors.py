@@ -62,7 +62,7 @@ async def _greet(target: str, names: Sequence[str]) -> None:
 def greetings(collector: CollectorProcess, count: int) -> dict[str, tuple[float, float]]:
     """Return kind of greeting -> CPU and wall seconds of the collector for one."""
     names = [f"greeted-{number}" for number in range(count)]
-    lone = [f"lone-{number}" for number in range(50)]
+    lone = [f"lone-{number}" for number in range(20)]
 
     def measure(groups: Sequence[Sequence[str]]) -> tuple[float, float]:
         before = usage(collector.pid)
@@ -76,8 +76,8 @@ def greetings(collector: CollectorProcess, count: int) -> dict[str, tuple[float,
     return {
         f"{count} unknown agents at once": measure([names]),
         f"{count} known agents at once": measure([names]),
-        "50 unknown agents, one after another": measure([[name] for name in lone]),
-        "50 known agents, one after another": measure([[name] for name in lone]),
+        "20 unknown agents, one after another": measure([[name] for name in lone]),
+        "20 known agents, one after another": measure([[name] for name in lone]),
     }
 
 
@@ -99,7 +99,8 @@ def death_of_one(
         killed_s, began_s = 0.0, time.monotonic()
         orphans: dict[str, int] = {}
         served: dict[str, float] = {}
-        home: dict[str, str] = {}
+        addresses = {one.address: name for name, one in names.items()}
+        home = {agent.name: addresses[agent.home] for agent in made}
         victim = ""
         step = 0
         while step < seconds:
@@ -107,12 +108,12 @@ def death_of_one(
                 step += 1
                 fleet.feed(step)
                 if step == seconds // 3:
-                    home = owners()
-                    victim = Counter(home.values()).most_common(1)[0][0]
+                    owned = owners()
+                    victim = Counter(owned.values()).most_common(1)[0][0]
                     before = usage(names[victim].pid)
                     names[victim].stop(9)  # type: ignore[arg-type]
                     killed_s = time.monotonic()
-                    orphans = {agent.name: agent.acked for agent in made if home[agent.name] == victim}
+                    orphans = {agent.name: agent.acked for agent in made if owned[agent.name] == victim}
                 if step == 2 * seconds // 3:
                     names[victim].start()
                     back_s = time.monotonic()
@@ -169,7 +170,6 @@ def main() -> None:
             try:
                 for one in collectors:
                     one.start()
-                    one.settings = (*one.settings, f"server.listen={one.address}")
                 sql = ClickHouseSql(ClickHouseConfig(server.url, "gpusonde", "gpusonde", str(directory / "password")))
                 greeted = greetings(collectors[0], arguments.greetings)
                 rows = death_of_one(collectors, ClickHouseFacts(sql), directory, arguments.agents, arguments.seconds)

@@ -63,7 +63,11 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
     with AgentFleet(agents) as fleet:
         fleet.feed(half)
         fleet.wait_acked(half)
-        owners = {agent: owner.collector for agent, owner in facts.owners().items()}
+        names = {one.target: one.directory.name for one in running}
+        owners = {agent.name: names[agent.home] for agent in agents}
+        wait_until(
+            lambda: {agent: owner.collector for agent, owner in facts.owners().items()} == owners, 60, "agents at home"
+        )
         victim = max(running, key=lambda one: list(owners.values()).count(one.directory.name))
         orphans = {agent for agent, owner in owners.items() if owner == victim.directory.name}
         assert len(orphans) >= 2

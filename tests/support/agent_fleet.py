@@ -12,11 +12,16 @@ from gpusonde.agent.config import UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, StreamLimits, Uplink
+from gpusonde.agent.uplink.addresses import Addresses
 from gpusonde.common.v1 import gpu_pb2
 
 
 class FleetAgent:
-    """One agent, and the records that it is going to have."""
+    """One agent, and the records that it is going to have.
+
+    Attributes:
+        home: The collector that it wants most.
+    """
 
     def __init__(self, directory: Path, name: str, targets: list[str], records: list, return_check_s: float) -> None:
         self.name = name
@@ -31,6 +36,9 @@ class FleetAgent:
             limits=StreamLimits(return_check_s=return_check_s),
         )
         self._records = records
+        addresses = Addresses(name, targets)
+        asyncio.run(addresses.refresh())
+        self.home = addresses.home.target
 
     @property
     def acked(self) -> int:
