@@ -131,7 +131,7 @@ class CollectorProcess:
                     *self._command,
                     "collector",
                     "--listen",
-                    self.address or "127.0.0.1:0",
+                    listen,
                     "--store",
                     str(self.store),
                     *settings,
