@@ -52,7 +52,7 @@ class Host(VictimAgent):
     """An agent whose GPU has another name in every life, so that each life can be looked at."""
 
     def __init__(self, name, directory, target):
-        config = {"agent.id": name, "spool.directory": str(directory / "disk" / "spool")}
+        config = {"agent.id": name, "spool.directory": str(directory / "disk" / "spool"), "metrics.listen": ""}
         super().__init__(directory, target, config, interval_s=0.01, batch_interval_s=0.05)
         self.name = name
         self.spool = directory / "disk" / "spool"
@@ -147,6 +147,7 @@ class Chaos:
             return
         # What the image does not have is with the collector: else it would be lost with the host.
         self.proxy.end()
+        wait_until(host.took, 60, "a tick")  # not before it can be told to end
         host.finish()
         self.collector.kill()
         host.set_back()
@@ -225,8 +226,8 @@ def verify(directory, hosts, chaos):
     reported = sum(loss.lost_ticks for loss in losses)
     print(
         f"seed {SEED}, {SECONDS:.0f} s: {dict(chaos.happened)}; {sum(h.lives for h in hosts)} lives, {taken} ticks of"
-        f" 10 ms taken, {stored} stored, 0 twice, {holes} missing in a life, {reported} on record, {tails} at the end of"
-        f" a life, {worst} at most"
+        f" 10 ms taken, {stored} stored, 0 twice, {holes} missing in a life, {reported} on record, {tails} at the"
+        f" end of a life, {worst} at most"
     )
     assert rejections == []
     assert {loss.reason for loss in losses} <= {ingest_pb2.LOSS_REASON_DISK_FULL}
