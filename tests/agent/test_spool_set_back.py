@@ -35,6 +35,7 @@ class Host(Rig):
         self.spool._appender.close()
         self.spool._reader.close()
         self.spool._ledger.close()
+        self.spool._journal.close()
 
 
 def live(directory, up_to, collector=None, **options):
@@ -186,5 +187,23 @@ def test_a_spool_without_a_ledger_goes_by_what_is_on_the_disk(tmp_path):
         set_back(directory, tmp_path / "copy")
         (directory / "ledger").unlink()
         values += live(directory, 150, collector)
+        assert stored_values(collector) == sorted(values)
+        assert collector.duplicates == 0
+
+
+def test_steps_of_a_batch_that_both_the_copy_and_the_original_recover_are_there_once(tmp_path):
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        host = Host(directory)
+        host.live(20)
+        host.run(collector.target)
+        for _ in range(3):
+            host.values.append(next(VALUES))
+            host.spool.keep(batch(host.values[-1]))
+        host.kill()
+        shutil.copytree(directory, tmp_path / "copy")
+        values = host.values + live(directory, 60, collector)
+        set_back(directory, tmp_path / "copy")
+        values += live(directory, 70) + live(directory, 80, collector)
         assert stored_values(collector) == sorted(values)
         assert collector.duplicates == 0

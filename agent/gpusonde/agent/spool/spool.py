@@ -528,7 +528,11 @@ class Spool:
             self._write_ledger()
             return
         self._segments = recover(self._directory, self._files).segments
+        if self._known == self._committed:
+            # A copy of this spool makes the same records of them, or holds all of them in the batch.
+            self._known = self._segments[-1].last_sequence
         self._committed = self._segments[-1].last_sequence
+        self._write_ledger()
 
     def _write_ledger(self) -> None:
         """Write down what must outlive a SIGKILL; a disk that refuses is no reason to stop sampling or sending."""
