@@ -39,6 +39,7 @@ _WIDTHS = 20  # of ten readings, in which it is looked for
 _HELD = 0.5  # of the age, after it was seen
 # Kept readings; when they are full, every other one of the older half goes.
 _KEPT = 1024
+_COARSE = 2.5  # distances between readings
 _LEAST_CELLS = 16  # of a correlation
 _LOOK_S = 1.0
 # The period is estimated anew after so much more of the age.
@@ -235,7 +236,9 @@ class Rhythm:
         if not rows.any():
             return
         # What was thinned since is too coarse for a cycle that is short beside it.
-        begin_s = max(float(self._times[0]), now_s - _KEPT * self._here_s)
+        kept = self._times[: self._count]
+        coarse = np.flatnonzero(np.diff(kept) > _COARSE * self._here_s)
+        begin_s = float(kept[coarse[-1] + 1] if coarse.size else kept[0])
         step_s = max(self._here_s, (now_s - begin_s) / _KEPT)
         values = self._grid(begin_s, now_s, step_s, rows)
         if values.shape[1] < _LEAST_CELLS:
