@@ -212,7 +212,10 @@ class Database:
         """
         _check_present(self.path)
         if not self.path.is_file():
-            raise StoreError(f"{self.path.parent} is no data directory of a collector: it holds no {self.path.name}")
+            raise StoreError(
+                f"{self.path.parent} is no data directory of a collector: it holds no {self.path.name}; "
+                "if it was one, 'gpusonde store fsck --rebuild' makes that anew from the segments"
+            )
         with store_errors(self.path):
             connection = sqlite3.connect(
                 f"{self.path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0
