@@ -42,6 +42,7 @@ LOSS_PATHS = (
     "gpusonde_collector_throttles_total",
     "gpusonde_collector_requests_refused_total",
     "gpusonde_collector_streams",
+    "gpusonde_collector_store_bytes",
     "gpusonde_collector_store_free_bytes",
     "gpusonde_collector_compaction_failures_total",
     "gpusonde_collector_tracking_backlog_gpus",
