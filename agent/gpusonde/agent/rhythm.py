@@ -45,8 +45,10 @@ _LOOK_S = 1.0
 # The period is estimated anew after so much more of the age.
 _NEWS = 0.1
 _PLAY = 0.1  # of a period
-# Squared difference from the cycle before, over the variance, beyond that of the cycles until then.
-_CHANGED = 0.5
+# Squared difference from the cycle before, over the variance: a change is beyond that of the cycles until then times
+# the first, and the second more.
+_UNUSUAL = 3.0
+_CHANGED = 0.15
 _BEYOND = 0.3  # of the range seen so far
 _LEAST_RANGE = 0.05  # of the largest value: below it a metric is constant
 _LEAST_RATIO = 0.02  # and for those that are near 0
@@ -83,6 +85,8 @@ class Rhythm:
         self._estimated_age_s = 0.0
         self._beyond = 0
         self._held_until_s = -math.inf
+        self._suspected: tuple[float, float, float] | None = None
+        self._excused = 0.0
         self.period_s: float | None = None
         self._usual = 0.0
         self.changes = 0
@@ -141,6 +145,7 @@ class Rhythm:
     def _begin_anew(self, now_s: float) -> None:
         """A new age begins: full rate, and what came before says nothing of the period."""
         self.changes += 1
+        self._suspected = None
         self._since_s = now_s
         self._held_until_s = -math.inf
         self._step = 0
@@ -164,13 +169,13 @@ class Rhythm:
             return
         is_idle = not rows.any() and self._high[0] <= _IDLE
         per_age = _IDLE_PER_AGE if is_idle else _READINGS_PER_AGE
-        if (
-            self.period_s is not None
-            and rows.any()
-            and self._difference(now_s, self.period_s, rows) > self._usual + _CHANGED
-        ):
-            self._begin_anew(now_s)
-            return
+        if self.period_s is not None and rows.any():
+            difference = self._difference(now_s, self.period_s, rows)
+            if difference > max(_UNUSUAL * self._usual + _CHANGED, self._excused):
+                suspected = (self.period_s, self._since_s, difference)
+                self._begin_anew(now_s)
+                self._suspected = suspected
+                return
         if age_s >= (1 + _NEWS) * self._estimated_age_s:
             self._estimated_age_s = age_s
             self._estimate(now_s, rows)
@@ -232,7 +237,6 @@ class Rhythm:
         return False
 
     def _estimate(self, now_s: float, rows: npt.NDArray[np.bool_]) -> None:
-        self.period_s = None
         if not rows.any():
             return
         # What was thinned since is too coarse for a cycle that is short beside it.
@@ -246,7 +250,14 @@ class Rhythm:
         cells = _period_cells(_correlate(values, int(values.shape[1] / 2.2)), _COHERENT)
         if cells is not None and cells * step_s >= max(_SHORTEST_S, 4 * self._here_s):
             self.period_s = cells * step_s
-            earlier = (now_s - back * self.period_s for back in (0.0, 1 / 3, 2 / 3))
+            if self._suspected is not None and abs(self.period_s / self._suspected[0] - 1) < _PLAY:
+                # The same tempo as before: an odd cycle was no change, and the next such is none either.
+                self._since_s, self._excused = self._suspected[1], 1.5 * self._suspected[2]
+            elif self._suspected is not None:
+                self._excused = 0.0
+            self._suspected = None
+            # Not of the last cycle: that may be the first after a change.
+            earlier = (now_s - back * self.period_s for back in (1.0, 4 / 3, 5 / 3))
             self._usual = max(self._difference(then_s, self.period_s, rows) for then_s in earlier)
 
     def _difference(self, now_s: float, period_s: float, rows: npt.NDArray[np.bool_]) -> float:
