@@ -89,16 +89,26 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
             lambda: {agent: owner.collector for agent, owner in facts.owners().items()} == owners, 60, "agents at home"
         )
         assert time.monotonic() - began_s < 60.0
-    expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
+    # A thousandth of a tick: what a tracker has read when it looks moves its averages by some microseconds.
+    expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-4)
+
+    def settled_runs(client):
+        """Return all runs once they are over and have their final epochs.
+
+        An agent that comes home has its run looked at again there, from its last state on: meanwhile rows differ.
+        """
+        runs = sorted(client.list_runs(), key=lambda run: run.gpu_uuid)
+        if len(runs) != 8 or any(run.active for run in runs):
+            return None
+        found = [client.list_epochs(run.run_id).epochs for run in runs]
+        final = all([(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs] == expected for epochs in found)
+        return runs if final else None
+
     seen = []
     for one in running:
         with Client(one.target) as client:
-            wait_until(lambda: len(client.list_runs()) == 8, 60, "runs")
-            wait_until(lambda: not any(run.active for run in client.list_runs()), 60, "end of the runs")
-            runs = sorted(client.list_runs(), key=lambda run: run.gpu_uuid)
-            for run in runs:
-                epochs = client.list_epochs(run.run_id).epochs
-                assert [(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs] == expected
+            wait_until(lambda: settled_runs(client), 180, "final epochs of all runs")
+            runs = settled_runs(client)
             if one is victim:
                 for run in runs:
                     stored = client.read_samples(run.gpu_uuid)
