@@ -40,10 +40,9 @@ _WHAT = """Traces at 10 Hz, of which only the ticks are kept that
 `source.rate = "adaptive"` would have read (each as it was, not an average); then epochs are looked for in all ticks
 and in those that are left. *Seen*: looked at while the constants were chosen. *Set aside*: not, but an earlier state
 was run on them before it was mended how changes are seen."""
-_MEANING = """All sets together are read 4.1 times less often: jobs of a few minutes are young for most of their time,
-and cycles of a few seconds keep the rate up. Where both rates give a period within 10 %, the error grows by at most 0.4
-points; but some periods are lost altogether (six points of the long mixed set, 17 of the disturbed one). That is why
-the fixed rate is the default."""
+_MEANING = """Jobs of a few minutes are young for most of their time, and cycles of a few seconds keep the rate
+up. Where both rates give a period within 10 %, the error hardly grows; but some periods are lost altogether, most of
+the disturbed families. That is why the fixed rate is the default."""
 _TEMPO = """Generated: twelve epochs (lengths vary by 2 %), then another length; eight of each. When a reading at full
 rate comes, in cycles (of the longer kind) after the change; inf: never. What is shorter than the distance of the
 readings, as dips of 0.6 s are at 2 s, cannot be seen."""
