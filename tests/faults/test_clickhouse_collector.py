@@ -42,6 +42,7 @@ def on_clickhouse(directory):
     """chdb is ClickHouse's engine inside of the collector's process."""
     return {
         "store__engine": "clickhouse",
+        "store__lossless": "true",
         "clickhouse__url": f"chdb://{directory}",
         "clickhouse__insert_interval": "20ms",
         "runs__state_interval": "1s",

@@ -34,6 +34,7 @@ def collectors(tmp_path, chdb_directory):
                 one = ProcessCollector(
                     tmp_path / f"collector-{number}",
                     store__engine="clickhouse",
+                    store__lossless="true",
                     server__id=f"collector-{number}",
                     clickhouse__url=server.url,
                     clickhouse__database=database,
@@ -89,8 +90,7 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
             lambda: {agent: owner.collector for agent, owner in facts.owners().items()} == owners, 60, "agents at home"
         )
         assert time.monotonic() - began_s < 60.0
-    # A thousandth of a tick: what a tracker has read when it looks moves its averages by some microseconds.
-    expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-4)
+    expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
 
     def settled_runs(client):
         """Return all runs once they are over and have their final epochs.
