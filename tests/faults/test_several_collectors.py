@@ -52,9 +52,24 @@ def collectors(tmp_path, chdb_directory):
                 one.__exit__()
 
 
+def sorted_runs(client):
+    return sorted(client.list_runs(), key=lambda run: run.gpu_uuid)
+
+
+def settled_runs(client, expected):
+    """Return the runs of all eight GPUs once they are over and have their final epochs."""
+    runs = sorted_runs(client)
+    if len(runs) != 8 or any(run.active for run in runs):
+        return None
+    found = [client.list_epochs(run.run_id).epochs for run in runs]
+    final = all([(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs] == expected for epochs in found)
+    return runs if final else None
+
+
 def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows_all_runs(tmp_path, collectors):
     running, facts = collectors
     trace = read_trace(DEMO_TRACE)
+    expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
     targets = [one.target for one in running]
     agents = []
     for number in range(8):
@@ -84,35 +99,22 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
         }
         fleet.feed(last)
         fleet.wait_acked(last)
+        # While agents stay where they went, what every living collector says is whole.
+        seen = []
+        for one in running:
+            if one is not victim:
+                with Client(one.target) as client:
+                    seen.append(wait_until(lambda: settled_runs(client, expected), 90, "final epochs of all runs"))
+        assert all(runs == seen[0] for runs in seen)
         victim.start()
         began_s = time.monotonic()
         wait_until(
             lambda: {agent: owner.collector for agent, owner in facts.owners().items()} == owners, 60, "agents at home"
         )
         assert time.monotonic() - began_s < 60.0
-    expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
-
-    def settled_runs(client):
-        """Return all runs once they are over and have their final epochs.
-
-        An agent that comes home has its run looked at again there, from its last state on: meanwhile rows differ.
-        """
-        runs = sorted(client.list_runs(), key=lambda run: run.gpu_uuid)
-        if len(runs) != 8 or any(run.active for run in runs):
-            return None
-        found = [client.list_epochs(run.run_id).epochs for run in runs]
-        final = all([(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs] == expected for epochs in found)
-        return runs if final else None
-
-    seen = []
-    for one in running:
-        with Client(one.target) as client:
-            wait_until(lambda: settled_runs(client), 180, "final epochs of all runs")
-            runs = settled_runs(client)
-            if one is victim:
-                for run in runs:
-                    stored = client.read_samples(run.gpu_uuid)
-                    assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=1e-6)
-        seen.append(runs)
-    assert all(runs == seen[0] for runs in seen)
+    with Client(victim.target) as client:
+        assert [run.run_id for run in sorted_runs(client)] == [run.run_id for run in seen[0]]
+        for run in seen[0]:
+            stored = client.read_samples(run.gpu_uuid)
+            assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=1e-6)
     assert facts.losses() == facts.rejections() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -79,6 +80,17 @@ run_collector(CollectorConfig.load(overrides=dict(a.split("=", 1) for a in sys.a
 """
 
 
+def is_free(target):
+    host, port = target.rsplit(":", 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except OSError:
+            return False
+    return True
+
+
 class ProcessCollector:
     """A collector in a process of its own. The port is kept over restarts. ``open_files`` is its hard limit."""
 
@@ -96,6 +108,9 @@ class ProcessCollector:
         address = self.directory / "address"
         address.unlink(missing_ok=True)
         arguments = [f"{key}={value}" for key, value in self._settings.items()]
+        if self.target:
+            # A connection of another test may have taken the port of the collector that was killed.
+            wait_until(lambda: is_free(self.target), 120, "its port to be free")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-c", self._main, *arguments], stderr=log, env=os.environ)
         try:
