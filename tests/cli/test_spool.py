@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spools import hold, write_damaged_spool, write_spool
+from support.spools import batch, hold, write_damaged_spool, write_spool
 
 from gpusonde.agent.spool import Spool
 from gpusonde.cli.main import main
@@ -44,6 +44,32 @@ def test_ls_lists_segments_with_sequences_ticks_bytes_and_times(tmp_path, capsys
     assert segments[0]["first_tick_time"] == "2023-11-14T22:13:20.000000+00:00"
     assert segments[-1]["last_tick_time"] == "2023-11-14T22:13:49.900000+00:00"
     assert contents(directory) == before
+
+
+def test_ls_shows_the_batch_that_is_being_filled(tmp_path, capsys):
+    directory = write_spool(tmp_path / "spool")
+    spool = Spool(directory, max_bytes=1 << 20, segment_bytes=1024)
+    spool.open()
+    assert ask(capsys, "ls", str(directory))[1]["journal"] is None
+    for number in (30, 31):
+        spool.keep(batch(number))
+    before = contents(directory)
+    _, answer = ask(capsys, "ls", str(directory))
+    assert answer["journal"] == {
+        "file": str(directory / "journal"),
+        "steps": 2,
+        "ticks": 20,
+        "first_tick_time": "2023-11-14T22:13:50.000000+00:00",
+        "last_tick_time": "2023-11-14T22:13:51.900000+00:00",
+    }
+    assert (answer["records"], answer["ticks"]) == (31, 300)
+    assert main(["spool", "ls", str(directory)]) == 0
+    assert "20 ticks more in journal" in capsys.readouterr().out
+    assert contents(directory) == before
+    spool.append(batch(32, ticks=20))
+    _, answer = ask(capsys, "ls", str(directory))
+    assert (answer["journal"], answer["ticks"]) == (None, 320)
+    spool.close()
 
 
 def test_another_directory_with_a_lock_is_no_spool(tmp_path, capsys):

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.agent.spool.identity import Identity, load_identity
-from gpusonde.agent.spool.segment import SUFFIX, Segment
-from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, recover
+from gpusonde.agent.spool.ledger import Journal
+from gpusonde.agent.spool.segment import SUFFIX, Segment, record_ticks
+from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, lacks_batch, recover
 from gpusonde.agent.spool.spool import SegmentReader
 from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -51,6 +52,25 @@ class SegmentSummary:
 
 
 @dataclass(frozen=True)
+class JournalSummary:
+    """The steps of a batch that is longer than usual and not appended yet; a killed agent's next start appends them.
+
+    Attributes:
+        path: The file.
+        steps: How many there are.
+        ticks: Ticks of one GPU each inside them.
+        first_tick_unix_nano: Time of the earliest tick, None without any.
+        last_tick_unix_nano: Time of the latest tick.
+    """
+
+    path: Path
+    steps: int
+    ticks: int
+    first_tick_unix_nano: int | None
+    last_tick_unix_nano: int | None
+
+
+@dataclass(frozen=True)
 class SpoolReport:
     """What is in a spool directory.
 
@@ -59,6 +79,7 @@ class SpoolReport:
         identity: Whose it is; None when that is not stored, or not readable.
         held_by: Process that has it, None for nobody.
         segments: Oldest first.
+        journal: What waits for the end of a batch, None without any.
         findings: What is not as it should be.
         repaired: The findings were repaired.
     """
@@ -67,6 +88,7 @@ class SpoolReport:
     identity: Identity | None
     held_by: str | None
     segments: tuple[SegmentSummary, ...]
+    journal: JournalSummary | None
     findings: tuple[Finding, ...]
     repaired: bool = False
 
@@ -136,6 +158,7 @@ def _report(directory: Path, held_by: str | None, files: FileLayer, *, repair: b
         identity=identity,
         held_by=held_by,
         segments=_summaries(recovery.segments, files),
+        journal=_journal(directory, recovery.segments, files),
         findings=tuple(findings),
         repaired=repair and all(finding.kind is not FindingKind.UNUSABLE for finding in findings),
     )
@@ -147,6 +170,24 @@ def _summaries(segments: Sequence[Segment], files: FileLayer) -> tuple[SegmentSu
         return tuple(summary for segment in segments if (summary := _summary(segment, reader)) is not None)
     finally:
         reader.close()
+
+
+def _journal(directory: Path, segments: Sequence[Segment], files: FileLayer) -> JournalSummary | None:
+    journal = Journal(directory, files)
+    try:
+        steps = journal.load()
+    finally:
+        journal.close()
+    if not steps or not segments or not lacks_batch(segments, steps[0].sequence):
+        return None
+    times = [time for step in steps for time in _tick_times(step)]
+    return JournalSummary(
+        path=journal.path,
+        steps=len(steps),
+        ticks=sum(map(record_ticks, steps)),
+        first_tick_unix_nano=min(times, default=None),
+        last_tick_unix_nano=max(times, default=None),
+    )
 
 
 def _summary(segment: Segment, reader: SegmentReader) -> SegmentSummary | None:

@@ -129,11 +129,12 @@ class Journal:
         files: The file layer; what it raises passes through.
 
     Attributes:
+        path: The file.
         ticks: Ticks in the steps of the batch to come.
     """
 
     def __init__(self, directory: Path, files: FileLayer) -> None:
-        self._path = directory / _JOURNAL_FILE
+        self.path = directory / _JOURNAL_FILE
         self._files = files
         self._file: File | None = None
         self._sequence = 0
@@ -144,11 +145,11 @@ class Journal:
     def load(self) -> list[ingest_pb2.Record]:
         """Return the steps of the last batch that had any; their sequence is the one that was next when it began."""
         try:
-            self._file = self._files.open(self._path)
+            self._file = self._files.open(self.path)
         except FileNotFoundError:
             return []
         steps: list[ingest_pb2.Record] = []
-        data = self._file.read(self._path.stat().st_size, 0)
+        data = self._file.read(self.path.stat().st_size, 0)
         offset = 0
         while (found := parse_record(data, offset)) is not None:
             step = ingest_pb2.Record.FromString(found.payload)
@@ -161,7 +162,7 @@ class Journal:
     def add(self, step: ingest_pb2.Record, next_sequence: int) -> None:
         """Write the next step of a batch, or the first one of another."""
         if self._file is None:
-            self._file = self._files.create(self._path)
+            self._file = self._files.create(self.path)
         self._sequence = self._sequence or next_sequence
         step.sequence = self._sequence
         encoded = encode_record(step.sequence, record_ticks(step), step.SerializeToString())

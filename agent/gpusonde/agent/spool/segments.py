@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -127,6 +127,17 @@ def examine(directory: Path, files: FileLayer, *, in_use: bool) -> Recovery:
     findings = [] if in_use else [_leftover(path) for path in sorted(directory.glob("*.tmp"))]
     recovery = _read(directory, files, repair=False, in_use=in_use)
     return replace(recovery, findings=(*findings, *recovery.findings))
+
+
+def lacks_batch(segments: Sequence[Segment], sequence: int) -> bool:
+    """Return whether the batch that began when a sequence was next is missing, and all before it is there."""
+    since = (
+        ticks
+        for segment in segments
+        for ticks in segment.ticks[max(0, sequence - segment.first_sequence) :]
+        if segment.last_sequence >= sequence
+    )
+    return segments[0].first_sequence <= sequence <= segments[-1].last_sequence + 1 and not any(since)
 
 
 def _leftover(path: Path) -> Finding:

@@ -30,7 +30,7 @@ from gpusonde.agent.spool.segment import (
     record_ticks,
     segment_path,
 )
-from gpusonde.agent.spool.segments import Recovery, recover
+from gpusonde.agent.spool.segments import Recovery, lacks_batch, recover
 from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import DirectoryLock, File, FileLayer, OsFiles, write_durably
@@ -494,23 +494,13 @@ class Spool:
             steps = self._journal.load()
             if not steps:
                 return
-            if self._is_unfinished(steps[0].sequence):
+            if lacks_batch(self._segments, steps[0].sequence):
                 self._append_steps(steps)
             self._journal.clear()
         except OSError as error:
             log.warning(
                 "spool %s: the batch that was being filled cannot be read (%s)", self._directory, error.strerror
             )
-
-    def _is_unfinished(self, sequence: int) -> bool:
-        """Whether the batch that began when a sequence was next is missing, and all before it is there."""
-        since = (
-            ticks
-            for segment in self._segments
-            for ticks in segment.ticks[max(0, sequence - segment.first_sequence) :]
-            if segment.last_sequence >= sequence
-        )
-        return self._segments[0].first_sequence <= sequence <= self._committed + 1 and not any(since)
 
     def _append_steps(self, steps: list[ingest_pb2.Record]) -> None:
         """Write them all or none: as a segment of their own."""

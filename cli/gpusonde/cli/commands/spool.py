@@ -44,9 +44,20 @@ class SpoolSegmentPayload(TypedDict):
     last_tick_time: str | None
 
 
+class SpoolJournalPayload(TypedDict):
+    """The batch that is being filled: a killed agent's next start makes records of it."""
+
+    file: str
+    steps: int
+    ticks: int
+    first_tick_time: str | None
+    last_tick_time: str | None
+
+
 class SpoolListPayload(SpoolPayload):
     """What ``gpusonde spool ls`` prints."""
 
+    journal: Annotated[SpoolJournalPayload | None, JsonKey("ticks that wait for the end of their batch")]
     segments: Annotated[list[SpoolSegmentPayload], JsonKey("the oldest first")]
 
 
@@ -85,7 +96,7 @@ def run_ls(args: argparse.Namespace) -> int:
     from gpusonde.agent.spool.inspection import inspect_spool
 
     report = inspect_spool(args.directory, repair=False)
-    payload: SpoolListPayload = {**_summary(report), "segments": _segments(report)}
+    payload: SpoolListPayload = {**_summary(report), "journal": _journal(report), "segments": _segments(report)}
     Output(as_json=args.json).result(payload, lambda screen: _render_list(screen, report))
     return 0
 
@@ -160,6 +171,18 @@ def _segments(report: SpoolReport) -> list[SpoolSegmentPayload]:
     ]
 
 
+def _journal(report: SpoolReport) -> SpoolJournalPayload | None:
+    if report.journal is None:
+        return None
+    return {
+        "file": str(report.journal.path),
+        "steps": report.journal.steps,
+        "ticks": report.journal.ticks,
+        "first_tick_time": _time(report.journal.first_tick_unix_nano),
+        "last_tick_time": _time(report.journal.last_tick_unix_nano),
+    }
+
+
 def _time(unix_nano: int | None) -> str | None:
     return None if unix_nano is None else formatting.iso_time(unix_nano)
 
@@ -178,6 +201,11 @@ def _render_summary(screen: Screen, report: SpoolReport) -> None:
 
 def _render_list(screen: Screen, report: SpoolReport) -> None:
     _render_summary(screen, report)
+    if report.journal is not None:
+        screen.line(
+            f"{formatting.count(report.journal.ticks, 'tick')} more in {report.journal.path.name}: a batch that is "
+            "being filled"
+        )
     if not report.segments:
         return
     rows = [
