@@ -181,6 +181,7 @@ def ticks_of(store, host, life):
 
 
 @pytest.mark.needs_root
+@pytest.mark.timeout(300 + SECONDS)
 def test_every_fault_at_once_repeats_and_reorders_nothing_and_all_that_is_lost_is_on_record(tmp_path):
     with contextlib.ExitStack() as stack:
         disks = []
