@@ -422,6 +422,20 @@ def test_the_counters_are_left_to_a_profiler_while_the_file_exists(dcgm_host, tm
     assert dcgm_host.column("sm_active")[-1] > 0
 
 
+def test_what_a_pause_takes_does_not_count_as_missing(dcgm_host, tmp_path):
+    pause = tmp_path / "profiling"
+    pause.touch()
+    dcgm_host.engine.paused = True
+    source = dcgm_host.source(profiler_pause_file=str(pause))
+    inventory = dcgm_host.open(source)
+    dcgm_host.run(source, 60.0)
+    assert dcgm_host.inventory is inventory
+    pause.unlink()
+    dcgm_host.run(source, 2.0)
+    source.close()
+    assert dcgm_host.column("sm_active")[-1] > 0
+
+
 def test_an_agent_that_ends_does_not_resume_over_a_profiler(dcgm_host, tmp_path, caplog):
     pause = tmp_path / "profiling"
     pause.touch()

@@ -95,7 +95,7 @@ def test_an_xid_of_a_time_without_connection_is_told_with_its_own_time(host):
     host.open(source)
     host.engine.xids = [(1, host.engine.time_s - 60.0, 13)]
     host.run(source, 2.0)
-    host.engine.hanging = {"dcgmEntitiesGetLatestValues"}
+    host.engine.hanging = {"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2"}
     host.run(source, 1.0)
     at_s = host.engine.time_s
     host.engine.xids += [(1, at_s, 79), (1, at_s + 0.5, 45)]

@@ -100,6 +100,33 @@ def test_a_sentinel_that_lasts_is_a_missing_metric_with_its_reason(dcgm_host, fi
     assert dcgm_host.ticks[1][-1][1][name] > 0
 
 
+@pytest.mark.parametrize(("field", "name"), [(1011, "nvlink_tx_bytes_per_second"), (150, "gpu_temperature_celsius")])
+def test_a_metric_without_any_number_counts_as_missing_until_there_is_one(dcgm_host, field, name):
+    dcgm_host.engine.blanks = {(1, field): "blank"}
+    source = dcgm_host.source(slow_interval_s=5.0)
+    dcgm_host.open(source)
+
+    def missing():
+        return [gpu.missing_metrics.get(name) for gpu in dcgm_host.inventory.gpus]
+
+    dcgm_host.run(source, 29.0)
+    assert missing() == [None, None]
+    dcgm_host.run(source, 8.0)
+    assert missing() == [None, MissingReason.NO_DATA]
+    dcgm_host.engine.blanks = {(0, field): "blank"}
+    dcgm_host.run(source, 12.0)
+    assert missing() == [None, None]
+    dcgm_host.run(source, 60.0)
+    source.close()
+    assert missing() == [None, None]
+    assert source.statistics.inventories == 2
+    assert not dcgm_host.events
+    for gpu in (0, 1):
+        assert np.diff([time_s for time_s, _, _ in dcgm_host.ticks[gpu]]).max() < 0.15
+        assert not np.isnan(dcgm_host.column("gpu_utilization", gpu)).any()
+    assert not math.isnan(dcgm_host.column(name, 1)[-1])
+
+
 def test_a_sentinel_for_a_while_is_blank_and_no_number(dcgm_host):
     source = dcgm_host.source()
     dcgm_host.open(source)

@@ -185,7 +185,8 @@ class _Recorder:
     def _follow(self, inventory: SourceInventory) -> None:
         """Go on after the source's GPUs or columns changed: a file keeps those that it was begun with."""
         late = [gpu.key for gpu in inventory.gpus[len(self.inventory.gpus) :]]
-        log.warning("the GPUs have changed; a new recording would hold %s too", ", ".join(late) or "other metrics")
+        if late or len(inventory.metrics) > len(self.inventory.metrics):
+            log.warning("the GPUs have changed; a new recording would hold %s too", ", ".join(late) or "other metrics")
         position = {m.name: i for i, m in enumerate(inventory.metrics)}
         self.columns = [position[m.name] for m in self.inventory.metrics]
 

@@ -30,6 +30,8 @@ _SILENCE_INTERVALS = 10.0
 _MAX_PENDING = 600
 # The engine says "no value" in passing, for fields that it has; for so many measurements the one before is repeated.
 _HELD_INTERVALS = 3.0
+# A metric without any number for so long since its GPU gave others is missing, until there is one.
+_WITHOUT_S, _WITHOUT_INTERVALS = 30.0, 3.0
 PLAIN, PROFILING = "plain", "profiling"
 
 
@@ -72,6 +74,9 @@ class DcgmGpu:
         self._missing_columns = frozenset(self._column[name] for name in missing if name in self._column)
         self._hold_s = _HELD_INTERVALS * slow_interval_s
         self._held_until_s: dict[int, float] = {}
+        self._without_s = max(_WITHOUT_S, _WITHOUT_INTERVALS * slow_interval_s)
+        self._given: set[str] = set()
+        self._blank_since: dict[str, tuple[float, MissingReason]] = {}
         self._silence_s = max(_SILENCE_S, _SILENCE_INTERVALS * interval_s)
         self._heard_s = now_s
         profiled = [m for m in PROFILING_METRICS if m.name in self._column and m.name not in missing]
@@ -178,6 +183,27 @@ class DcgmGpu:
         if "xid_count" in self._column:
             self._grid.hold(self._column["xid_count"], float(self.xid_count))
 
+    def has_given(self, metric: str) -> bool:
+        """Whether there has been a number of a metric."""
+        return metric in self._given
+
+    def note_numbers(self, given: Collection[str], blank: Mapping[str, MissingReason], now_s: float) -> None:
+        """Note which metrics have a number, and why others have none; asked now and then of a GPU that is there."""
+        self._given.update(given)
+        if self.lost or not given:
+            return
+        for name, reason in blank.items():
+            since_s, _ = self._blank_since.get(name, (now_s, reason))
+            self._blank_since[name] = since_s, reason
+
+    def never_given(self, now_s: float) -> dict[str, MissingReason]:
+        """Return the metrics that have had no number for so long that they count as missing, and why."""
+        return {
+            name: reason
+            for name, (since_s, reason) in self._blank_since.items()
+            if name not in self._given and now_s - since_s >= self._without_s
+        }
+
     def is_silent(self, now_s: float) -> bool:
         """Whether there was no number for too long."""
         return now_s - self._heard_s >= self._silence_s
@@ -187,6 +213,7 @@ class DcgmGpu:
         self.lost = before.lost
         self.xid_count, self.suspect_ticks = before.xid_count, before.suspect_ticks
         self.capped_ratios = before.capped_ratios
+        self._given, self._blank_since = before._given, before._blank_since
         if "xid_count" in self._column and "xid_count" not in self.missing:
             self._grid.hold(self._column["xid_count"], float(self.xid_count))
 
@@ -225,6 +252,7 @@ class DcgmGpu:
         """Forget the times of values: the clock was set, or the engine is another one."""
         self._grid.reset()
         self.zeros = ZeroGuard(now_s)
+        self._blank_since = {}
 
     def _every_tick(self, columns: Sequence[Metric], missing: Collection[str]) -> set[int]:
         held = {m.name for m in SLOW_METRICS} | {"xid_count"} | set(missing)

@@ -38,7 +38,7 @@ from gpusonde.agent.sources.dcgm.connection import (
     describe_failure,
 )
 from gpusonde.agent.sources.dcgm.devices import EngineDevices, describe_devices, find_engine_devices
-from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD, XID_FIELD
+from gpusonde.agent.sources.dcgm.fields import EVERY_PROFILING_FIELD, METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu, DcgmTicks
 from gpusonde.agent.sources.dcgm.tick_grid import IndexArray
@@ -211,6 +211,7 @@ class DcgmSource:
         self._last_us = 0
         self._rows: list[tuple[LatestValues, list[_Row]]] = []
         self._learned: dict[str, dict[str, MissingReason]] = {}
+        self._never_given: dict[str, dict[str, MissingReason]] = {}
         self._silent: Mapping[int, str] = {}
         self._rewatched = False
         self._began_us = 0
@@ -308,6 +309,7 @@ class DcgmSource:
         watches = self._plan(engine, found.devices)
         learned = watches.learn_missing(min(self._interval_s, 0.1), self._clocks.sleep)
         self._learned = {device.key: learned.get(device.entity, {}) for device in found.devices}
+        self._never_given = {}
         self._cuda = self._probes.cuda_attributes()
         inventory = self._make_inventory(found, self._clocks.monotonic(), [])
         log.info("DCGM %s, engine at %s", self.library_version or "of unknown version", engine.address)
@@ -342,7 +344,11 @@ class DcgmSource:
         return planned
 
     def _lacking(self, device: DcgmDevice) -> dict[str, MissingReason]:
-        return {**self._learned.get(device.key, {}), **self._watches.missing[device.entity]}
+        return {
+            **self._never_given.get(device.key, {}),
+            **self._learned.get(device.key, {}),
+            **self._watches.missing[device.entity],
+        }
 
     def _columns_of(self, devices: Sequence[DcgmDevice]) -> tuple[Metric, ...]:
         """Return the columns with which these devices are sampled too; columns only grow."""
@@ -455,6 +461,7 @@ class DcgmSource:
             if everything and latest.holds_everything:
                 for row, gpu, slots in rows:
                     self._take_slow(latest, row, gpu, slots, now_s, events)
+                    self._note_numbers(latest, row, gpu, now_s)
             whole, spans_us, activity = latest.whole_rows()
             fast = latest.fast.stop
             for row, gpu, slots in rows:
@@ -494,6 +501,36 @@ class DcgmSource:
             gpu.stand(int(slots[place]), latest.reason(row, place))
         if last < len(latest.field_ids) and latest.times_us[row, last] > self._xid_seen_us.get(gpu.key, self._began_us):
             self._take_xids(latest.entities[row], gpu, events)
+
+    def _note_numbers(self, latest: LatestValues, row: int, gpu: DcgmGpu, now_s: float) -> None:
+        blanks = np.isnan(latest.numbers[row]).tolist()
+        given: set[str] = set()
+        blank: dict[str, MissingReason] = {}
+        for place, field_id in enumerate(latest.field_ids):
+            if field_id == XID_FIELD or (self._pause.paused and field_id in EVERY_PROFILING_FIELD):
+                continue
+            name = METRIC_OF_FIELD[field_id].name
+            if not blanks[place]:
+                given.add(name)
+            elif not gpu.has_given(name):
+                blank[name] = latest.reason(row, place)
+        gpu.note_numbers(given, blank, now_s)
+
+    def _follow_numbers(self, now_s: float) -> bool:
+        """Note which metrics count as missing because there has never been a number, and return whether others do."""
+        changed = False
+        for gpu in self._gpus:
+            before = self._never_given.get(gpu.key, {})
+            never = {
+                name: reason
+                for name, reason in (gpu.never_given(now_s) | before).items()
+                if not gpu.has_given(name) and (name in before or name not in gpu.missing)
+            }
+            if never.keys() != before.keys():
+                log.warning("GPU %s: never a number of: %s", gpu.key, ", ".join(sorted(never)) or "nothing any more")
+                self._never_given[gpu.key] = never
+                changed = True
+        return changed
 
     def _take_xids(self, entity: Entity, gpu: DcgmGpu, events: list[SourceEvent]) -> None:
         """Take all XIDs since the last one that was seen, those of a time without connection too."""
@@ -664,7 +701,8 @@ class DcgmSource:
             return
         watched = self._watches.watched()
         known = {gpu.key: e for e, gpus in self._gpus_of.items() for gpu in gpus if e in watched}
-        if {device.key: device.entity for device in found.devices} != known:
+        changed = self._follow_numbers(now_s)
+        if changed or {device.key: device.entity for device in found.devices} != known:
             self._found = found
 
     def _join(self, now_s: float, events: list[SourceEvent]) -> SourceInventory | None:
@@ -699,7 +737,8 @@ class DcgmSource:
         before = len(self._gpus)
         self.statistics.inventories += 1
         inventory = self._make_inventory(found, now_s, events)
-        log.warning("the GPUs have changed: %d are sampled now, %d before", len(found.devices), before)
+        if len(self._gpus) != before or len(found.devices) != before:
+            log.warning("the GPUs have changed: %d are sampled now, %d before", len(found.devices), before)
         return inventory
 
 
