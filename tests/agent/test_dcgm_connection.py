@@ -73,7 +73,7 @@ def test_missing_bindings_and_a_missing_library_are_told_apart(dcgm_host, tmp_pa
     with pytest.raises(SourceUnavailableError, match=r"no pydcgm\.py.*source\.dcgm_bindings"):
         load_bindings(str(tmp_path))
     dcgm_host.engine.library = False
-    with pytest.raises(SourceUnavailableError, match=r"the libdcgm of the same major version is not installed.*LD_LIBRARY_PATH"):
+    with pytest.raises(SourceUnavailableError, match=r"libdcgm of the same major version .*LD_LIBRARY_PATH"):
         load_bindings("", installed=(BINDINGS,))
     dcgm_host.engine.library = True
     assert load_bindings("", installed=(BINDINGS,)).folder == str(BINDINGS)
