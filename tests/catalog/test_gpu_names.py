@@ -205,7 +205,7 @@ def test_any_string_resolves_or_is_refused(name: str, memory: float | None) -> N
 
 def test_a_name_of_megabytes_is_unknown_at_once_and_in_few_words():
     gpus = load_gpus()
-    for name in ("tesla" * 2_000_000, "A100 " * 2_000_000, "1" * 8_000_000):
+    for name in ("tesla" * 400_000, "A100 " * 400_000, "1" * 2_000_000):
         with pytest.raises(UnknownGpuError) as error:
             gpus.resolve(name)
         assert len(str(error.value)) < 1000

@@ -20,9 +20,10 @@ def benchmark(*words):
     return done.stdout
 
 
-@pytest.mark.parametrize("section", ["compute", "end_to_end", "allreduce", "regret", "continual"])
-def test_a_section_without_its_data_says_so_and_fails_nothing(section, tmp_path):
-    assert re.search(r"^Not run: needs ", benchmark(section, "--data", tmp_path / "none"), re.MULTILINE)
+def test_sections_without_their_data_say_so_and_fail_nothing(tmp_path):
+    sections = ["compute", "end_to_end", "allreduce", "regret", "continual"]
+    page = benchmark(*sections, "--data", tmp_path / "none")
+    assert len(re.findall(r"^Not run: needs ", page, re.MULTILINE)) == len(sections)
 
 
 @pytest.mark.parametrize("section", ["exact", "paper_search"])
