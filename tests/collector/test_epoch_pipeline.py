@@ -64,12 +64,12 @@ def test_a_restart_in_the_middle_of_a_run_changes_nothing(setup, trace, records,
     subject = setup()
     first = 0
     for stop in stops:
-        subject.feed(records[first:stop], 10)
+        subject.feed(records[first:stop], 20)
         if flushed:
             subject.store.flush()
         subject.restart()
         first = stop
-    subject.feed(records[first:], 10)
+    subject.feed(records[first:], 20)
     assert_same_as_offline(subject, trace)
 
 

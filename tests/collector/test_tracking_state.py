@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import random
+import shutil
 import struct
 import zipfile
 import zlib
@@ -165,13 +166,23 @@ def test_the_state_of_a_run_that_ended_is_removed_and_so_are_those_of_strangers(
     assert state_files(subject) == [notes]
 
 
-def stored_midway(setup, records, count=120):
-    """A store whose tracking was stopped in the middle of the run, and the content of its state."""
-    subject = setup()
-    subject.feed(records[:count], 10)
+@pytest.fixture(scope="module")
+def midway(records, tmp_path_factory):
+    """The data directory of a store whose tracking was stopped in the middle of the run."""
+    directory = tmp_path_factory.mktemp("midway") / "data"
+    subject = TrackedStore(directory, state_interval_s=10.0)
+    subject.feed(records[:120], 10)
     subject.pipeline.finish()
-    content = subject.store.states.read(KEY, 1)
-    return subject, content
+    subject.store.close()
+    return directory
+
+
+@pytest.fixture
+def stored_midway(setup, midway, tmp_path):
+    """Such a store, and the content of its state."""
+    shutil.copytree(midway, tmp_path / "data")
+    subject = setup()
+    return subject, subject.store.states.read(KEY, 1)
 
 
 def assert_refused(subject, records, uninterrupted, caplog, why=""):
@@ -179,7 +190,7 @@ def assert_refused(subject, records, uninterrupted, caplog, why=""):
     subject.restart()
     with caplog.at_level(logging.WARNING):
         subject.pipeline.round()
-        subject.feed(records[120:], 20)
+        subject.feed(records[120:], 40)
     assert caplog.text.count("is left out, an open run is read again from its start") == 1
     assert why in caplog.text
     assert outcome(subject) == uninterrupted
@@ -198,8 +209,10 @@ def assert_refused(subject, records, uninterrupted, caplog, why=""):
         (lambda data: data[:8] + struct.pack("<I", 7) + data[12:], "is of version 7, this collector reads 1"),
     ],
 )
-def test_a_damaged_file_is_named_once_and_the_run_read_again(setup, records, uninterrupted, caplog, damage, why):
-    subject, _ = stored_midway(setup, records)
+def test_a_damaged_file_is_named_once_and_the_run_read_again(
+    stored_midway, records, uninterrupted, caplog, damage, why
+):
+    subject, _ = stored_midway
     (file,) = state_files(subject)
     file.write_bytes(damage(file.read_bytes()))
     assert_refused(subject, records, uninterrupted, caplog, why)
@@ -239,14 +252,14 @@ def put(place, value):
         (put(["metrics"], ["dram_active"]), "shape"),
     ],
 )
-def test_a_state_that_contradicts_the_store_is_left_out(setup, records, uninterrupted, caplog, change, why):
-    subject, content = stored_midway(setup, records)
+def test_a_state_that_contradicts_the_store_is_left_out(stored_midway, records, uninterrupted, caplog, change, why):
+    subject, content = stored_midway
     subject.store.states.write(KEY, 1, rewritten(content, change))
     assert_refused(subject, records, uninterrupted, caplog, why)
 
 
-def test_the_state_of_a_run_that_the_catalogue_calls_over_is_left_out(setup, records, caplog):
-    subject, _ = stored_midway(setup, records)
+def test_the_state_of_a_run_that_the_catalogue_calls_over_is_left_out(stored_midway, records, caplog):
+    subject, _ = stored_midway
     (run,) = subject.runs()
     with subject.store.database.transaction() as connection:
         connection.execute("UPDATE runs SET ended = 1")
@@ -308,8 +321,8 @@ def with_meta(change):
         ),
     ],
 )
-def test_a_hostile_tracker_state_is_left_out(setup, records, uninterrupted, caplog, tracker_of):
-    subject, content = stored_midway(setup, records)
+def test_a_hostile_tracker_state_is_left_out(stored_midway, records, uninterrupted, caplog, tracker_of):
+    subject, content = stored_midway
     (length,) = struct.unpack_from("<I", content)
     hostile = content[: 4 + length] + tracker_of(content[4 + length :])
     subject.store.states.write(KEY, 1, hostile)
@@ -318,7 +331,10 @@ def test_a_hostile_tracker_state_is_left_out(setup, records, uninterrupted, capl
 
 def test_random_damage_behind_a_valid_checksum_never_stops_tracking(setup, records, caplog):
     # Whatever is not taken is read again, 25 times: one epoch and a half.
-    subject, content = stored_midway(setup, records, 30)
+    subject = setup()
+    subject.feed(records[:30], 10)
+    subject.pipeline.finish()
+    content = subject.store.states.read(KEY, 1)
     (file,) = state_files(subject)
     chance = random.Random(3)
     for _ in range(25):
@@ -341,8 +357,8 @@ class FailsLater(EpochTracker):
         raise FloatingPointError("rebuilt wrongly")
 
 
-def test_a_rebuilt_tracker_that_fails_gives_way_to_one_that_has_seen_all(setup, records, uninterrupted, caplog):
-    subject, _ = stored_midway(setup, records)
+def test_a_rebuilt_tracker_that_fails_gives_way_to_one_that_has_seen_all(stored_midway, records, uninterrupted, caplog):
+    subject, _ = stored_midway
     subject.restore_tracker = FailsLater.restore
     subject.restart()
     subject.feed(records[120:], 20)
@@ -358,8 +374,8 @@ class FailsAtTheEnd(EpochTracker):
         raise FloatingPointError("rebuilt wrongly")
 
 
-def test_a_rebuilt_tracker_that_fails_when_a_silent_run_is_ended_gives_way_too(setup, records, caplog):
-    subject, _ = stored_midway(setup, records)
+def test_a_rebuilt_tracker_that_fails_when_a_silent_run_is_ended_gives_way_too(stored_midway, records, caplog):
+    subject, _ = stored_midway
     subject.restore_tracker = FailsAtTheEnd.restore
     subject.restart()
     subject.pipeline.round()
