@@ -52,6 +52,15 @@ def set_back(directory, copy):
     shutil.copytree(copy, directory)
 
 
+def deliver(collector, copy, scratch, up_to):
+    """Send what a spool holds up to a sequence, as its agent would that is killed then."""
+    shutil.copytree(copy, scratch)
+    host = Host(scratch)
+    records = [host.spool.read(sequence) for sequence in range(1, up_to + 1)]
+    collector.stored["host", host.spool.spool_id] |= {r.sequence: r for r in records if r is not None}
+    host.kill()
+
+
 def stored_values(collector):
     return sorted(r.batch.blocks[0].start_time_unix_nano for r in collector.records() if r.HasField("batch"))
 
@@ -94,9 +103,34 @@ def test_a_copy_with_a_backlog_is_sent_once(tmp_path):
         assert collector.duplicates == 0
 
 
-def test_a_copy_of_a_spool_that_no_collector_had_answered_loses_nothing_and_says_what_may_be_twice(tmp_path, caplog):
+@pytest.mark.parametrize(("of_original", "starts"), [(129, 1), (129, 3), (33, 1)])
+def test_a_copy_of_a_spool_that_no_collector_had_answered_is_sent_once(tmp_path, of_original, starts):
+    """The collector tells which of its records are those of the copy: of which lives, and how much of the last one."""
     directory = tmp_path / "spool"
     with ScriptedCollector() as collector:
+        values = live(directory, 20, collector) + live(directory, 30)
+        host = Host(directory)
+        host.live(37)
+        values += host.values
+        shutil.copytree(directory, tmp_path / "copy")
+        host.kill()
+        if of_original > 37:
+            values += live(directory, of_original, collector)
+        else:
+            # The original got only as far as a part of its last life.
+            deliver(collector, tmp_path / "copy", tmp_path / "part", of_original)
+        set_back(directory, tmp_path / "copy")
+        for start in range(starts):
+            values += live(directory, 150 + 10 * start)
+        values += live(directory, 190, collector)
+        stored = stored_values(collector)
+    assert stored == sorted(values)
+
+
+def test_a_collector_that_cannot_compare_records_gets_some_of_a_copy_twice_and_none_is_lost(tmp_path, caplog):
+    """As older ones; the log says so."""
+    directory = tmp_path / "spool"
+    with ScriptedCollector(compares=False) as collector:
         values = live(directory, 20, collector) + live(directory, 37)
         shutil.copytree(directory, tmp_path / "copy")
         values += live(directory, 129, collector)

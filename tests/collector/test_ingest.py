@@ -6,7 +6,7 @@ import gc
 import grpc
 import pytest
 from support.running_collector import ThreadCollector
-from support.wire_agent import WireStream, batch, block, hello, inventory, wait_until
+from support.wire_agent import START_NS, TICK_NS, WireStream, batch, block, hello, inventory, wait_until
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
@@ -111,6 +111,25 @@ def test_a_hello_that_begins_behind_what_it_holds_is_refused(collector):
         assert stream.end() == (
             "INVALID_ARGUMENT", "field 'hello.first_sequence': is behind hello.first_available_sequence"
         )  # fmt: skip
+
+
+def test_an_agent_is_told_which_of_its_marked_records_are_here(collector):
+    def mark(sequence, tick):
+        return ingest_pb2.RecordMark(sequence=sequence, gpu_uuid="GPU-a", tick_time_unix_nano=START_NS + tick * TICK_NS)
+
+    with WireStream(collector.target, hello()) as stream:
+        assert stream.greet().same_sequence == 0
+        stream.send(inventory(), batch(2), batch(3), batch(4)).wait_acked(4)
+    for marks, same in [
+        ([mark(2, 0), mark(4, 20)], 4),
+        ([mark(2, 0), mark(4, 21), mark(9, 70)], 4),
+        ([mark(2, 0), mark(4, 30)], 2),
+        ([mark(3, 99)], 0),
+    ]:
+        with WireStream(collector.target, hello(marks=marks)) as stream:
+            assert stream.greet().same_sequence == same
+    with WireStream(collector.target, hello(marks=[mark(0, 0)])) as stream:
+        assert stream.end() == ("INVALID_ARGUMENT", "field 'hello.marks.sequence': sequences begin with 1")
 
 
 def test_a_newer_process_with_the_same_spool_takes_over(collector):

@@ -35,6 +35,11 @@ class Script:
     throttle_after: tuple[int, ingest_pb2.Throttle] | None = None
 
 
+def holds(stored: dict[int, ingest_pb2.Record], mark: ingest_pb2.RecordMark) -> bool:
+    record = stored.get(mark.sequence, ingest_pb2.Record())
+    return mark.tick_time_unix_nano in [block.start_time_unix_nano for block in record.batch.blocks]
+
+
 @dataclass
 class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
     """Stores records in memory, exactly once per (agent_id, spool_id, sequence), and remembers every Hello."""
@@ -42,6 +47,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
     scripts: list[Script] = field(default_factory=list)
     hellos: list[ingest_pb2.Hello] = field(default_factory=list)
     stored: dict[tuple[str, str], dict[int, ingest_pb2.Record]] = field(default_factory=dict)
+    compares: bool = True  # tells which marked records it has
     duplicates: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -122,6 +128,9 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
                         max_record_bytes=script.max_record_bytes,
                         max_unacked_records=script.max_unacked_records,
                         collector_id="scripted",
+                        same_sequence=max(
+                            (m.sequence for m in hello.marks if self.compares and holds(stored, m)), default=0
+                        ),
                     )
                 )
             )

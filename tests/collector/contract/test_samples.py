@@ -94,6 +94,20 @@ def _positions(store, gpu_uuid="GPU-a", agent_id="agent-1"):
     return [Position(*pair) for pair in sorted(pairs)]
 
 
+@pytest.mark.parametrize("settled", [False, True], ids=["fresh", "settled"])
+def test_a_record_is_told_from_others_of_its_number_by_the_time_of_a_tick(engine, settled):
+    store = engine.open()
+    store.samples.append([*Feed().batches(1, 6), *Feed(spool_id="spool-2").batches(1, 3)])
+    if settled:
+        engine.settle()
+    fifth = START_NS + 35 * TICK_NS  # of records of ten ticks, of which the second is the first with any
+    asked = [("spool-1", 5, fifth), ("spool-1", 6, fifth), ("spool-2", 5, fifth), ("spool-1", 5, fifth + 1)]
+    assert [store.samples.holds_tick("agent-1", spool, n, "GPU-a", at) for spool, n, at in asked] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert not store.samples.holds_tick("agent-1", "spool-1", 5, "GPU-b", fifth)
+
+
 def test_reading_takes_a_range_of_time_and_columns(engine):
     store = engine.open()
     store.samples.append(Feed().batches(1, 3))

@@ -149,6 +149,7 @@ log = logging.getLogger(__name__)
 
 _LOSS_RECORD_BYTES = 128
 _MAX_HELD_BACK = 1000
+_MOST_MARKS = 64
 
 
 class Spool:
@@ -200,6 +201,8 @@ class Spool:
         self._journal = Journal(directory, self._files)
         self._committed = 0
         self._known = 0
+        self._inherited = 0
+        self._marks: list[ingest_pb2.RecordMark] | None = None
         self._answered = False
         self._acked = 0
         self._refused_ticks = 0
@@ -250,6 +253,61 @@ class Spool:
         """
         with self._lock:
             return self._known
+
+    def marks(self, up_to: int | None = None) -> list[ingest_pb2.RecordMark]:
+        """Describe records of earlier lives of which no collector has said whether it has them, by sequence.
+
+        They are the last ones with ticks of each life: what another spool that began as a copy of this one holds is the
+        same up to the end of some life, or a part of it.
+
+        Args:
+            up_to: Highest sequence to consider; None for no bound.
+        """
+        if self._answered:
+            return []
+        if up_to is not None:
+            return self._find_marks(up_to)
+        if self._marks is None:
+            self._marks = self._find_marks(self._inherited)
+        return [mark for mark in self._marks if mark.sequence > self._known]
+
+    def _find_marks(self, up_to: int) -> list[ingest_pb2.RecordMark]:
+        marks: list[ingest_pb2.RecordMark] = []
+        is_last = True
+        for sequence in range(min(up_to, self._inherited), self._known, -1):
+            # Each on its own: whoever appends must not wait for all of them.
+            with self._lock:
+                segment = self._segment_of(sequence)
+                if sequence < segment.first_sequence:
+                    break
+                if segment.ticks[sequence - segment.first_sequence] and not is_last:
+                    continue
+                record = self._reader.read(segment, sequence)
+                if record is None:
+                    continue
+                # Every life begins with one.
+                is_last = is_last or record.HasField("inventory")
+                if is_last and (mark := self._mark_of(record)) is not None:
+                    marks.append(mark)
+                    is_last = False
+        return marks[:: max(1, -(-len(marks) // _MOST_MARKS))][::-1]
+
+    def _mark_of(self, record: ingest_pb2.Record) -> ingest_pb2.RecordMark | None:
+        gpus = ingest_pb2.Record.FromString(self._inventory_at(record.sequence)).inventory.gpus
+        for block in record.batch.blocks:
+            if block.tick_count and block.gpu < len(gpus):
+                return ingest_pb2.RecordMark(
+                    sequence=record.sequence,
+                    gpu_uuid=gpus[block.gpu].gpu_uuid,
+                    tick_time_unix_nano=block.start_time_unix_nano,
+                )
+        return None
+
+    def note_same(self, sequence: int) -> None:
+        """Note that a collector holds the same records as this spool up to one of an earlier life."""
+        with self._lock:
+            self._known = max(self._known, sequence)
+            self._write_ledger()
 
     @property
     def last_sequence(self) -> int:
@@ -464,6 +522,7 @@ class Spool:
         self._committed = self._segments[-1].last_sequence
         self._read_ledger()
         self._take_steps()
+        self._inherited = self._committed
         if not self._appender.is_open:
             self._appender.resume(self._segments[-1])
         self._acked = self.first_available_sequence - 1

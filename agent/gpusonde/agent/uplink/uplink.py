@@ -14,7 +14,7 @@ import contextlib
 import fnmatch
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import grpc
@@ -174,6 +174,8 @@ class Uplink:
         self._said = ""
         self._warned_of_plain_text = False
         self._retried_at_once = False
+        # Highest sequence worth asking a collector about, once it has said what it has.
+        self._marked_up_to: int | None = None
         self._changed = asyncio.Event()
         self._open_session: Session | None = None
 
@@ -300,8 +302,9 @@ class Uplink:
         )(metadata=access.metadata)
         try:
             first_available = self._spool.first_available_sequence
-            ack = await self._answer_to_hello(channel, call, first_available)
-            self._resume(ack, first_available, address.target)
+            marks = self._spool.marks(self._marked_up_to)
+            ack = await self._answer_to_hello(channel, call, first_available, marks)
+            self._resume(ack, first_available, address.target, marks)
             session = Session(
                 GreetedStream(call, ack, max(ack.durable_sequence + 1, first_available)),
                 self._spool,
@@ -382,10 +385,14 @@ class Uplink:
                 return
 
     async def _answer_to_hello(
-        self, channel: grpc.aio.Channel, call: SampleCall, first_available: int
+        self,
+        channel: grpc.aio.Channel,
+        call: SampleCall,
+        first_available: int,
+        marks: Sequence[ingest_pb2.RecordMark],
     ) -> ingest_pb2.HelloAck:
         """Wait for it, but not for an address that is no longer the right one."""
-        greeting = asyncio.ensure_future(self._greet(call, first_available))
+        greeting = asyncio.ensure_future(self._greet(call, first_available, marks))
         changed = asyncio.ensure_future(self._changed.wait())
         limit_s = self._limits.hello_timeout_s
         try:
@@ -410,6 +417,7 @@ class Uplink:
         self,
         call: SampleCall,
         first_available: int,
+        marks: Sequence[ingest_pb2.RecordMark],
     ) -> ingest_pb2.HelloAck:
         hello = ingest_pb2.Hello(
             agent_id=self._spool.agent_id,
@@ -421,6 +429,7 @@ class Uplink:
             agent_start_time_unix_nano=self._facts.start_time_unix_nano,
             instance_id=self._facts.instance_id,
             first_sequence=self._spool.first_sequence,
+            marks=marks,
         )
         await call.write(ingest_pb2.StreamSamplesRequest(hello=hello))
         # Only read(), never "async for" on the same call: grpc.aio allows one of the two.
@@ -433,9 +442,18 @@ class Uplink:
             )
         return response.hello_ack
 
-    def _resume(self, ack: ingest_pb2.HelloAck, first_available: int, target: str) -> None:
+    def _resume(
+        self, ack: ingest_pb2.HelloAck, first_available: int, target: str, marks: Sequence[ingest_pb2.RecordMark]
+    ) -> None:
         self._counters.sessions += 1
+        if ack.same_sequence in [mark.sequence for mark in marks]:
+            self._spool.note_same(ack.same_sequence)
         known = self._spool.known_sequence
+        if any(known < ack.durable_sequence < mark.sequence for mark in marks):
+            # Of that life the collector has a part, which may be from here, too.
+            self._marked_up_to = ack.durable_sequence
+            raise SessionEnd("resend")
+        self._marked_up_to = None
         if ack.durable_sequence > known:
             # Our spool lost its end or was restored from a copy: what is new would be taken for resends and dropped.
             self._spool.renew()

@@ -8,6 +8,7 @@ on.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -19,12 +20,16 @@ from gpusonde.collector.ingest.admission import AgentPace, Stop
 from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.collector.storage.store import SampleStore
-from gpusonde.errors import RequestError
+from gpusonde.errors import RequestError, StoreCorruptError
 from gpusonde.ingest.v1 import ingest_pb2
+
+_LOG = logging.getLogger(__name__)
 
 # Agents remembered per stream that may be open: hosts come and go.
 _KNOWN_PER_OPEN = 10
 _MOST_TOGETHER = 1000
+# Each costs a look into the store; agents ask for as many.
+_MOST_MARKS = 64
 
 
 @dataclass
@@ -66,6 +71,19 @@ class _Registration:
         if self._working is None:
             self._working = loop.create_task(self._work())
         return await durable
+
+    async def same_sequence(self, hello: ingest_pb2.Hello, durable: int) -> int:
+        """Return the highest sequence of the marks of a registered agent whose record is here, 0 without any."""
+        marks = [mark for mark in hello.marks[-_MOST_MARKS:] if mark.sequence <= durable]
+        loop = asyncio.get_running_loop()
+        for mark in reversed(marks):
+            what = (hello.agent_id, hello.spool_id, mark.sequence, mark.gpu_uuid, mark.tick_time_unix_nano)
+            try:
+                if await loop.run_in_executor(self._executor, self._store.holds_tick, *what):
+                    return mark.sequence
+            except StoreCorruptError as error:
+                _LOG.error("which records agent %s and this store share is not known: %s", hello.agent_id, error)
+        return 0
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -172,6 +190,7 @@ class Agents:
             agent.session = AgentSession(
                 hello.agent_id, hello.spool_id, durable, hello.first_available_sequence, agent.pace
             )
+            agent.session.same_sequence = await self._registration.same_sequence(hello, durable)
             return agent.session
 
     def close(self, session: AgentSession) -> None:

@@ -228,4 +228,5 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             max_unacked_records=self._config.ingest.max_unacked_records,
             collector_id=self._config.collector_id,
             host_load_interval_ms=round(self._config.workload.host_load_interval_s * 1e3),
+            same_sequence=session.same_sequence,
         )

@@ -47,6 +47,9 @@ class AgentSession:
         durable_sequence: Highest sequence of the spool that is durable.
         first_available_sequence: Lowest sequence that the agent still holds.
         pace: How fast the agent may send; outlives the stream.
+
+    Attributes:
+        same_sequence: Highest sequence marked in Hello whose record is durable here.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class AgentSession:
         self.peer = ""
         self.host_name = ""
         self.load: KnownLoad | None = None
+        self.same_sequence = 0
         self._first_available = first_available_sequence
         self._changed = asyncio.Event()
         # Bounded: an agent that does not wait for delayed acknowledgements ignores its throttle.

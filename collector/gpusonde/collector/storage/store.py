@@ -215,6 +215,13 @@ class SampleStore(SampleReader, Protocol):
     def contains(self, agent_id: str, position: Position) -> bool:
         """Return whether a record at a position is one of an agent's that are durable."""
 
+    def holds_tick(self, agent_id: str, spool_id: str, sequence: int, gpu_uuid: str, time_unix_nano: int) -> bool:
+        """Return whether a durable record of a registered agent has a tick of a GPU at a time.
+
+        Raises:
+            StoreCorruptError: A segment that is needed cannot be read.
+        """
+
     def read_feed(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[FeedEntry]:
         """Yield what an agent said about a GPU behind a position, in order of arrival, ticks with all columns.
 

@@ -65,7 +65,7 @@ class StreamSamplesResponse(_message.Message):
     def __init__(self, hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., throttle: _Optional[_Union[Throttle, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent_id", "spool_id", "first_available_sequence", "host", "agent_version", "encodings", "agent_start_time_unix_nano", "instance_id", "first_sequence")
+    __slots__ = ("agent_id", "spool_id", "first_available_sequence", "host", "agent_version", "encodings", "agent_start_time_unix_nano", "instance_id", "first_sequence", "marks")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_AVAILABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class Hello(_message.Message):
     AGENT_START_TIME_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     spool_id: str
     first_available_sequence: int
@@ -84,23 +85,36 @@ class Hello(_message.Message):
     agent_start_time_unix_nano: int
     instance_id: str
     first_sequence: int
-    def __init__(self, agent_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., first_available_sequence: _Optional[int] = ..., host: _Optional[_Union[_gpu_pb2.Host, _Mapping]] = ..., agent_version: _Optional[str] = ..., encodings: _Optional[_Iterable[_Union[Encoding, str]]] = ..., agent_start_time_unix_nano: _Optional[int] = ..., instance_id: _Optional[str] = ..., first_sequence: _Optional[int] = ...) -> None: ...
+    marks: _containers.RepeatedCompositeFieldContainer[RecordMark]
+    def __init__(self, agent_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., first_available_sequence: _Optional[int] = ..., host: _Optional[_Union[_gpu_pb2.Host, _Mapping]] = ..., agent_version: _Optional[str] = ..., encodings: _Optional[_Iterable[_Union[Encoding, str]]] = ..., agent_start_time_unix_nano: _Optional[int] = ..., instance_id: _Optional[str] = ..., first_sequence: _Optional[int] = ..., marks: _Optional[_Iterable[_Union[RecordMark, _Mapping]]] = ...) -> None: ...
+
+class RecordMark(_message.Message):
+    __slots__ = ("sequence", "gpu_uuid", "tick_time_unix_nano")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    TICK_TIME_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    gpu_uuid: str
+    tick_time_unix_nano: int
+    def __init__(self, sequence: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., tick_time_unix_nano: _Optional[int] = ...) -> None: ...
 
 class HelloAck(_message.Message):
-    __slots__ = ("durable_sequence", "encoding", "max_record_bytes", "max_unacked_records", "collector_id", "host_load_interval_ms")
+    __slots__ = ("durable_sequence", "encoding", "max_record_bytes", "max_unacked_records", "collector_id", "host_load_interval_ms", "same_sequence")
     DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     MAX_RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_UNACKED_RECORDS_FIELD_NUMBER: _ClassVar[int]
     COLLECTOR_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_LOAD_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    SAME_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     durable_sequence: int
     encoding: Encoding
     max_record_bytes: int
     max_unacked_records: int
     collector_id: str
     host_load_interval_ms: int
-    def __init__(self, durable_sequence: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., max_record_bytes: _Optional[int] = ..., max_unacked_records: _Optional[int] = ..., collector_id: _Optional[str] = ..., host_load_interval_ms: _Optional[int] = ...) -> None: ...
+    same_sequence: int
+    def __init__(self, durable_sequence: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., max_record_bytes: _Optional[int] = ..., max_unacked_records: _Optional[int] = ..., collector_id: _Optional[str] = ..., host_load_interval_ms: _Optional[int] = ..., same_sequence: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("sequence", "inventory", "batch", "job_bindings", "loss_report", "gpu_events", "source_ended")

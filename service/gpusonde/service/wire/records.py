@@ -136,6 +136,12 @@ def check_hello(hello: ingest_pb2.Hello, limits: Limits) -> None:
         raise WireError("hello.first_available_sequence", "sequences begin with 1")
     if hello.first_sequence > hello.first_available_sequence:
         raise WireError("hello.first_sequence", "is behind hello.first_available_sequence")
+    check_count(hello.marks, "hello.marks", limits.items)
+    for mark in hello.marks:
+        check_identity(mark.gpu_uuid, "hello.marks.gpu_uuid")
+        check_time(mark.tick_time_unix_nano, "hello.marks.tick_time_unix_nano")
+        if not 0 < mark.sequence <= _LARGEST_SEQUENCE:
+            raise WireError("hello.marks.sequence", "sequences begin with 1")
 
 
 def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, limits: Limits) -> DecodedRecord:
