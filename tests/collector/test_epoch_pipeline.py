@@ -14,7 +14,7 @@ from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.epoch_detect import EpochTracker, detect
-from gpusonde.errors import ChildLostError, StoreFullError
+from gpusonde.errors import ChildLostError, StoreError, StoreFullError
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -193,6 +193,25 @@ def test_results_that_do_not_fit_are_stored_when_there_is_room(setup, trace, rec
     subject.feed(records, 10)
     assert subject.runs() == []
     subject.results.failing = False
+    subject.pipeline.round()
+    assert_same_as_offline(subject, trace)
+
+
+def test_what_could_not_be_read_is_read_though_no_more_records_come(setup, trace, records):
+    subject = setup()
+    subject.feed(records[:100], 10)
+    subject.restart()
+    metrics = subject.store.facts.metrics
+
+    def fail(_):
+        raise StoreError("the database is away")
+
+    subject.store.facts.metrics = fail
+    subject.feed(records[100:], 1000)
+    subject.pipeline.round()
+    assert not subject.runs()[0].ended
+    subject.store.facts.metrics = metrics
+    subject.now += 5.0
     subject.pipeline.round()
     assert_same_as_offline(subject, trace)
 

@@ -66,7 +66,18 @@ def settled_runs(client, expected):
     return runs if final else None
 
 
-def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows_all_runs(tmp_path, collectors):
+def whole_from(collectors, expected):
+    """Return the runs, of which every collector says that they are over and have their final epochs."""
+    seen = []
+    for one in collectors:
+        with Client(one.target) as client:
+            seen.append(wait_until(lambda: settled_runs(client, expected), 90, "final epochs of all runs"))
+    assert all(runs == seen[0] for runs in seen)
+    return seen[0]
+
+
+@pytest.mark.parametrize("home", ["after the others have found all", "with all still to be found"])
+def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows_all_runs(tmp_path, collectors, home):
     running, facts = collectors
     trace = read_trace(DEMO_TRACE)
     expected = pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
@@ -90,7 +101,9 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
         victim.kill()
         fleet.feed(half + 1)
         took = fleet.wait_acked(half + 1)
-        assert all(took[agent] < 10.0 for agent in orphans), took
+        # What a busy machine does to everybody is seen by those who have lost nothing.
+        others_s = max(took[agent] for agent in took if agent not in orphans)
+        assert all(took[agent] < 10.0 + others_s for agent in orphans), took
         now = {agent: owner.collector for agent, owner in facts.owners().items()}
         assert victim.directory.name not in now.values()
         # Nobody else has moved.
@@ -99,22 +112,19 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
         }
         fleet.feed(last)
         fleet.wait_acked(last)
-        # While agents stay where they went, what every living collector says is whole.
-        seen = []
-        for one in running:
-            if one is not victim:
-                with Client(one.target) as client:
-                    seen.append(wait_until(lambda: settled_runs(client, expected), 90, "final epochs of all runs"))
-        assert all(runs == seen[0] for runs in seen)
+        living = [one for one in running if one is not victim]
+        seen = whole_from(living, expected) if home.startswith("after") else None
         victim.start()
         began_s = time.monotonic()
         wait_until(
             lambda: {agent: owner.collector for agent, owner in facts.owners().items()} == owners, 60, "agents at home"
         )
         assert time.monotonic() - began_s < 60.0
+        # Nothing more comes: who has the agents now looks at what the others have left.
+        runs = whole_from(running, expected)
+        assert seen in (None, runs)
     with Client(victim.target) as client:
-        assert [run.run_id for run in sorted_runs(client)] == [run.run_id for run in seen[0]]
-        for run in seen[0]:
+        for run in runs:
             stored = client.read_samples(run.gpu_uuid)
             assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=1e-6)
     assert facts.losses() == facts.rejections() == []

@@ -60,7 +60,7 @@ class TrackedStore:
             lambda: self.now,
         )
         self.store.samples.subscribe(self.pipeline.notify)
-        self.store.subscribe_to_owners(lambda agents, _: self.pipeline.evict(agents))
+        self.store.subscribe_to_owners(self.pipeline.move)
         self.pipeline.restore(self.store.followed())
 
     def follow(self, agent, gpu, resume, state):

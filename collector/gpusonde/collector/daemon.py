@@ -326,7 +326,7 @@ class _Collector:
 
     def _owners_changed(self, loop: asyncio.AbstractEventLoop, agents: frozenset[str], came: bool) -> None:
         """Forget what was known of agents that another collector has followed or does now; runs on any thread."""
-        self._parts.pipeline.evict(agents)
+        self._parts.pipeline.move(agents, came)
         if not came:
             loop.call_soon_threadsafe(self._parts.ingest.end_moved, agents)
 

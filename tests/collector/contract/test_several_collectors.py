@@ -12,8 +12,10 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 from support.wire_agent import START_NS, TICK_NS
 
+from gpusonde.collector.storage.clickhouse.facts import Standing
 from gpusonde.collector.storage.model import AgentRow, EpochRow, Position, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import TicksEntry
+from gpusonde.errors import StoreError
 from gpusonde.telemetry import read_trace
 
 BEGINNING = Position(0, 0)
@@ -104,10 +106,10 @@ def test_a_spool_that_two_collectors_see_first_at_once_gets_one_number(pair):
     known = {}
     for engine in (one, two):
         # Neither has seen that the other one numbered it.
-        engine.store.facts.spool_progress = lambda _: {}
+        engine.store.facts.standing = lambda _, numbers: Standing({}, {}, {}, dict.fromkeys(numbers, ""))
         engine.store.samples.register_agents([agent()])
         engine.store.samples.append(Feed().batches(1, 3))
-        del engine.store.facts.spool_progress
+        del engine.store.facts.standing
         known[engine.collector] = engine.store.samples._spools["agent-1", "spool-1"]
     assert known["collector-1"] == known["collector-2"]
     assert ticks_of(one.store) == list(range(20))
@@ -157,7 +159,7 @@ def test_what_the_first_collector_says_of_a_run_after_the_move_does_not_count(pa
     one.states.remove(("agent-1", "GPU-a"))
     for engine in pair:
         assert engine.results.run("run-1").end_reason == "over"
-        assert engine.results.epochs("run-1")[:2] == later
+        assert engine.results.epochs("run-1") == later
         assert engine.results.resumes() == {("agent-1", "GPU-a"): (Position(1, 9), 7)}
         assert engine.states.read(("agent-1", "GPU-a"), 1) == b"second"
 
@@ -195,6 +197,208 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
     assert len(np.unique(samples.time_unix_nano)) == len(samples) == len(trace)
 
 
+def epochs_of(tracked):
+    """Bounds and states of the epochs of the only run, to a thousandth of a tick: the engines round values."""
+    (run,) = tracked.runs()
+    epochs = tracked.results.epochs(run.run_id)
+    bounds = [time for epoch in epochs for time in (epoch.start_unix_nano, epoch.end_unix_nano)]
+    return bounds, [epoch.status for epoch in epochs]
+
+
+@pytest.fixture
+def tracked_pair(pair):
+    """Two collectors that follow what is theirs, driven by hand, and the records of a run of 110 s with its end."""
+    for engine in pair:
+        engine.close()
+    records = incoming(trace_records(read_trace(DEMO_TRACE).window(0, 110)))
+    return *(TrackedStore(engine=engine) for engine in pair), records
+
+
+@pytest.mark.parametrize("followed", ["saved", "saved late", "not"])
+def test_an_agent_that_comes_home_after_its_last_record_has_its_run_whole(tracked_pair, tmp_path, followed):
+    home, other, records = tracked_pair
+    half = len(records) // 2
+    if followed != "not":
+        home.store.samples.register_agents([agent()])
+        home.feed(records[:half], 10)
+    other.store.samples.register_agents([agent()])
+    save = other.results.save
+    late = []
+    if followed == "saved late":
+        # The agent goes home while the other collector is about to store what it found.
+        other.results.save = lambda *words: late.append(words)
+    if followed != "not":
+        other.feed(records[: half + half // 2], 10)
+    other.results.save = save
+    other.store.samples.append(records)
+    assert home.store.samples.register_agents([agent()]) == [len(records)]
+    for _ in range(2):
+        home.now += 10.0
+        home.pipeline.round()
+        for words in late:
+            save(*words)
+    other.store.check_owners()
+    other.pipeline.round()
+    alone = TrackedStore(tmp_path / "alone")
+    alone.feed(records, 10)
+    bounds, expected = epochs_of(alone)
+    for tracked in (home, other):
+        assert [run.end_reason for run in tracked.runs()] == ["the source has ended"]
+        found, states = epochs_of(tracked)
+        assert found == pytest.approx(bounds, rel=0, abs=TICK_NS // 1000)
+        assert states == expected
+    alone.store.close()
+
+
+def test_what_was_worked_out_before_an_agent_was_away_does_not_count_once_it_is_back(tracked_pair):
+    home, other, records = tracked_pair
+    half = len(records) // 2
+    home.store.samples.register_agents([agent()])
+    save = home.results.save
+
+    def save_late(*words):
+        home.results.save = save
+        other.store.samples.register_agents([agent()])
+        other.store.samples.append(records)
+        other.pipeline.round()
+        other.pipeline.finish()
+        home.store.samples.register_agents([agent()])
+        save(*words)
+
+    home.results.save = save_late
+    home.feed(records[:half], half)
+    assert home.results.save == save
+    whole = other.runs()
+    assert [run.ended for run in whole] == [True]
+    home.now += 10.0
+    home.pipeline.round()
+    assert other.runs() == whole
+
+
+def test_a_run_in_which_there_are_no_epochs_after_all_has_none(pair):
+    one, two = pair
+    one.store.samples.register_agents([agent()])
+    run = RunRow("run-1", "agent-1", "GPU-a", "", 0, False, "", 5, 9, 1, 1, 1, 1, 10, 0)
+    two.store.samples.register_agents([agent()])
+    two.results.save([RunUpdate(run, [])], {})
+    late = [EpochRow(i, 10 * i, 10 * i + 9, 0.5, "confirmed", 1) for i in range(3)]
+    one.results.save([RunUpdate(run, late)], {})
+    for engine in pair:
+        assert engine.results.epochs("run-1") == []
+        assert engine.results.to_summarise("run-1", -1, 10) == engine.results.runs_to_summarise() == []
+    # Another process of the same collector goes on there.
+    two.open()
+    two.results.save([RunUpdate(run, late[:1])], {})
+    two.results.save([RunUpdate(run, [])], {})
+    assert two.results.epochs("run-1") == []
+
+
+def test_an_agent_whose_greeting_could_not_be_stored_stays_where_it_was(pair):
+    one, two = pair
+    one.store.samples.register_agents([agent()])
+    told = []
+    two.ownership.subscribe(lambda agents, came: told.append((sorted(agents), came)))
+    two.sql.breaks_at = "agents"
+    with pytest.raises(StoreError):
+        two.store.samples.register_agents([agent()])
+    assert told == []
+    assert not two.ownership.owns("agent-1")
+    two.sql.breaks_at = ""
+    two.store.samples.register_agents([agent()])
+    assert told == [(["agent-1"], True)]
+
+
+def test_who_hears_that_an_agent_came_home_can_read_all_that_another_collector_has_taken(pair):
+    one, two = pair
+    one.store.samples.register_agents([agent()])
+    one.store.samples.append(Feed().batches(1, 4))
+    two.store.samples.register_agents([agent()])
+    two.store.samples.append(Feed().batches(5, 7))
+    two.store.samples.register_agents([agent(spool_id="spool-2")])
+    two.store.samples.append(Feed(spool_id="spool-2").batches(1, 1))
+    found = []
+    one.ownership.subscribe(lambda *_: found.append(list(one.store.samples.read_feed("agent-1", "GPU-a", BEGINNING))))
+    one.store.samples.register_agents([agent(spool_id="spool-2")])
+    assert [sum(len(entry.samples) for entry in entries) for entries in found] == [60]
+    assert ticks_of(one.store) == list(range(60))
+
+
+def test_a_former_owner_does_not_follow_what_still_comes_in(tracked_pair):
+    home, other, records = tracked_pair
+    home.store.samples.register_agents([agent()])
+    other.store.samples.register_agents([agent()])
+    home.store.check_owners()
+    home.feed(records, len(records))
+    assert home.runs() == []
+    home.store.samples.register_agents([agent()])
+    home.pipeline.round()
+    assert [run.ended for run in home.runs()] == [True]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_of_two_collectors_that_are_greeted_at_once_one_has_the_last_word(pair, first):
+    one, two = pair
+    insert = one.sql.insert
+
+    def greet_the_other(table, rows):
+        one.sql.insert = insert
+        if first == 1:
+            insert(table, rows)
+        two.store.samples.register_agents([agent()])
+        if first == 2:
+            insert(table, rows)
+
+    # Neither has seen that the agent has greeted the other one.
+    for engine in pair:
+        engine.store.facts.standing = lambda _, numbers: Standing({}, {}, {}, dict.fromkeys(numbers, ""))
+    one.sql.insert = greet_the_other
+    one.store.samples.register_agents([agent()])
+    winner, loser = (two, one) if first == 1 else (one, two)
+    assert winner.ownership.term("agent-1") > loser.ownership.term("agent-1")
+    run = RunRow("run-1", "agent-1", "GPU-a", "", 0, False, "", 5, 9, 1, 1, 1, 1, 10, 0)
+    for engine in (winner, loser):
+        engine.results.save([RunUpdate(replace(run, end_reason=engine.collector), [])], {})
+    assert loser.store.check_owners() == {"agent-1"}
+    assert winner.store.check_owners() == frozenset()
+    for engine in pair:
+        assert engine.results.run("run-1").end_reason == winner.collector
+
+
+def test_a_claim_that_nothing_followed_on_is_outbid(pair):
+    one, two = pair
+    one.store.samples.register_agents([agent()])
+    two.sql.breaks_at = "agents"
+    with pytest.raises(StoreError):
+        two.store.samples.register_agents([agent()])
+    assert one.store.check_owners() == {"agent-1"}
+    # It is still at the first one, and nobody takes it from there again.
+    one.store.samples.register_agents([agent()])
+    assert one.store.check_owners() == frozenset()
+    two.sql.breaks_at = ""
+    two.store.samples.register_agents([agent()])
+    assert one.store.check_owners() == {"agent-1"}
+
+
+def test_that_an_agent_went_is_told_before_that_it_is_back(pair):
+    one, _ = pair
+    one.store.samples.register_agents([agent()])
+    told = []
+    back = threading.Thread(target=one.store.samples.register_agents, args=[[agent()]])
+
+    def listen(_, came):
+        if not came:
+            # It greets again meanwhile.
+            back.start()
+            back.join(1.0)
+        told.append(came)
+
+    one.ownership.subscribe(listen)
+    pair[1].store.samples.register_agents([agent()])
+    assert one.store.check_owners() == {"agent-1"}
+    back.join()
+    assert told == [False, True]
+
+
 def test_two_agents_with_one_id_at_two_collectors_keep_their_samples_apart(pair):
     one, two = pair
     one.store.samples.register_agents([agent()])
@@ -208,13 +412,38 @@ def test_two_agents_with_one_id_at_two_collectors_keep_their_samples_apart(pair)
     assert two.store.check_owners() == frozenset()
 
 
-def test_a_crowd_of_greetings_costs_the_statements_of_one(pair):
-    one, two = pair
-    asked = []
+@pytest.fixture
+def asked(pair):
+    """The first word that each statement of two collectors was asked with, an insert's table."""
+    words = []
     for engine in pair:
         for name in ("table", "insert"):
             original = getattr(engine.sql, name)
-            setattr(engine.sql, name, lambda *words, original=original: asked.append(words[0]) or original(*words))
+            note = lambda *given, original=original: words.append(given[0].split()[0]) or original(*given)  # noqa: E731
+            setattr(engine.sql, name, note)
+    return words
+
+
+def test_a_greeting_asks_once_and_inserts_what_is_new(pair, asked):
+    one, two = pair
+    later = replace(agent(spool_id="spool-2"), start_unix_nano=agent().start_unix_nano + HOUR_NS)
+    for engine, row, inserts in (
+        (one, agent(), ["agent_moves", "SELECT", "agents", "spools"]),
+        (one, agent(), []),
+        (one, replace(agent(), agent_version="1.1"), ["agents"]),
+        (one, later, ["agents", "spools"]),
+        (two, later, ["agent_moves", "SELECT", "agents"]),
+        (one, later, ["agent_moves", "SELECT", "agents"]),
+        (one, replace(later, first_sequence=7), []),
+    ):
+        asked.clear()
+        engine.store.samples.register_agents([row])
+        assert asked == ["SELECT", *inserts]
+        assert engine.store.facts.agents() == [replace(row, first_sequence=1)]
+
+
+def test_a_crowd_of_greetings_costs_the_statements_of_one(pair, asked):
+    one, two = pair
     assert one.store.samples.register_agents([agent("alone")]) == [0]
     alone = len(asked)
     crowd = [agent(f"agent-{i}", spool_id=f"spool-{i % 7}") for i in range(300)]

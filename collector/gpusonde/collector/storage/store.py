@@ -252,6 +252,14 @@ class ResultStore(Protocol):
     def resumes(self) -> dict[tuple[str, str], tuple[Position, int]]:
         """Return where tracking of each (agent, GPU) starts again."""
 
+    def begin(self, agents: Collection[str]) -> dict[tuple[str, str], tuple[Position, int]]:
+        """Begin anew with agents that another collector has followed, or does; on the thread that saves.
+
+        Returns:
+            Where tracking of each of their GPUs starts, those included that nobody has followed yet. What is saved of
+            them from now on counts more than what this or another collector has saved before, or still saves.
+        """
+
     def run(self, run_id: str) -> RunRow | None:
         """Return one run."""
 

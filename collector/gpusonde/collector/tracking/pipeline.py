@@ -86,7 +86,10 @@ class EpochPipeline:
         self._summarise_from = 0.0
         self._deadline: float | None = None
         self._notified: set[_Key] = set()
-        self._evicted: set[str] = set()
+        self._moved: set[str] = set()
+        self._elsewhere: set[str] = set()
+        self._failed: set[_Key] = set()
+        self._retry_from = 0.0
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
 
@@ -108,14 +111,19 @@ class EpochPipeline:
         if self._wake:
             self._wake()
 
-    def evict(self, agents: frozenset[str]) -> None:
+    def move(self, agents: frozenset[str], came: bool) -> None:
         """Drop what is known of agents that another collector has followed, or does now; may be called from any thread.
 
-        Their next records, should they come here, are followed from where the catalogue then says.
+        Args:
+            agents: The agents.
+            came: Whether they are to be followed here from now on: all that the store has of them is looked at, as the
+                other one may not have got to its end and nothing more may come.
         """
         with self._lock:
-            self._evicted |= agents
-            self._notified = {key for key in self._notified if key[0] not in agents}
+            self._moved |= agents
+            self._elsewhere = self._elsewhere - agents if came else self._elsewhere | agents
+        if self._wake:
+            self._wake()
 
     async def run(self) -> None:
         """Work until cancelled; a round that is under way is finished first."""
@@ -139,14 +147,14 @@ class EpochPipeline:
     def round(self) -> None:
         """Track what is new and store what has changed."""
         began_at = self._clock()
-        if not self._drop_evicted():
+        notified = self._take_notified()
+        if notified is None:
             return
-        with self._lock:
-            notified, self._notified = self._notified, set()
         for key in notified - self._broken:
             if self._is_late():
                 break
             self._heard_at[key] = self._clock()
+            self._failed.discard(key)
             self._follow(key)
             self._drain()
             if self._clock() - self._saved_at >= _SAVE_INTERVAL_S:
@@ -176,26 +184,38 @@ class EpochPipeline:
         if self._save():
             self._states.keep_all(self._followers)
 
-    def _drop_evicted(self) -> bool:
-        """Return whether it is known where tracking of every agent begins."""
+    def _take_notified(self) -> set[_Key] | None:
+        """Return the GPUs to look at, or None while it is not known where tracking of some begins."""
         with self._lock:
-            agents, self._evicted = self._evicted, set()
+            moved, self._moved = self._moved, set()
+            notified, self._notified = self._notified, set()
+            elsewhere = self._elsewhere
+        if self._failed and self._clock() >= self._retry_from:
+            notified |= self._failed
+            self._failed.clear()
+        try:
+            notified |= self._begin_anew(moved)
+        except StoreError as error:
+            with self._lock:
+                self._moved |= moved
+                self._notified |= notified
+            _LOG.error("where tracking of agents from another collector begins cannot be read now: %s", error)
+            return None
+        return {key for key in notified if key[0] not in elsewhere}
+
+    def _begin_anew(self, agents: set[str]) -> set[_Key]:
+        """Drop what is known of agents and return their GPUs."""
         if not agents:
-            return True
+            return set()
         for key in [key for key in {*self._followers, *self._heard_at, *self._broken} if key[0] in agents]:
             self._drop(key)
             self._heard_at.pop(key, None)
             self._broken.discard(key)
             self._states.release(key)
         self._pending = [update for update in self._pending if update.run.agent_id not in agents]
-        try:
-            self._resumes = {key: Resume(*stored) for key, stored in self._results.resumes().items()}
-        except StoreError as error:
-            with self._lock:
-                self._evicted |= agents
-            _LOG.error("where tracking of agents from another collector begins cannot be read now: %s", error)
-            return False
-        return True
+        found = {key: Resume(*stored) for key, stored in self._results.begin(agents).items()}
+        self._resumes = {key: resume for key, resume in self._resumes.items() if key[0] not in agents} | found
+        return set(found)
 
     def _note_round(self, took_s: float) -> None:
         """Decide how thorough the next round may be."""
@@ -245,9 +265,11 @@ class EpochPipeline:
         except UnusableStateError as error:
             self._begin_again(key, error)
         except (StoreError, ChildLostError) as error:
-            # The next record of this GPU, or the next start, tries again from where the catalogue stands.
+            # Tried again from where the catalogue stands, even if no more records come.
             _LOG.error("GPU %s of agent %s cannot be tracked now: %s", key[1], key[0], error)
             self._drop(key)
+            self._failed.add(key)
+            self._retry_from = self._clock() + _SAVE_INTERVAL_S
         except Exception as error:  # a fault in tracking one GPU leaves the others and the samples alone
             if (follower := self._followers.get(key)) and follower.restored:
                 self._begin_again(key, error)

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
 from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, Position, RejectionRow, decode_inventory
@@ -21,7 +21,9 @@ from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord
 
 _NS_PER_MS = 1_000_000
 # Milliseconds since 1970 fit until the year 2109; 2^21 changes of collector are one every half minute for two years.
-_TERM_SHIFT = 42
+TERM_SHIFT = 42
+# For so long a claim may be there before all else that is said with it.
+_RIVALS_S = 300
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,34 @@ class AgentOwner:
 
 @dataclass(frozen=True)
 class GreetedAgent:
-    """What an agent said of itself, to whom, and whether it comes from another collector or from nowhere."""
+    """What an agent said of itself, and to whom."""
 
     agent: AgentRow
     owner: AgentOwner
     version: int
-    moved: bool
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the database holds that greetings are about.
+
+    Attributes:
+        agents: What agents said of themselves last, and to whom.
+        claims: Who has claimed agents last, if that was lately; what they said to it may not be there yet.
+        spools: (Agent, spool id) -> number and durable sequence, of all spools of the agents.
+        holders: Numbers that were asked about -> the agents that have spools of these numbers, nothing where none has.
+    """
+
+    agents: dict[str, tuple[AgentRow, AgentOwner]]
+    claims: dict[str, AgentOwner]
+    spools: dict[tuple[str, str], tuple[int, int]]
+    holders: dict[int, str]
+
+    def owner(self, agent_id: str) -> AgentOwner | None:
+        """Return who owns an agent, as far as anybody has said."""
+        said = [self.agents[agent_id][1]] if agent_id in self.agents else []
+        said += [self.claims[agent_id]] if agent_id in self.claims else []
+        return max(said, key=lambda owner: owner.term, default=None)
 
 
 class Ownership:
@@ -54,9 +78,11 @@ class Ownership:
         self.collector = collector
         self._wall_clock_ns = wall_clock_ns
         self._terms: dict[str, int] = {}
+        # Those under which tracking has begun with agents: it may not have heard of today's yet.
+        self._followed: dict[str, int] = {}
         self._listeners: list[OwnersListener] = []
         self._last_ms = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def subscribe(self, listener: OwnersListener) -> None:
         """Have ``listener`` called with agents that come from another collector or have gone to one."""
@@ -66,16 +92,20 @@ class Ownership:
         """Go on with the agents that greeted this collector last, before it was started anew."""
         with self._lock:
             self._terms = {agent: owner.term for agent, owner in owners.items() if owner.collector == self.collector}
+            self._followed = dict(self._terms)
 
-    def take(self, agent_id: str, before: AgentOwner | None) -> AgentOwner:
-        """Own an agent that has greeted this collector."""
-        same = before is not None and before.collector == self.collector
-        term = 1 if before is None else before.term if same else before.term + 1
+    def next_owner(self, before: AgentOwner | None) -> AgentOwner:
+        """Return what an agent's owner becomes by greeting this collector."""
+        if before is None:
+            return AgentOwner(self.collector, 1)
+        return before if before.collector == self.collector else AgentOwner(self.collector, before.term + 1)
+
+    def take(self, owners: Mapping[str, AgentOwner]) -> None:
+        """Own agents; the database says so already, and what it holds of them is known here."""
         with self._lock:
-            self._terms[agent_id] = term
-        if not same:
-            self._tell(frozenset([agent_id]), came=True)
-        return AgentOwner(self.collector, term)
+            came = frozenset(agent for agent, owner in owners.items() if self._terms.get(agent) != owner.term)
+            self._terms.update({agent: owner.term for agent, owner in owners.items()})
+            self._tell(came, came=True)
 
     def lose(self, owners: Mapping[str, AgentOwner]) -> frozenset[str]:
         """Compare with what the database says and return the agents that now belong to another collector."""
@@ -87,12 +117,12 @@ class Ownership:
             )
             for agent in lost:
                 del self._terms[agent]
-        if lost:
             self._tell(lost, came=False)
         return lost
 
     def _tell(self, agents: frozenset[str], *, came: bool) -> None:
-        for listener in self._listeners:
+        """Call the listeners, under the lock: in the order in which it happened."""
+        for listener in self._listeners if agents else ():
             listener(agents, came)
 
     def owns(self, agent_id: str) -> bool:
@@ -100,18 +130,40 @@ class Ownership:
         with self._lock:
             return agent_id in self._terms
 
-    def term(self, agent_id: str) -> int:
-        """Return the term of an agent, 0 of one that has not greeted this collector."""
-        with self._lock:
-            return self._terms.get(agent_id, 0)
+    def follow(self, agents: Collection[str]) -> None:
+        """Note that tracking of agents begins anew, under their terms of now.
 
-    def version(self, agent_id: str) -> int:
-        """Return a version above all that this collector has given to rows about an agent."""
+        What it has found so far keeps the term under which it was found, and loses against what another collector has
+        written meanwhile.
+        """
+        with self._lock:
+            self._followed.update({agent: self._terms.get(agent, 0) for agent in agents})
+
+    def term(self, agent_id: str) -> int:
+        """Return the term under which an agent is followed, 0 of one that has not greeted this collector."""
+        with self._lock:
+            return self._followed.get(agent_id, self._terms.get(agent_id, 0))
+
+    def version(self, agent_id: str, term: int | None = None) -> int:
+        """Return a version above all that this collector has given to rows about an agent in a term.
+
+        Args:
+            agent_id: The agent.
+            term: The term; without one, that under which the agent is followed.
+        """
+        term = self.term(agent_id) if term is None else term
         with self._lock:
             self._last_ms = max(self._last_ms + 1, self._wall_clock_ns() // _NS_PER_MS)
-            return self._terms.get(agent_id, 0) << _TERM_SHIFT | self._last_ms
+            return term << TERM_SHIFT | self._last_ms
 
 
+_OF_AGENTS = "FROM spools WHERE agent_id IN {agents:Array(String)}"
+_SPOOL_PROGRESS = (
+    "SELECT agent_id, spool_id, spool, sequence"  # noqa: S608 - own text only
+    f" FROM (SELECT agent_id, spool_id, min(spool) AS spool {_OF_AGENTS} GROUP BY agent_id, spool_id) AS named"
+    " LEFT JOIN (SELECT spool, max(sequence) AS sequence FROM progress"
+    f" WHERE spool IN (SELECT spool {_OF_AGENTS}) GROUP BY spool) AS reached USING (spool)"
+)
 # Every statement counts a row that was inserted twice, and is not merged yet, once: DISTINCT, or FINAL where rows of
 # one key have versions.
 
@@ -128,17 +180,39 @@ class ClickHouseFacts:
 
     # Agents and spools -------------------------------------------------------------------------------------------
 
+    def claim(self, owners: Mapping[str, AgentOwner], version: Callable[[str, int], int]) -> dict[str, AgentOwner]:
+        """Say that agents have come to a collector, under terms that no other one has.
+
+        Of two that are greeted at once, and claim one term, the one that looks later sees the other one's claim.
+
+        Args:
+            owners: The agents, and who owns them from now on.
+            version: Gives versions to rows about an agent, in a term.
+
+        Returns:
+            The owners with the terms that they have got.
+        """
+        claimed, claims = dict(owners), dict(owners)
+        while claims:
+            rows = [
+                {"agent_id": agent, **vars(owner), "version": version(agent, owner.term)}
+                for agent, owner in claims.items()
+            ]
+            self._sql.insert("agent_moves", fact_table(rows))
+            rivals = self._sql.rows(
+                "SELECT agent_id, max(term) FROM agent_moves WHERE agent_id IN {agents:Array(String)}"
+                " AND collector != {collector:String} AND moved >= now() - {seconds:Int64} GROUP BY agent_id",
+                {"agents": sorted(claims), "collector": rows[0]["collector"], "seconds": _RIVALS_S},
+            )
+            # Who has a higher one has been greeted since.
+            claims = {
+                agent: replace(claims[agent], term=term + 1) for agent, term in rivals if term == claims[agent].term
+            }
+            claimed |= claims
+        return claimed
+
     def save_agents(self, greeted: Sequence[GreetedAgent]) -> None:
         """Store what agents said of themselves, and to whom."""
-        # First that they moved: who has lost an agent to nobody takes it again at its next greeting.
-        moves = [
-            {"agent_id": row.agent.agent_id, "collector": row.owner.collector, "term": row.owner.term}
-            | {"version": row.version}
-            for row in greeted
-            if row.moved
-        ]
-        if moves:
-            self._sql.insert("agent_moves", fact_table(moves))
         rows = [
             {**vars(row.agent), "collector": row.owner.collector, "term": row.owner.term, "version": row.version}
             for row in greeted
@@ -156,14 +230,44 @@ class ClickHouseFacts:
         columns = [table.column(name).to_pylist() for name in table.column_names[:-1]]
         return [AgentRow(*row) for row in zip(*columns, binary_column(table, "host"), strict=True)]
 
-    def owners(self, agent_ids: Collection[str] | None = None) -> dict[str, AgentOwner]:
-        """Return the owners of the given agents, or of every one."""
-        rows = self._sql.rows(
-            "SELECT agent_id, collector, term FROM agents FINAL"  # noqa: S608 - own text only
-            + ("" if agent_ids is None else " WHERE agent_id IN {agents:Array(String)}"),
-            {} if agent_ids is None else {"agents": sorted(agent_ids)},
-        )
+    def owners(self) -> dict[str, AgentOwner]:
+        """Return the owners of all agents."""
+        rows = self._sql.rows("SELECT agent_id, collector, term FROM agents FINAL")
         return {agent_id: AgentOwner(collector, term) for agent_id, collector, term in rows}
+
+    def standing(self, agent_ids: Collection[str], numbers: Collection[int]) -> Standing:
+        """Return what greetings of agents are about, and who holds spools of some numbers.
+
+        All in one statement: each costs the collector a millisecond or more, whatever it asks.
+        """
+        table = self._sql.table(
+            "SELECT 'agent' AS kind, agent_id, spool_id, instance_id, start_unix_nano, host_name, agent_version, host,"  # noqa: S608 - own text only
+            " collector, term, toInt64(0) AS spool, toInt64(0) AS sequence FROM agents FINAL"
+            " WHERE agent_id IN {agents:Array(String)} UNION ALL"
+            " SELECT 'claim', agent_id, '', '', 0, '', '', '', argMax(collector, version), argMax(term, version), 0, 0"
+            " FROM agent_moves WHERE agent_id IN {agents:Array(String)} AND moved >= now() - {seconds:Int64}"
+            " GROUP BY agent_id UNION ALL"
+            " SELECT 'spool', agent_id, spool_id, '', 0, '', '', '', '', 0, spool, sequence"
+            f" FROM ({_SPOOL_PROGRESS}) UNION ALL"
+            " SELECT 'number', agent_id, '', '', 0, '', '', '', '', 0, spool, 0 FROM spools"
+            " WHERE spool IN {numbers:Array(Int64)}",
+            {"agents": sorted(agent_ids), "numbers": sorted(numbers), "seconds": _RIVALS_S},
+        )
+        hosts = binary_column(table, "host")
+        columns = [table.column(name).to_pylist() for name in table.column_names if name != "host"]
+        found = Standing({}, {}, {}, dict.fromkeys(numbers, ""))
+        for host, row in zip(hosts, zip(*columns, strict=True), strict=True):
+            kind, agent_id, spool_id, instance, start, name, version, collector, term, spool, sequence = row
+            if kind == "agent":
+                agent = AgentRow(agent_id, spool_id, instance, start, name, version, host)
+                found.agents[agent_id] = agent, AgentOwner(collector, term)
+            elif kind == "claim":
+                found.claims[agent_id] = AgentOwner(collector, term)
+            elif kind == "spool":
+                found.spools[agent_id, spool_id] = spool, sequence
+            else:
+                found.holders[spool] = agent_id
+        return found
 
     def new_owners(self, within_s: int) -> dict[str, AgentOwner]:
         """Return the owners of the agents that have changed collectors in the last seconds, on the database's clock."""
@@ -189,14 +293,7 @@ class ClickHouseFacts:
 
     def spool_progress(self, agent_ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
         """Return (agent, spool id) -> number and durable sequence, of the spools of agents."""
-        of_agents = "FROM spools WHERE agent_id IN {agents:Array(String)}"
-        rows = self._sql.rows(
-            "SELECT agent_id, spool_id, spool, sequence"  # noqa: S608 - own text only
-            f" FROM (SELECT agent_id, spool_id, min(spool) AS spool {of_agents}"
-            " GROUP BY agent_id, spool_id) AS named LEFT JOIN (SELECT spool, max(sequence) AS sequence FROM progress"
-            f" WHERE spool IN (SELECT spool {of_agents}) GROUP BY spool) AS reached USING (spool)",
-            {"agents": sorted(agent_ids)},
-        )
+        rows = self._sql.rows(_SPOOL_PROGRESS, {"agents": sorted(agent_ids)})
         return {(agent_id, spool_id): (spool, sequence) for agent_id, spool_id, spool, sequence in rows}
 
     def spool_holders(self, spools: Collection[int]) -> dict[int, str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from gpusonde.collector.storage.clickhouse.facts import Ownership
+from gpusonde.collector.storage.clickhouse.facts import TERM_SHIFT, Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, fact_table
 from gpusonde.collector.storage.local.results import summary_row, summary_text
 from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
@@ -24,9 +24,13 @@ _FOLLOWED = (
 )
 
 
+_OF_RUN = "run_id = {run:String}"
+_TERM = f"bitShiftRight(version, {TERM_SHIFT})"
+
+
 @dataclass(frozen=True)
 class _Written:
-    """The epochs of a run as this collector has written them, while the agent was its."""
+    """The epochs of a run that count, and the term under which they were written; -1 of none."""
 
     term: int
     epochs: Mapping[int, EpochRow]
@@ -62,8 +66,9 @@ class ClickHouseResults:
             if update.epochs is not None:
                 new = {epoch.index: epoch for epoch in update.epochs}
                 old = epochs.get(update.run.run_id) or self._read_written(update.run)
-                rows += self._changes(update.run, old.epochs, new)
-                epochs[update.run.run_id] = _Written(old.term, new)
+                term = self._ownership.term(update.run.agent_id)
+                rows += self._changes(update.run, old, term, new)
+                epochs[update.run.run_id] = _Written(term, new)
         try:
             if rows:
                 self._sql.insert("epochs", fact_table(rows))
@@ -94,20 +99,28 @@ class ClickHouseResults:
             self._sql.insert("tracker_positions", fact_table(positions))
 
     def _read_written(self, run: RunRow) -> _Written:
-        term = self._ownership.term(run.agent_id)
         written = self._written.get(run.run_id)
-        if written is None or written.term != term:
-            # Another process, or another collector, may have written some.
-            return _Written(term, {epoch.index: epoch for epoch in self.epochs(run.run_id)})
-        return written
+        if written and written.term == self._ownership.term(run.agent_id):
+            return written
+        # Another process, or another collector, may have written some.
+        rows = self._sql.rows(
+            f"SELECT {_TERM}, removed, {_EPOCH_COLUMNS} FROM {_standing_epochs(_OF_RUN)}",  # noqa: S608 - own text
+            {"run": run.run_id},
+        )
+        standing = {row[2]: EpochRow(*row[2:]) for row in rows if not row[1]}
+        return _Written(max((row[0] for row in rows), default=-1), standing)
 
     def _changes(
-        self, run: RunRow, old: Mapping[int, EpochRow], new: Mapping[int, EpochRow]
+        self, run: RunRow, old: _Written, term: int, new: Mapping[int, EpochRow]
     ) -> list[dict[str, int | float | str]]:
-        changed = [(epoch, 0) for index, epoch in new.items() if old.get(index) != epoch]
+        # All of them under a new term: what an earlier one has written, or is going to, no longer counts.
+        changed = [(epoch, 0) for index, epoch in new.items() if old.term != term or old.epochs.get(index) != epoch]
         # A tracker never drops an index; one that reads the run again from its start has fewer of them for a while.
         last = max(new, default=-1)
-        changed += [(epoch, 1) for index, epoch in old.items() if index > last]
+        changed += [(epoch, 1) for index, epoch in old.epochs.items() if index > last]
+        if not changed and old.term != term:
+            # None at all is said by one that is not there.
+            changed.append((EpochRow(0, 0, 0, 0.0, "withdrawn", 0), 1))
         version = self._ownership.version(run.agent_id)
         return [
             {
@@ -128,6 +141,18 @@ class ClickHouseResults:
         """Return where tracking of each (agent, GPU) starts again."""
         rows = self._sql.rows(
             "SELECT agent_id, gpu_uuid, spool, sequence, not_before_unix_nano FROM tracker_positions FINAL"
+        )
+        return {(agent, gpu): (Position(spool, sequence), time) for agent, gpu, spool, sequence, time in rows}
+
+    def begin(self, agents: Collection[str]) -> dict[tuple[str, str], tuple[Position, int]]:
+        """Begin anew with agents that another collector has followed, or does; see ``ResultStore``."""
+        self._ownership.follow(agents)
+        of_agents = "WHERE agent_id IN {agents:Array(String)}"
+        rows = self._sql.rows(
+            "SELECT agent_id, gpu_uuid, spool, sequence, not_before_unix_nano"  # noqa: S608 - own text only
+            f" FROM (SELECT DISTINCT agent_id, gpu_uuid FROM gpus {of_agents}) AS described"
+            f" LEFT JOIN (SELECT * FROM tracker_positions FINAL {of_agents}) AS reached USING (agent_id, gpu_uuid)",
+            {"agents": sorted(agents)},
         )
         return {(agent, gpu): (Position(spool, sequence), time) for agent, gpu, spool, sequence, time in rows}
 
@@ -171,7 +196,7 @@ class ClickHouseResults:
     def epochs(self, run_id: str) -> list[EpochRow]:
         """Return the epochs of a run by start, withdrawn ones included."""
         rows = self._sql.rows(
-            f"SELECT {_EPOCH_COLUMNS} FROM epochs FINAL WHERE run_id = {{run:String}} AND removed = 0"  # noqa: S608
+            f"SELECT {_EPOCH_COLUMNS} FROM {_standing_epochs(_OF_RUN)} AND removed = 0"  # noqa: S608 - own text
             " ORDER BY start_unix_nano, epoch_index",
             {"run": run_id},
         )
@@ -209,7 +234,7 @@ class ClickHouseResults:
     def to_summarise(self, run_id: str, after_unix_nano: int, limit: int) -> list[EpochRow]:
         """Return the first confirmed epochs of a run without a summary that start after a time, by start."""
         rows = self._sql.rows(
-            f"SELECT {_EPOCH_COLUMNS} FROM {_unsummarised('run_id = {run:String}')}"  # noqa: S608 - own text only
+            f"SELECT {_EPOCH_COLUMNS} FROM {_unsummarised(_OF_RUN)}"  # noqa: S608 - own text only
             " WHERE start_unix_nano > {after:Int64} ORDER BY start_unix_nano, epoch_index LIMIT {limit:UInt64}",
             {"run": run_id, "after": after_unix_nano, "limit": limit},
         )
@@ -217,7 +242,7 @@ class ClickHouseResults:
 
     def count_to_summarise(self, run_id: str) -> int:
         """Return how many confirmed epochs of a run have no summary yet."""
-        statement = f"SELECT count() FROM {_unsummarised('run_id = {run:String}')}"  # noqa: S608 - own text only
+        statement = f"SELECT count() FROM {_unsummarised(_OF_RUN)}"  # noqa: S608 - own text only
         return int(self._sql.rows(statement, {"run": run_id})[0][0])
 
     def runs_to_summarise(self) -> list[str]:
@@ -226,11 +251,22 @@ class ClickHouseResults:
         return [run_id for (run_id,) in self._sql.rows(statement, {"collector": self._ownership.collector})]
 
 
+def _standing_epochs(condition: str) -> str:
+    """Rows of epochs of some runs that were written under the last term of any of the run's, as a table and condition.
+
+    A collector that has lost an agent, and has not learned it yet, still writes under the term before.
+    """
+    return (
+        f"epochs FINAL WHERE {condition} AND (run_id, {_TERM}) IN"  # noqa: S608 - own text only
+        f" (SELECT run_id, max({_TERM}) FROM epochs WHERE {condition} GROUP BY run_id)"
+    )
+
+
 def _unsummarised(condition: str) -> str:
     """Confirmed epochs of some runs without a summary for their bounds, as a table expression."""
     return (
-        f"(SELECT run_id, {_EPOCH_COLUMNS} FROM epochs FINAL"  # noqa: S608 - own text only
-        f" WHERE {condition} AND removed = 0 AND status = 'confirmed') AS confirmed"
+        f"(SELECT run_id, {_EPOCH_COLUMNS} FROM {_standing_epochs(condition)}"  # noqa: S608 - own text only
+        " AND removed = 0 AND status = 'confirmed') AS confirmed"
         f" LEFT ANTI JOIN (SELECT run_id, {_EPOCH_KEY} FROM summaries WHERE {condition}) AS summarised"
         f" USING (run_id, {_EPOCH_KEY})"
     )

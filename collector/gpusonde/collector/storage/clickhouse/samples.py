@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, GreetedAgent, Ownership
+from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, GreetedAgent, Ownership, Standing
 from gpusonde.collector.storage.clickhouse.sql import (
     ClickHouseSql,
     RecordRows,
@@ -105,22 +105,31 @@ class ClickHouseSamples:
     def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
         """Store what agents said of themselves, own them, and return the durable sequences of their spools.
 
-        All of them together cost about what one alone does: statements and parts, not rows, are what is dear.
+        All of them together cost about what one alone does: statements and parts, not rows, are what is dear. Who says
+        what it said before costs one statement.
         """
         with self._append_lock:
-            owners = self._facts.owners({agent.agent_id for agent in agents})
+            began = {(agent.agent_id, agent.spool_id): agent.start_unix_nano for agent in agents}
+            found = self._ask(began)
+            before = {agent.agent_id: found.owner(agent.agent_id) for agent in agents}
+            owners = {agent_id: self._ownership.next_owner(owner) for agent_id, owner in before.items()}
+            if come := {agent_id: owner for agent_id, owner in owners.items() if owner != before[agent_id]}:
+                owners |= self._facts.claim(come, self._ownership.version)
             greeted = []
             for agent in agents:
-                before = owners.get(agent.agent_id)
-                owner = owners[agent.agent_id] = self._ownership.take(agent.agent_id, before)
-                version = self._ownership.version(agent.agent_id)
-                greeted.append(GreetedAgent(agent, owner, version, moved=owner != before))
-            self._facts.save_agents(greeted)
+                says = replace(agent, first_sequence=1), owners[agent.agent_id]
+                if found.agents.get(agent.agent_id) != says:
+                    found.agents[agent.agent_id] = says
+                    version = self._ownership.version(agent.agent_id, says[1].term)
+                    greeted.append(GreetedAgent(agent, says[1], version))
+            if greeted:
+                self._facts.save_agents(greeted)
             # Asked anew at every greeting: another collector may have taken records meanwhile.
             self._begin_spools(
-                {(agent.agent_id, agent.spool_id): agent.start_unix_nano for agent in agents},
-                {(agent.agent_id, agent.spool_id): agent.first_sequence for agent in agents},
+                began, found, {(agent.agent_id, agent.spool_id): agent.first_sequence for agent in agents}
             )
+            # Last: who is told begins at once to read what is there.
+            self._ownership.take(owners)
             return [self._durable[self._spools[agent.agent_id, agent.spool_id]] for agent in agents]
 
     def append(self, records: Sequence[PendingRecord]) -> int:
@@ -179,61 +188,59 @@ class ClickHouseSamples:
         key = (agent_id, spool_id)
         number = self._spools.get(key)
         if number is None or number not in self._durable:
-            self._begin_spools({key: self._wall_clock_ns()})
+            began = {key: self._wall_clock_ns()}
+            self._begin_spools(began, self._ask(began), {})
             number = self._spools[key]
         return number
+
+    def _ask(self, began_unix_nano: Mapping[tuple[str, str], int]) -> Standing:
+        """Return what is known of agents and their spools, and of the numbers that those would have as new ones."""
+        numbers = _distinct({key: _first_number(key, began) for key, began in began_unix_nano.items()}, {})
+        return self._facts.standing({agent_id for agent_id, _ in began_unix_nano}, numbers)
 
     def _begin_spools(
         self,
         began_unix_nano: Mapping[tuple[str, str], int],
-        first_sequences: Mapping[tuple[str, str], int] | None = None,
+        found: Standing,
+        first_sequences: Mapping[tuple[str, str], int],
     ) -> None:
-        """Look spools up by agent and spool id, or number them; before the first sequence of a new one is no gap.
+        """Take in spools, new ones with a number; before the first sequence of a new one is no gap.
 
         Numbers of one agent rise in order of first arrival, and two collectors that see a spool first at the same time,
         from the same greeting, give it the same number.
         """
-        known = self._facts.spool_progress({agent_id for agent_id, _ in began_unix_nano})
+        known = dict(found.spools)
         new: dict[tuple[str, str], int] = {}
         highest: dict[str, int] = {}
         for (agent_id, _), (number, _) in known.items():
             highest[agent_id] = max(number, highest.get(agent_id, 0))
         for key, began in began_unix_nano.items():
             if key not in known:
-                agent_id, spool_id = key
-                digest = hashlib.sha256(f"{agent_id}\n{spool_id}".encode()).digest()
-                low = int.from_bytes(digest[:4], "little") % (1 << _SPOOL_DIGEST_BITS)
-                new[key] = max(began // _NS_PER_US << _SPOOL_DIGEST_BITS | low, highest.get(agent_id, 0) + 1)
-                highest[agent_id] = new[key]
+                new[key] = max(_first_number(key, began), highest.get(key[0], 0) + 1)
+                highest[key[0]] = new[key]
         if new:
-            self._number(new)
-        durable = {key: (first_sequences or {}).get(key, 1) - 1 for key in new}
+            new = self._number(new, found.holders)
+        durable = {key: first_sequences.get(key, 1) - 1 for key in new}
         if reached := {new[key]: sequence for key, sequence in durable.items() if sequence}:
             self._sql.insert("progress", progress_table(reached))
         known.update({key: (number, durable[key]) for key, number in new.items()})
         with self._lock:
             self._spools.update({key: number for key, (number, _) in known.items()})
-            self._durable.update(known[key] for key in began_unix_nano)
+            # Of all spools: another collector may have taken more of the older ones, too.
+            self._durable.update(known.values())
         for key in began_unix_nano:
             self._tail.begin(*known[key])
 
-    def _number(self, spools: dict[tuple[str, str], int]) -> None:
-        """Give spools their numbers, or the next ones that no other agent has."""
-        holders: dict[int, str] = {}
-        asked: set[int] = set()
+    def _number(self, spools: Mapping[tuple[str, str], int], holders: dict[int, str]) -> dict[tuple[str, str], int]:
+        """Give spools their numbers, or the next ones that no other agent has; ``holders`` has those asked about."""
         while True:
-            given: dict[int, tuple[str, str]] = {}
-            for key, wanted in spools.items():
-                number = wanted
-                while holders.get(number, key[0]) != key[0] or number in given:
-                    number += 1
-                spools[key] = number
-                given[number] = key
-            if given.keys() <= asked:
+            given = _distinct(spools, holders)
+            if given.keys() <= holders.keys():
                 break
-            holders |= self._facts.spool_holders(given)
-            asked |= given.keys()
-        self._facts.save_spools(spools)
+            holders = holders | dict.fromkeys(given, "") | self._facts.spool_holders(given)
+        numbers = {key: number for number, key in given.items()}
+        self._facts.save_spools(numbers)
+        return numbers
 
     def check_writable(self) -> None:
         """Insert as much as one commit of a busy collector."""
@@ -424,6 +431,24 @@ class ClickHouseSamples:
             f"SELECT {columns} FROM samples WHERE {condition} ORDER BY {order}",  # noqa: S608 - own text, catalogue
             values,
         )
+
+
+def _first_number(key: tuple[str, str], began_unix_nano: int) -> int:
+    """Return the number that a spool has if nobody else has it: of the time at which it began, and its name."""
+    digest = hashlib.sha256("\n".join(key).encode()).digest()
+    low = int.from_bytes(digest[:4], "little") % (1 << _SPOOL_DIGEST_BITS)
+    return began_unix_nano // _NS_PER_US << _SPOOL_DIGEST_BITS | low
+
+
+def _distinct(numbers: Mapping[tuple[str, str], int], holders: Mapping[int, str]) -> dict[int, tuple[str, str]]:
+    """Return number -> spool: the next number where it is another one's, or another agent's."""
+    given: dict[int, tuple[str, str]] = {}
+    for key, wanted in numbers.items():
+        number = wanted
+        while number in given or (holders.get(number) or key[0]) != key[0]:
+            number += 1
+        given[number] = key
+    return given
 
 
 def _samples(table: pa.Table, metrics: Sequence[str]) -> Samples:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, fields
 
 from gpusonde.collector.storage.local.catalog import Database
@@ -69,6 +69,10 @@ class LocalResults:
             "SELECT agent_id, gpu_uuid, spool, sequence, not_before_unix_nano FROM tracker_positions"
         )
         return {(agent, gpu): (Position(spool, sequence), time) for agent, gpu, spool, sequence, time in rows}
+
+    def begin(self, agents: Collection[str]) -> dict[tuple[str, str], tuple[Position, int]]:
+        """Do nothing: no other collector has any agents of this directory."""
+        return {}
 
     def run(self, run_id: str) -> RunRow | None:
         """Return one run."""
