@@ -262,12 +262,12 @@ def test_what_brings_no_tick_is_no_reading_to_the_pace():
     spent = []
 
     class Judge:
-        interval_s = INTERVAL_S
+        interval_s, look_due_s = INTERVAL_S, 0.0
 
         def see(self, reading, now_s):
             return
 
-        def spend(self, now_s, processor_s, elapsed_s):
+        def spend(self, now_s, processor_s, elapsed_s, deadlines):
             spent.append(elapsed_s)
 
     world = World(read_s=lambda tick: 4.0 if tick == 5 else 0.001, ticks=10)

@@ -106,6 +106,53 @@ def test_a_large_reading_does_not_wait_for_the_batch_interval(rig):
     assert rig.counters.batches == 3
 
 
+@pytest.mark.parametrize(
+    ("lost_in", "told_after"),
+    [(None, [1, 5, 9, 10]), (3, [1, 3, 7, 10])],
+    ids=["batches alone", "with an event in the third"],
+)
+def test_batches_of_a_live_source_are_sent_four_at_a_time_and_with_anything_else_at_once(tmp_path, lost_in, told_after):
+    rig = Rig(tmp_path / "spool")
+    told = []
+
+    class TimeAndReadings:
+        """Time goes on by what the writer waits for; each such time brings a reading, ten in all."""
+
+        now_s, count = 0.0, 0
+
+        def beat(self, pause_s):
+            self.now_s += pause_s
+            if not pause_s:
+                return
+            self.count += 1
+            lost = [SourceEvent(0, 1, GpuEventKind.LOST)] if self.count == lost_in else ()
+            writer.put(SampledReading(reading(self.count, lost)))
+            if self.count == 10:
+                writer.finish()
+
+    world = TimeAndReadings()
+    writer = SpoolWriter(
+        rig.spool, INVENTORY, rig.counters, SpoolConfig(commit_interval_s=0.01), UplinkConfig(batch_interval_s=0.02),
+        on_commit=lambda: told.append(rig.counters.batches), monotonic=lambda: world.now_s, heartbeat=world,
+    )  # fmt: skip
+    writer.run()
+    rig.spool.close()
+    assert told == told_after
+
+
+def test_samples_that_wait_for_others_are_sent_when_none_come(tmp_path):
+    rig = Rig(tmp_path / "spool", pace_s=0.02)
+    thread = threading.Thread(target=rig.writer.run)
+    thread.start()
+    for number in (1, 2):
+        rig.writer.put(SampledReading(reading(number)))
+        wait_until(lambda number=number: rig.counters.batches == number)
+    wait_until(lambda: rig.commits == 2)
+    rig.writer.finish()
+    thread.join()
+    rig.spool.close()
+
+
 def test_a_batch_is_written_when_its_interval_is_over(tmp_path):
     rig = Rig(tmp_path / "spool", pace_s=0.05)
     thread = threading.Thread(target=rig.writer.run)

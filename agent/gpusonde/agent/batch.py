@@ -6,12 +6,13 @@ How a block's bytes are laid out is the business of ``gpusonde.service.wire``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gpusonde.agent.sources.base import (
+    AlignedTicks,
     GpuDescription,
     GpuEventKind,
     GpuTicks,
@@ -138,6 +139,7 @@ class Batcher:
         self._compressor = make_compressor()
         self._open: dict[int, _OpenBlock] = {}
         self._closed: list[tuple[int, _OpenBlock]] = []
+        self._aligned: AlignedTicks | None = None
         self._missed: dict[int, int] = {}
         self._ticks = 0
         self._blanks: dict[MissingReason, int] = {}
@@ -157,8 +159,20 @@ class Batcher:
         """Size of their values before compression."""
         return self._ticks * (4 * self._metric_count + 4)
 
+    def add_aligned(self, ticks: AlignedTicks) -> bool:
+        """Take ticks of all GPUs as they are, if they are the first of a batch and increasing; else return False."""
+        times = ticks.time_unix_nano
+        if self._ticks or not times.size or not (times[:, 1:] > times[:, :-1]).all():
+            return False
+        if (times[:, -1] - times[:, 0]).max() > LONGEST_BLOCK_NS:
+            return False
+        self._aligned = ticks
+        self._ticks = int(times.size)
+        return True
+
     def add(self, ticks: GpuTicks) -> None:
         """Append ticks of one GPU."""
+        self._part_aligned()
         times = ticks.time_unix_nano
         if not times.size:
             return
@@ -177,6 +191,7 @@ class Batcher:
 
     def continues(self, ticks: GpuTicks) -> bool:
         """Whether the ticks come after all others of their GPU in the batch; a collector takes no others in it."""
+        self._part_aligned()
         block = self._open.get(ticks.gpu)
         return block is None or not ticks.time_unix_nano.size or int(ticks.time_unix_nano[0]) > block.last_ns
 
@@ -184,18 +199,29 @@ class Batcher:
         """Count deadlines that passed without a reading; they travel in the GPU's next block."""
         self._missed[gpu] = self._missed.get(gpu, 0) + ticks
 
-    def flush(self) -> ingest_pb2.SampleBatch | None:
-        """Return everything added so far as one batch, or None when there is nothing."""
-        blocks = [*self._closed, *self._open.items()]
-        if not blocks:
+    def flush(self, batch: ingest_pb2.SampleBatch | None = None) -> ingest_pb2.SampleBatch | None:
+        """Return everything added so far as one batch, or None when there is nothing.
+
+        Args:
+            batch: An empty batch to fill, for example that of a record.
+        """
+        batch = ingest_pb2.SampleBatch() if batch is None else batch
+        if self._aligned is not None:
+            aligned = self._aligned
+            done, counts = self._encode_aligned(batch, aligned.gpus, aligned.time_unix_nano, aligned.values)
+            self._count_aligned_blanks(done, counts, aligned.blanks)
+        else:
+            self._encode(batch, [*self._closed, *self._open.items()])
+        flushed, self._ticks = self._ticks, 0
+        self._open, self._closed, self._aligned = {}, [], None
+        if not flushed:
             return None
-        batch = ingest_pb2.SampleBatch(blocks=self._encode(blocks), encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD)
-        self._open, self._closed, self._ticks = {}, [], 0
+        batch.encoding = ingest_pb2.ENCODING_FLOAT32_LE_ZSTD
         return batch
 
     def drop(self) -> None:
         """Forget what was added since the last :meth:`flush`."""
-        self._open, self._closed, self._missed, self._ticks = {}, [], {}, 0
+        self._open, self._closed, self._aligned, self._missed, self._ticks = {}, [], None, {}, 0
 
     def take_blanks(self) -> dict[MissingReason, int]:
         """Return how many NaN values were encoded since the last call, by reason."""
@@ -219,33 +245,68 @@ class Batcher:
             self._ticks += fitting
             start += fitting
 
-    def _encode(self, blocks: Sequence[tuple[int, _OpenBlock]]) -> list[ingest_pb2.GpuBlock]:
-        encoded: list[ingest_pb2.GpuBlock] = []
+    def _encode(self, batch: ingest_pb2.SampleBatch, blocks: Sequence[tuple[int, _OpenBlock]]) -> None:
         # All GPUs are read at once, so that their blocks are mostly of one length.
         for _, group in itertools.groupby(blocks, lambda item: item[1].ticks):
             alike = list(group)
             joined = [_join(block.parts) for _, block in alike]
-            values = np.stack([part_values for _, part_values in joined])
-            blanks = np.isnan(values).sum(axis=2)
-            done = encode_blocks(
+            done, counts = self._encode_aligned(
+                batch,
                 [gpu for gpu, _ in alike],
                 np.stack([times for times, _ in joined]),
-                values,
-                self._counter_columns,
-                self._compressor,
+                np.stack([values for _, values in joined]),
             )
-            for message, (gpu, block), count in zip(done, alike, blanks, strict=True):
-                message.missed_ticks = self._missed.pop(gpu, 0)
-                message.blank_counts.extend(self._count_blanks(block, count))
-            encoded += done
-        return encoded
+            if counts is not None:
+                for message, (_, block), count in zip(done, alike, counts, strict=True):
+                    message.blank_counts.extend(self._count_blanks(block.parts, count))
 
-    def _count_blanks(self, block: _OpenBlock, per_column: Int64Array) -> list[ingest_pb2.BlankCount]:
+    def _encode_aligned(
+        self, batch: ingest_pb2.SampleBatch, gpus: Sequence[int], times: Int64Array, values: FloatArray
+    ) -> tuple[list[ingest_pb2.GpuBlock], Int64Array | None]:
+        """Encode as many ticks of each GPU; return the blocks and how many values each column of them lacks.
+
+        Args:
+            batch: Gets the blocks.
+            gpus: Indices of the GPUs.
+            times: Shape (GPUs, n).
+            values: Shape (GPUs, metrics, n); changed.
+        """
+        blank = np.isnan(values)
+        done = encode_blocks(batch, gpus, times, values, self._counter_columns, self._compressor)
+        if self._missed:
+            for message in done:
+                message.missed_ticks = self._missed.pop(message.gpu, 0)
+        return done, blank.sum(axis=2) if blank.any() else None
+
+    def _part_aligned(self) -> None:
+        """Go on one GPU after the other."""
+        if self._aligned is not None:
+            aligned, self._aligned, self._ticks = self._aligned, None, 0
+            for ticks in aligned:
+                self._add_increasing(ticks, 0, ticks.time_unix_nano.size)
+
+    def _count_aligned_blanks(
+        self,
+        done: Sequence[ingest_pb2.GpuBlock],
+        counts: Int64Array | None,
+        blanks: Sequence[Mapping[int, MissingReason]],
+    ) -> None:
+        """Say in the blocks how many values are missing, each column's for one reason."""
+        if counts is None:
+            return
+        rows, columns = np.nonzero(counts)
+        each = zip(rows.tolist(), columns.tolist(), counts[rows, columns].tolist(), strict=True)
+        for row, column, count in each:
+            reason = blanks[row].get(column, MissingReason.NO_DATA)
+            done[row].blank_counts.add(metric=column, reason=BLANK_REASONS[reason], count=count)
+            self._blanks[reason] = self._blanks.get(reason, 0) + count
+
+    def _count_blanks(self, parts: Sequence[GpuTicks], per_column: Int64Array) -> list[ingest_pb2.BlankCount]:
         counts: dict[tuple[int, MissingReason], int] = {}
         for column in np.flatnonzero(per_column).tolist():
-            for part in block.parts:
+            for part in parts:
                 count = int(per_column[column])
-                if len(block.parts) > 1:
+                if len(parts) > 1:
                     count = int(np.isnan(part.values[column]).sum())
                 if count:
                     reason = part.blanks.get(column, MissingReason.NO_DATA)

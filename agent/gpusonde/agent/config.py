@@ -198,7 +198,12 @@ class UplinkConfig:
         live=True,
     )
     batch_interval_s: float = option(
-        "duration", "1s", "time covered by one record", least="100ms", most="1m", live=True
+        "duration",
+        "1s",
+        "time covered by one record; four of them are sent together",
+        least="100ms",
+        most="1m",
+        live=True,
     )
     drain_timeout_s: float = option(
         "duration", "10s", "time to empty the spool to the collector when stopped", live=True

@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -54,6 +54,11 @@ class Pace(Protocol):
     """Says how long to wait between ticks."""
 
     @property
+    def look_due_s(self) -> float:
+        """When the pace wants to see a reading again, monotonic clock; until then only those with an inventory."""
+        ...
+
+    @property
     def interval_s(self) -> float:
         """Seconds from the last tick to the next."""
         ...
@@ -62,8 +67,8 @@ class Pace(Protocol):
         """Take a reading and when it was (monotonic clock)."""
         ...
 
-    def spend(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
-        """Take what all readings of one deadline cost, in processor time and in time."""
+    def spend(self, now_s: float, processor_s: float, elapsed_s: float, deadlines: int) -> None:
+        """Take what all readings of one deadline cost, in processor time and in time, on average over some."""
         ...
 
 
@@ -76,11 +81,12 @@ class FixedPace:
     """
 
     interval_s: float
+    look_due_s: ClassVar[float] = math.inf
 
     def see(self, reading: Reading, now_s: float) -> None:
         """See :class:`Pace`."""
 
-    def spend(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
+    def spend(self, now_s: float, processor_s: float, elapsed_s: float, deadlines: int) -> None:
         """See :class:`Pace`."""
 
 
@@ -102,6 +108,8 @@ class AdaptivePace:
         self._last_work_s = -math.inf
         self._idle = False
         self._rhythms = Rhythms(config.interval_s, metrics)
+        self.look_due_s = -math.inf
+        self.interval_s = config.interval_s
         counters.sampling_interval_s = config.interval_s
 
     def configure(self, config: SourceConfig) -> None:
@@ -109,18 +117,21 @@ class AdaptivePace:
         self._config = config
         self._budget.share = config.read_budget
         self._budget.interval_s = config.interval_s
-        self._counters.sampling_interval_s = self.interval_s
+        self.look_due_s = -math.inf
+        self._choose()
 
-    @property
-    def interval_s(self) -> float:
-        """See :class:`Pace`."""
-        within_budget_s = self._config.interval_s * self._budget.multiple
+    def _choose(self) -> None:
+        """Take the interval that now holds."""
+        interval_s = self._config.interval_s * self._budget.multiple
         if self._idle:
-            return max(within_budget_s, self._config.idle_interval_s)
-        return max(within_budget_s, self._rhythms.interval_s) if self._config.rate == "adaptive" else within_budget_s
+            interval_s = max(interval_s, self._config.idle_interval_s)
+        elif self._config.rate == "adaptive":
+            interval_s = max(interval_s, self._rhythms.interval_s)
+        self.interval_s = self._counters.sampling_interval_s = interval_s
 
     def see(self, reading: Reading, now_s: float) -> None:
         """See :class:`Pace`."""
+        config = self._config
         if reading.inventory is not None:
             self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
             self._rhythms = Rhythms(self._config.interval_s, reading.inventory.metrics)
@@ -128,6 +139,7 @@ class AdaptivePace:
             self._rhythms.see(reading, now_s, self._config.interval_s)
         at_work = not self._idle and now_s - self._last_work_s < _LOOK_AGAIN * self._config.idle_after_s
         if at_work:
+            self._choose()
             return
         if self._last_work_s == -math.inf or self._work.sees_work(reading):
             self._last_work_s = now_s
@@ -145,12 +157,16 @@ class AdaptivePace:
         elif self._idle and not idle:
             log.info("a GPU works: sampling every %g s again", self._config.interval_s * self._budget.multiple)
         self._idle = idle
-        self._counters.sampling_interval_s = self.interval_s
+        if not idle and self._last_work_s == now_s and config.rate != "adaptive" and config is self._config:
+            self.look_due_s = now_s + _LOOK_AGAIN * config.idle_after_s
+        else:
+            self.look_due_s = -math.inf
+        self._choose()
 
-    def spend(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
+    def spend(self, now_s: float, processor_s: float, elapsed_s: float, deadlines: int) -> None:
         """See :class:`Pace`."""
         before = self._budget.multiple
-        self._budget.note(now_s, self.interval_s, processor_s, elapsed_s)
+        self._budget.note(now_s, deadlines * self.interval_s, processor_s, elapsed_s)
         after = self._budget.multiple
         if after == before:
             return
@@ -164,7 +180,7 @@ class AdaptivePace:
             self._config.read_budget,
             self._config.interval_s * after,
         )
-        self._counters.sampling_interval_s = self.interval_s
+        self._choose()
 
     def _count(self, reason: str) -> None:
         self._counters.slowdowns[reason] = self._counters.slowdowns.get(reason, 0) + 1
@@ -282,11 +298,11 @@ class ReadBudget:
         return _STEPS[self._step]
 
     def note(self, now_s: float, interval_s: float, processor_s: float, elapsed_s: float) -> None:
-        """Take the cost of one reading.
+        """Take the cost of one reading, or the mean of some.
 
         Args:
             now_s: When, monotonic clock.
-            interval_s: Seconds that the reading stands for.
+            interval_s: Seconds that they stand for.
             processor_s: Seconds of processor time.
             elapsed_s: Seconds.
         """

@@ -27,6 +27,8 @@ from gpusonde.service.health import Heartbeat
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
 _CLOCK_STEP_NS = 50_000_000
 _CLOCK_READ_S = 0.01
+# What a reading cost is told for as many deadlines at once as come in so long.
+_SETTLED_S = 1.0
 # A deadline missed by more than half an interval is left to the next one: two GPM samples closer than that say nothing.
 _TOLERATED_LATENESS = 0.5
 _ROOM_POLL_S = 0.02
@@ -64,7 +66,7 @@ class Sampler:
         counters: Filled with ticks, misses and lateness.
         clocks: What time it is.
         wait: Sleeps for the given seconds or until the sampler is stopped, and returns whether it was.
-        heartbeat: Beaten before every wait; not while the source is read.
+        heartbeat: Beaten about every second and before longer waits; not while the source is read.
     """
 
     def __init__(
@@ -86,15 +88,21 @@ class Sampler:
         self._counters = counters
         self._clocks = clocks or Clocks()
         self._stopping = threading.Event()
+        self._stopped = False
         self._wait = wait or self._pause
         self._heartbeat = heartbeat or Heartbeat("the sampler")
         self._missed = 0
         self._source_ended = False
         self._spent_s = 0.0
+        self._monotonic, self._wall_ns = self._clocks.monotonic, self._clocks.wall_ns
+        self._uncounted: list[tuple[float, float]] = []
+        self._unsettled = 0
+        self._settle_due_s = -math.inf
         self._wall_minus_monotonic_ns: int | None = None
 
     def stop(self) -> None:
         """Make :meth:`run` return after the reading in progress; callable from any thread."""
+        self._stopped = True
         self._stopping.set()
 
     def run(self) -> bool:
@@ -103,67 +111,94 @@ class Sampler:
         Raises:
             SourceError: The source is gone as a whole.
         """
-        start_s, interval_s = self._clocks.monotonic(), self._pace.interval_s
+        monotonic, pace = self._monotonic, self._pace
+        start_s, interval_s = monotonic(), pace.interval_s
         self._spent_s = self._processor_spent()
-        tick = 0
-        while not self._stopping.is_set():
-            deadline_s = start_s + tick * interval_s
-            delay_s = deadline_s - self._clocks.monotonic()
-            self._heartbeat.beat(max(0.0, delay_s))
-            if delay_s > 0 and self._wait(delay_s):
-                break
-            if not self._read_due(deadline_s):
-                break
-            if (wanted_s := self._pace.interval_s) != interval_s:
-                start_s, tick, interval_s = deadline_s, 0, wanted_s
-            tick += 1
-            behind_s = self._clocks.monotonic() - (start_s + tick * interval_s)
-            if behind_s > interval_s * _TOLERATED_LATENESS:
-                tick += self._skip(behind_s, interval_s)
+        tick, beat_due_s = 0, -math.inf
+        try:
+            while not self._stopped:
+                deadline_s = start_s + tick * interval_s
+                delay_s = deadline_s - monotonic()
+                if deadline_s >= beat_due_s:
+                    # Not for every tick: the next beat comes within the second that is promised here.
+                    beat_due_s = deadline_s + _SETTLED_S
+                    self._heartbeat.beat(max(0.0, delay_s) + _SETTLED_S + interval_s)
+                if delay_s > 0 and self._wait(delay_s):
+                    break
+                if not self._read_due(deadline_s):
+                    break
+                if (wanted_s := pace.interval_s) != interval_s:
+                    start_s, tick, interval_s = deadline_s, 0, wanted_s
+                tick += 1
+                behind_s = monotonic() - (start_s + tick * interval_s)
+                if behind_s > interval_s * _TOLERATED_LATENESS:
+                    tick += self._skip(behind_s, interval_s)
+        finally:
+            self._count_readings()
         return self._source_ended
 
     def _read_due(self, deadline_s: float) -> bool:
         """Read once, and again while the source has more that is due; False when stopped meanwhile or at its end."""
-        elapsed_s = 0.0
-        brought = False
-        while True:
-            if self._inventory.can_wait:
-                # A replay at full speed may stay in here for hours.
-                self._heartbeat.beat()
-                while not self._sink.has_room():
-                    self._heartbeat.beat(_ROOM_POLL_S)
-                    if self._wait(_ROOM_POLL_S):
-                        return False
-            begin_s = self._clocks.monotonic()
+        brought, more = False, True
+        while more and not self._stopped:
+            is_live = not self._inventory.can_wait
+            if not is_live and not self._wait_for_room():
+                return False
+            begin_s = self._monotonic()
             reading = self._source.read(deadline_s)
             if reading is None:
                 self._source_ended = True
                 return False
-            end_s = self._clocks.monotonic()
-            elapsed_s += end_s - begin_s
+            end_s = self._monotonic()
+            self._uncounted.append((begin_s - deadline_s, end_s - begin_s))
             ticks = reading.tick_count
             brought |= ticks > 0
-            self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
-            if not self._inventory.can_wait:
+            if is_live and (begin_s >= self._pace.look_due_s or reading.inventory is not None):
                 self._pace.see(reading, begin_s)
             self._deliver(reading, ticks, end_s)
-            if reading.more and not self._stopping.is_set():
+            if more := reading.more:
                 self._heartbeat.beat()
-                continue
-            if not self._inventory.can_wait:
-                # All that this thread does is for readings, so one look at its time per deadline is enough.
-                spent_s, self._spent_s = self._spent_s, self._processor_spent()
-                # A source that looks for its engine reads nothing: what that costs says nothing of readings.
-                if brought:
-                    self._pace.spend(begin_s, self._spent_s - spent_s, elapsed_s)
-            return not self._stopping.is_set()
+        # All that this thread does is for readings, so one look at its time per second is enough. A source that looks
+        # for its engine reads nothing: what that costs says nothing of readings.
+        self._unsettled += brought
+        if begin_s >= self._settle_due_s or not brought:
+            self._settle(begin_s, brought)
+        return not self._stopped
+
+    def _wait_for_room(self) -> bool:
+        """Wait until what was read of a source that can wait has a place; False when stopped meanwhile."""
+        # A replay at full speed may stay in here for hours.
+        self._heartbeat.beat()
+        while not self._sink.has_room():
+            self._heartbeat.beat(_ROOM_POLL_S)
+            if self._wait(_ROOM_POLL_S):
+                return False
+        return True
+
+    def _settle(self, now_s: float, brought: bool) -> None:
+        """Tell what the readings since the last time cost, unless the last of them were none."""
+        self._settle_due_s = now_s + _SETTLED_S
+        elapsed_s = self._count_readings()
+        if not self._inventory.can_wait:
+            spent_s, self._spent_s = self._spent_s, self._processor_spent()
+            if brought:
+                count = self._unsettled
+                self._pace.spend(now_s, (self._spent_s - spent_s) / count, elapsed_s / count, count)
+        self._unsettled = 0
+
+    def _count_readings(self) -> float:
+        """Count the readings that are not counted yet; return the seconds that they took."""
+        readings, self._uncounted = self._uncounted, []
+        for late_s, read_s in readings:
+            self._counters.count_reading(late_s, read_s)
+        return sum(read_s for _, read_s in readings)
 
     def _pause(self, seconds: float) -> bool:
         """Wait, and return whether to stop. A stop may come a moment late: waiting for it costs more than a tick."""
         if seconds > _SHORT_PAUSE_S:
             return self._stopping.wait(seconds)
         time.sleep(seconds)
-        return self._stopping.is_set()
+        return self._stopped
 
     def _processor_spent(self) -> float:
         return self._clocks.processor() + self._source.statistics.helper_processor_s
@@ -174,7 +209,7 @@ class Sampler:
         if self._inventory.can_wait:
             self._counters.source_progress = self._source.progress()
         else:
-            now_ns = self._clocks.wall_ns()
+            now_ns = self._wall_ns()
             difference_ns, before_ns = now_ns - round(now_s * 1e9), self._wall_minus_monotonic_ns
             if before_ns is not None and -_CLOCK_STEP_NS < difference_ns - before_ns < _CLOCK_STEP_NS:
                 self._wall_minus_monotonic_ns = difference_ns
@@ -182,8 +217,8 @@ class Sampler:
                 reading = dataclasses.replace(reading, events=(*step, *reading.events))
         if self._sink.put(SampledReading(reading, self._missed)):
             self._missed = 0
-            self._counters.ticks += ticks
             if ticks:
+                self._counters.ticks += ticks
                 self._counters.last_tick_s = now_s
         else:
             self._missed += 1

@@ -15,7 +15,7 @@ from gpusonde.agent.batch import Batcher, events_record, increasing_parts, inven
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading
-from gpusonde.agent.sources.base import GpuTicks, RawTicks, SourceInventory
+from gpusonde.agent.sources.base import AlignedTicks, GpuTicks, RawTicks, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.health import Heartbeat
@@ -25,6 +25,8 @@ _MAX_QUEUED_READINGS = 600
 # A source that can wait is read while no more wait here, and while less than this share of the spool is in use.
 _QUEUED_WITH_ROOM = 4
 _FILL_RATIO_WITH_ROOM = 0.5
+# Batches that a collector is sent at once: what a record costs on its way is mostly to wake up for it.
+_SENT_TOGETHER = 4
 # Well under every collector's limit for one record, whatever the batch interval.
 _MAX_BATCH_BYTES = 512 << 10
 
@@ -38,7 +40,8 @@ class SpoolWriter:
         counters: Filled with batches, blanks and events.
         spool_config: Says how often records are committed.
         uplink_config: Says how long batches are.
-        on_commit: Told after each commit of something.
+        on_commit: Told that there is something to send: after each commit, but of batches of a live source alone only
+            after every fourth or when no other comes.
         monotonic: Seconds, never set back.
         heartbeat: Beaten before every wait; not while the disk is written to.
     """
@@ -72,6 +75,8 @@ class SpoolWriter:
         self._raw: list[RawTicks] = []
         self._wake = threading.Event()
         self._uncommitted = True
+        self._held_commits = 0
+        self._is_urgent = True
         self._tell_inventory: Callable[[SourceInventory], None] = lambda inventory: None
 
     def has_room(self) -> bool:
@@ -150,11 +155,22 @@ class SpoolWriter:
                 self._keep_step()
                 step_due_s = now_s + self._configured_s
             if self._uncommitted and (finished or now_s >= commit_due_s):
-                if self._spool.commit():
-                    self._on_commit()
+                self._tell(self._spool.commit(), finished)
                 # What the disk refused is tried again.
                 self._uncommitted = not self._spool.accepts_writes
                 commit_due_s = self._monotonic() + self._commit_interval_s
+
+    def _tell(self, committed: bool, finished: bool) -> None:
+        """Tell of a commit, or of none, if that is due."""
+        self._held_commits += committed
+        if not self._held_commits:
+            return
+        holds = committed and not finished and not self._is_urgent and not self._inventory.can_wait
+        # Longer batches are late enough by themselves.
+        if holds and self._held_commits < _SENT_TOGETHER and self.batch_interval_s <= self._configured_s:
+            return
+        self._held_commits, self._is_urgent = 0, False
+        self._on_commit()
 
     def _take_queued(self) -> bool:
         """Take what is queued; return whether it ended with :meth:`finish`."""
@@ -169,7 +185,7 @@ class SpoolWriter:
                 self._join_raw()
                 self._flush()
                 self._spool.append(sampled)
-                self._uncommitted = True
+                self._uncommitted = self._is_urgent = True
         self._join_raw()
         return False
 
@@ -196,11 +212,13 @@ class SpoolWriter:
             self._batcher.change_columns(reading.inventory.metrics)
             self._steps.change_columns(reading.inventory.metrics)
             self._spool.append(inventory_record(reading.inventory))
+            self._is_urgent = True
             self._tell_inventory(reading.inventory)
         if reading.events:
             # Ticks before the events first: a clock step or a lost GPU lies between the two.
             self._flush()
             self._spool.append(events_record(reading.events))
+            self._is_urgent = True
             self._counters.count_events(event.kind.value for event in reading.events)
         if isinstance(reading.ticks, RawTicks):
             self._raw.append(reading.ticks)
@@ -213,9 +231,9 @@ class SpoolWriter:
                     self._steps.add_missed(gpu, sampled.missed_ticks)
 
     def _keep_step(self) -> None:
-        step = self._steps.flush()
-        if step is not None:
-            self._spool.keep(ingest_pb2.Record(batch=step))
+        step = ingest_pb2.Record()
+        if self._steps.flush(step.batch) is not None:
+            self._spool.keep(step)
             self._uncommitted = True
 
     def _join_raw(self) -> None:
@@ -226,6 +244,8 @@ class SpoolWriter:
             self._add(first.join(following))
 
     def _add(self, ticks: Sequence[GpuTicks]) -> None:
+        if isinstance(ticks, AlignedTicks) and not self._keeps_steps and self._batcher.add_aligned(ticks):
+            ticks = ()
         for gpu_ticks in ticks:
             for part in increasing_parts(gpu_ticks):
                 if not self._batcher.continues(part):
@@ -240,9 +260,9 @@ class SpoolWriter:
     def _flush(self) -> None:
         self._uncommitted = True
         self._steps.drop()
-        batch = self._batcher.flush()
-        if batch is None:
+        record = ingest_pb2.Record()
+        if self._batcher.flush(record.batch) is None:
             return
         self._counters.count_blanks(self._batcher.take_blanks())
-        if self._spool.append(ingest_pb2.Record(batch=batch)) is not None:
+        if self._spool.append(record) is not None:
             self._counters.batches += 1

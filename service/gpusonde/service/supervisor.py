@@ -22,7 +22,7 @@ from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader
 
 log = logging.getLogger(__name__)
 
-_PULSE_S = 1.0
+_PULSE_S = 5.0
 
 _C = TypeVar("_C", bound=DaemonConfiguration)
 _C_contra = TypeVar("_C_contra", bound=DaemonConfiguration, contravariant=True)

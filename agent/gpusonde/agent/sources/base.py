@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -188,6 +188,43 @@ class GpuTicks:
     blanks: Mapping[int, MissingReason] = field(default_factory=dict)
 
 
+class AlignedTicks(Sequence[GpuTicks]):
+    """As many ticks of each of several GPUs, in arrays of all of them.
+
+    Args:
+        gpus: Indices into :attr:`SourceInventory.gpus`.
+        time_unix_nano: Shape (GPUs, n), as in :class:`GpuTicks`.
+        values: Shape (GPUs, metrics, n).
+        blanks: For each GPU what :class:`GpuTicks` says of them.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[int],
+        time_unix_nano: TimeArray,
+        values: FloatArray,
+        blanks: Sequence[Mapping[int, MissingReason]],
+    ) -> None:
+        self.gpus = gpus
+        self.time_unix_nano = time_unix_nano
+        self.values = values
+        self.blanks = blanks
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @overload
+    def __getitem__(self, index: int) -> GpuTicks: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[GpuTicks]: ...
+
+    def __getitem__(self, index: int | slice) -> GpuTicks | Sequence[GpuTicks]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return GpuTicks(self.gpus[index], self.time_unix_nano[index], self.values[index], self.blanks[index])
+
+
 class RawTicks(Sequence[GpuTicks]):
     """One tick of several GPUs as the vendor's library wrote it; it becomes numbers when somebody looks at them.
 
@@ -230,12 +267,13 @@ class SourceEvent:
     value: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Reading:
     """The result of one call of :meth:`GpuSource.read`.
 
     Attributes:
-        ticks: At most one entry per GPU; a GPU that gave nothing is absent. A :class:`RawTicks` is not looked at yet.
+        ticks: At most one entry per GPU; a GPU that gave nothing is absent. A tuple, or a :class:`RawTicks` that is
+            not looked at yet.
         events: What happened since the previous reading.
         more: True when further ticks are already due and the caller need not wait for the next deadline.
         inventory: What the source gives from this reading's events and ticks on, where that has changed (a GPU that was
@@ -251,9 +289,10 @@ class Reading:
     @property
     def tick_count(self) -> int:
         """Ticks of one GPU each."""
-        if isinstance(self.ticks, RawTicks):
-            return len(self.ticks)
-        return sum(ticks.time_unix_nano.size for ticks in self.ticks)
+        # Not asked for RawTicks, of which every reading is one: what is abstract takes long to be recognised.
+        if isinstance(self.ticks, (tuple, list)):
+            return sum(ticks.time_unix_nano.size for ticks in self.ticks)
+        return len(self.ticks)
 
 
 @dataclass

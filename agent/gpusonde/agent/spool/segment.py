@@ -52,10 +52,10 @@ class Segment:
         """Sequence of the last record, ``first_sequence - 1`` when there is none."""
         return self.first_sequence + len(self.offsets) - 1
 
-    def index(self, record: ingest_pb2.Record, encoded_bytes: int) -> None:
-        """Note a record that was written at :attr:`size`."""
+    def index(self, record: ingest_pb2.Record, ticks: int, encoded_bytes: int) -> None:
+        """Note a record that was written at :attr:`size`, and the ticks in it."""
         self.offsets.append(self.size)
-        self.ticks.append(record_ticks(record))
+        self.ticks.append(ticks)
         if record.HasField("loss_report"):
             self.loss_reports[record.sequence] = record.loss_report
         self.size += encoded_bytes

@@ -233,7 +233,7 @@ def _recover_segment(
     else:
         segment.size = len(encode_header(first, context))
         for record, scanned in zip(records, kept, strict=True):
-            segment.index(record, scanned.end - scanned.offset)
+            segment.index(record, record_ticks(record), scanned.end - scanned.offset)
         torn = found.size - segment.size
         if limit is None and torn > 0:
             findings.append(Finding(path, FindingKind.TORN_TAIL, f"{torn} bytes of an unfinished record", 0, torn))
@@ -289,9 +289,10 @@ def _rebuild(segment: Segment, records: list[ingest_pb2.Record]) -> bytes:
     parts = [encode_header(segment.first_sequence, segment.context)]
     segment.size = len(parts[0])
     for record in records:
-        encoded = encode_record(record.sequence, record_ticks(record), record.SerializeToString())
+        ticks = record_ticks(record)
+        encoded = encode_record(record.sequence, ticks, record.SerializeToString())
         parts.append(encoded)
-        segment.index(record, len(encoded))
+        segment.index(record, ticks, len(encoded))
     return b"".join(parts)
 
 

@@ -614,22 +614,26 @@ class Spool:
         return segment.context
 
     def _append(self, record: ingest_pb2.Record) -> int:
-        room = record.ByteSize() + RECORD.size + 16
-        loss = self._make_room(room)
-        if loss is not None:
-            self._store(loss)
-        return self._store(record)
-
-    def _store(self, record: ingest_pb2.Record) -> int:
+        # Its size is known once it is made; made a second time only where a report of a loss goes first.
         record.sequence = self._segments[-1].last_sequence + 1
         payload = record.SerializeToString()
-        encoded = encode_record(record.sequence, record_ticks(record), payload)
+        loss = self._make_room(len(payload) + RECORD.size + 16)
+        if loss is None:
+            return self._store(record, payload)
+        for each in (loss, record):
+            each.sequence = self._segments[-1].last_sequence + 1
+            self._store(each, each.SerializeToString())
+        return record.sequence
+
+    def _store(self, record: ingest_pb2.Record, payload: bytes) -> int:
+        ticks = record_ticks(record)
+        encoded = encode_record(record.sequence, ticks, payload)
         active = self._segments[-1]
         if not self._appender.is_open or (active.offsets and active.size + len(encoded) > self._segment_bytes):
             self._roll()
             active = self._segments[-1]
         self._appender.write(encoded, active.size)
-        active.index(record, len(encoded))
+        active.index(record, ticks, len(encoded))
         if record.HasField("inventory"):
             self._context = payload
         if record.HasField("batch"):

@@ -49,6 +49,7 @@ def make_compressor() -> zstandard.ZstdCompressor:
 
 
 def encode_blocks(
+    batch: ingest_pb2.SampleBatch,
     gpus: Sequence[int],
     time_unix_nano: Int64Array,
     values: Float64Array,
@@ -58,6 +59,7 @@ def encode_blocks(
     """Encode ticks of several GPUs, as many of each, all at once: NumPy's calls cost more here than its arithmetic.
 
     Args:
+        batch: What the blocks are added to, in place: protobuf copies a message that is put into another one.
         gpus: Their indices in the inventory.
         time_unix_nano: Shape (gpus, n), increasing, over at most ``LONGEST_BLOCK_NS``.
         values: Shape (gpus, metrics, n); those of counters are replaced by differences to their base.
@@ -67,14 +69,17 @@ def encode_blocks(
     bases = np.zeros((len(gpus), 0))
     if counter_columns:
         counters = values[:, counter_columns]
-        first = np.argmin(np.isnan(counters), axis=2)
-        bases = np.take_along_axis(counters, first[..., None], axis=2)[..., 0]
-        bases[np.isnan(bases)] = 0.0
+        bases = counters[:, :, 0]
+        if np.isnan(bases).any():
+            first = np.argmin(np.isnan(counters), axis=2)
+            bases = np.take_along_axis(counters, first[..., None], axis=2)[..., 0]
+            bases[np.isnan(bases)] = 0.0
         values[:, counter_columns] = counters - bases[..., None]
     plain = np.ascontiguousarray(values, dtype="<f4")
     offsets_us = ((time_unix_nano - time_unix_nano[:, :1]) // 1000).astype("<i4")
+    add = batch.blocks.add
     return [
-        ingest_pb2.GpuBlock(
+        add(
             gpu=gpu,
             tick_count=time_unix_nano.shape[1],
             start_time_unix_nano=start_ns,

@@ -9,7 +9,7 @@ from typing import overload
 
 import numpy as np
 
-from gpusonde.agent.sources.base import GpuTicks, RawTicks, ZeroGuard
+from gpusonde.agent.sources.base import AlignedTicks, GpuTicks, RawTicks, ZeroGuard
 from gpusonde.agent.sources.dcgm.fields import (
     AVERAGE_POWER_FIELD,
     INSTANT_POWER_FIELD,
@@ -293,6 +293,12 @@ class DcgmTicks(RawTicks):
                 raise TypeError("ticks of two sources are not joined")
             for gpu, tick in one.ticks:
                 by_gpu.setdefault(gpu, []).append(tick)
+        if len({len(ticks) for ticks in by_gpu.values()}) == 1:
+            reasons = [merged for ticks in by_gpu.values() if (merged := _merge_blanks(ticks)) is not None]
+            if len(reasons) == len(by_gpu):
+                times = np.array([[tick.time_us for tick in ticks] for ticks in by_gpu.values()], dtype=np.int64)
+                values = np.array([[tick.values for tick in ticks] for ticks in by_gpu.values()])
+                return AlignedTicks(list(by_gpu), times * 1000, values.transpose(0, 2, 1), reasons)
         found = []
         for gpu, ticks in by_gpu.items():
             first, blanks = 0, dict(ticks[0].blanks)
@@ -320,6 +326,19 @@ class DcgmTicks(RawTicks):
 def _go_together(blanks: Mapping[int, MissingReason], following: Mapping[int, MissingReason]) -> bool:
     """Whether no column has a reason of its own in ticks that follow."""
     return all(blanks.get(column, reason) is reason for column, reason in following.items())
+
+
+def _merge_blanks(ticks: Sequence[Tick]) -> Mapping[int, MissingReason] | None:
+    """Return the reasons of all ticks; None where a column has more than one."""
+    first = ticks[0].blanks
+    if all(tick.blanks is first or tick.blanks == first for tick in ticks):
+        return first
+    merged = dict(first)
+    for tick in ticks:
+        if not _go_together(merged, tick.blanks):
+            return None
+        merged.update(tick.blanks)
+    return merged
 
 
 def _join(gpu: int, ticks: Sequence[Tick], blanks: Mapping[int, MissingReason]) -> GpuTicks:

@@ -78,8 +78,8 @@ class EventData(ctypes.Structure):
 class CellKind(Enum):
     """How an answer holds a number."""
 
-    UINT32 = "uint32"
     UINT64 = "uint64"
+    UINT32 = "uint32"
     FIELD = "field"  # a whole nvmlFieldValue_t, with a status and a type of its own
     GPM = "gpm"  # a whole nvmlGpmMetric_t, with a status of its own
 

@@ -155,6 +155,8 @@ class NvmlSource:
         self._xids_due_s = -math.inf
         self._sweep: Sweep | None = None
         self._slow_due_s = -math.inf
+        # Until then a reading is the calls of every tick and nothing more.
+        self._more_due_s = -math.inf
 
     def open(self) -> SourceInventory:
         """Find the GPUs and what each of them gives.
@@ -175,6 +177,12 @@ class NvmlSource:
         Raises:
             SourceError: The driver is gone.
         """
+        sweep = self._sweep
+        if sweep is not None and deadline_s < self._more_due_s:
+            lost = sweep.read(deadline_s)
+            if not lost:
+                return Reading(sweep.keep())
+            return self._read_more(sweep, lost, deadline_s, [], None)
         events: list[SourceEvent] = []
         if deadline_s >= self._xids_due_s - _ROUNDING_S:
             self._xids_due_s = deadline_s + _XID_INTERVAL_S
@@ -183,13 +191,26 @@ class NvmlSource:
         sweep = self._sweep
         if sweep is None:
             raise SourceError("the source is not open: call open() first")
-        for index, error in sweep.read(deadline_s).items():
+        return self._read_more(sweep, sweep.read(deadline_s), deadline_s, events, inventory)
+
+    def _read_more(
+        self,
+        sweep: Sweep,
+        lost: Mapping[int, GpuLostError],
+        now_s: float,
+        events: list[SourceEvent],
+        inventory: SourceInventory | None,
+    ) -> Reading:
+        """Follow losses, read what is read more seldom where that is due, and look for GPUs."""
+        for index, error in lost.items():
             self._lose(index, str(error), events)
-        if deadline_s >= self._slow_due_s - _ROUNDING_S:
-            self._read_slow(sweep, deadline_s, events)
-        if self._nvml is not None and deadline_s >= self._look_due_s - _ROUNDING_S:
+        if now_s >= self._slow_due_s - _ROUNDING_S:
+            self._read_slow(sweep, now_s, events)
+        if self._nvml is not None and now_s >= self._look_due_s - _ROUNDING_S:
             # Events stand before the ticks of their reading, and nothing comes after a loss.
-            self._look_again(self._nvml, deadline_s, events)
+            self._look_again(self._nvml, now_s, events)
+        due_s = min(self._xids_due_s, self._slow_due_s, self._look_due_s)
+        self._more_due_s = -math.inf if self._joining else due_s - _ROUNDING_S
         return Reading(sweep.keep(), tuple(events), inventory=inventory)
 
     def progress(self) -> None:
@@ -290,7 +311,7 @@ class NvmlSource:
         swept = [gpu.bind(index, self._columns, now_s) for index, gpu in enumerate(self._gpus)]
         columns = {m.name: i for i, m in enumerate(self._columns)}
         self._sweep = Sweep(nvml, swept, columns, self.statistics, self._wall_ns, self._monotonic)
-        self._slow_due_s = -math.inf
+        self._slow_due_s = self._more_due_s = -math.inf
         for index, gpu in enumerate(self._gpus):
             if gpu.key in self._xid_counts:
                 gpu.set_xids(self._xid_counts[gpu.key])

@@ -15,15 +15,7 @@ from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.agent.sources.nvml.fast_reader import CellKind, FastCall, FieldValue
 from gpusonde.agent.sources.nvml.gpm_reader import GpmReader
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml
-from gpusonde.agent.sources.nvml.raw_ticks import (
-    CHUNK_TICKS,
-    GpuMemory,
-    Indices,
-    NvmlTicks,
-    PlacedCell,
-    RawChunk,
-    RawLayout,
-)
+from gpusonde.agent.sources.nvml.raw_ticks import GpuMemory, Indices, NvmlTicks, PlacedCell, RawContext, RawLayout
 from gpusonde.errors import GpuLostError
 from gpusonde.telemetry import FloatArray, MissingReason, Unit, metric
 
@@ -36,6 +28,11 @@ _CLOSEST_SAMPLES_S = 0.045
 # No number at all for so long, and it is taken for lost: not every driver says "lost" (999, "unknown", was seen).
 _SILENCE_S = 5.0
 _LOST_CODE = 15
+
+
+_Prepared = tuple[Callable[..., int], tuple[Any, ...]]
+# Says success, as a call that went well.
+_NO_CALL: _Prepared = (int, ())
 
 
 @dataclass
@@ -108,11 +105,11 @@ class Sweep:
         self._with_gpm = [position for position, gpu in enumerate(gpus) if gpu.gpm is not None]
         self._place(columns, statistics)
         self._absent: set[int] = set()
-        self._calls: list[list[tuple[Callable[..., int], tuple[Any, ...]]]] = []
+        self._calls: list[list[list[tuple[Any, ...]]]] = []
         self._list_calls()
         self._standing: list[Mapping[int, MissingReason]] = [{} for _ in gpus]
         self._slow: FloatArray = np.full((len(gpus), len(columns)), math.nan)
-        self._chunk: RawChunk | None = None
+        self._context: RawContext | None = None
         self._sampled_s = -math.inf
         self._stamps_ns = [0] * len(gpus)
         self._heard_s = -math.inf
@@ -128,48 +125,49 @@ class Sweep:
         sizes = [-(-len(call.answer) // 8) for gpu in self._gpus for call in gpu.calls]
         self._answers = np.zeros(sum(sizes), dtype=np.uint64)
         self._gpm_status_offset = element.nvmlReturn.offset
-        requests = np.zeros((len(self._with_gpm), ctypes.sizeof(whole) // 8), dtype=np.uint64)
+        # For each turn a request of its own: the sample that ended the last pair begins the next one.
+        requests = np.zeros((2, len(self._with_gpm), ctypes.sizeof(whole) // 8), dtype=np.uint64)
         first = whole.metrics.offset // 8
-        answers = requests[:, first : first + most_metrics * element_words]
-        # Status and value come first in each answer; the texts behind them are not looked at.
-        kept_words = (element.value.offset + element.value.size) // 8
-        self._gpm_answers = answers.reshape(len(requests), most_metrics, element_words)[:, :, :kept_words]
-        self._pairs = requests[:, whole.sample1.offset // 8 :][:, :2]
-        # By turns: the sample that ended the last pair and begins the next, and the one that is taken to end it.
-        self._turns = np.zeros((2, len(self._with_gpm), 2), dtype=np.uint64)
-        self._turn = 0
+        self._gpm_answers = list(requests[:, :, first : first + most_metrics * element_words])
+        self._samples = requests[:, :, whole.sample1.offset // 8 :][:, :, :2]
+        self._turn = self._answered = 0
         self._memory = (self._answers, requests)
         cells: list[PlacedCell] = []
         profiled: list[tuple[list[int], list[int]]] = []
-        prepared: list[tuple[int, str, tuple[Any, ...], tuple[int, int]]] = []
+        prepared: list[tuple[int, str, tuple[tuple[Any, ...], tuple[Any, ...]], tuple[int, int]]] = []
         at = row = 0
         for position, gpu in enumerate(self._gpus):
             profiled.append(([], []))
             if (gpm := gpu.gpm) is not None:
                 begin = len(cells)
-                request = whole.from_address(requests.ctypes.data + row * requests.strides[0])
-                request.version, request.numMetrics = _METRICS_GET_VERSION, len(gpm.metrics)
+                both = [whole.from_address(requests[turn, row].ctypes.data) for turn in range(2)]
+                for request in both:
+                    request.version, request.numMetrics = _METRICS_GET_VERSION, len(gpm.metrics)
                 for i, wanted in enumerate(gpm.metrics):
-                    request.metrics[i].metricId = wanted.gpm_metric_id
+                    for request in both:
+                        request.metrics[i].metricId = wanted.gpm_metric_id
                     most = math.inf if wanted.maximum is None else wanted.maximum
                     is_ratio = wanted.unit is Unit.RATIO
                     if wanted.name in columns:
                         column = columns[wanted.name]
                         profiled[position][0].append(column)
                         profiled[position][1].extend([column] if is_ratio else [])
-                        offset = 8 * kept_words * (row * most_metrics + i)
+                        offset = 8 * element_words * (row * most_metrics + i)
                         cells.append(
                             PlacedCell(
                                 position, wanted.name, column, CellKind.GPM, offset, wanted.gpm_scale, most,
                                 is_capped=is_ratio and gpm.is_part,
                             )
                         )  # fmt: skip
-                self._turns[0, row], self._turns[1, row] = gpm.samples, gpm.samples[::-1]
-                sample = ctypes.c_void_p.from_address(ctypes.addressof(request) + whole.sample2.offset)
+                self._samples[0, row], self._samples[1, row] = gpm.samples, gpm.samples[::-1]
+                given = (_quick(gpm.arguments[0]), *gpm.arguments[1:])
                 # First: its values end at the moment of the call, which is the time stamp's.
-                prepared.append((position, gpm.function, (*gpm.arguments, sample), (begin, len(cells))))
-                prepared.append((position, _METRICS_GET, (ctypes.byref(request),), (begin, len(cells))))
+                taken = (*given, _reference(gpm.samples[1])), (*given, _reference(gpm.samples[0]))
+                prepared.append((position, gpm.function, taken, (begin, len(cells))))
+                asked = (ctypes.byref(both[0]),), (ctypes.byref(both[1]),)
+                prepared.append((position, _METRICS_GET, asked, (begin, len(cells))))
                 row += 1
+            handle = _quick(gpu.handle)
             for call in gpu.calls:
                 begin = len(cells)
                 words = -(-len(call.answer) // 8)
@@ -183,28 +181,35 @@ class Sweep:
                                 cell.scale, math.inf if maximum is None else maximum, is_counter=cell.is_counter,
                             )
                         )  # fmt: skip
-                address = ctypes.c_void_p(self._answers.ctypes.data + 8 * at)
-                prepared.append((position, call.function, (gpu.handle, *call.arguments, address), (begin, len(cells))))
+                given = (handle, *call.arguments, _reference(self._answers.ctypes.data + 8 * at))
+                prepared.append((position, call.function, (given, given), (begin, len(cells))))
                 at += words
         self._layout = RawLayout(
             [gpu.index for gpu in self._gpus], [gpu.memory for gpu in self._gpus], len(columns), cells, profiled,
-            columns.get("gpu_utilization"), statistics, element,
+            columns.get("gpu_utilization"), statistics, element, self._answers.nbytes,
         )  # fmt: skip
         number_of = {id(cell): number for number, cell in enumerate(self._layout.cells)}
         self._steps: list[_Step] = []
-        self._prepared: list[tuple[Callable[..., int], tuple[Any, ...]]] = []
-        for position, name, arguments, (begin, end) in prepared:
+        # For each turn the functions and their arguments.
+        self._prepared: tuple[list[_Prepared], list[_Prepared]] = ([], [])
+        for position, name, by_turn, (begin, end) in prepared:
             numbers = np.array([number_of[id(cell)] for cell in cells[begin:end]], dtype=np.intp)
             self._steps.append(_Step(position, name, numbers))
-            self._prepared.append((self._nvml.function(name), arguments))
+            for of_turn, arguments in zip(self._prepared, by_turn, strict=True):
+                of_turn.append((self._nvml.function(name), arguments))
 
     def _list_calls(self) -> None:
         """List the calls of the GPUs that are there, by GPU."""
         self._listed = [i for i, step in enumerate(self._steps) if step.position not in self._absent]
-        self._calls = [
-            [self._prepared[i] for i in self._listed if self._steps[i].position == position]
-            for position in range(len(self._gpus))
-        ]
+        self._order: list[int | None] = []
+        self._calls = [[], []]
+        for position in range(len(self._gpus)):
+            numbers: list[int | None] = [i for i in self._listed if self._steps[i].position == position]
+            numbers += [None] * (-len(numbers) % 3)
+            self._order += numbers
+            for turn, prepared in enumerate(self._prepared):
+                flat = [part for i in numbers for part in (_NO_CALL if i is None else prepared[i])]
+                self._calls[turn].append([tuple(flat[at : at + 6]) for at in range(0, len(flat), 6)])
         present = [(row, p) for row, p in enumerate(self._with_gpm) if p not in self._absent]
         self._row_of = {position: row for row, position in present}
         self._unprimed = {p for _, p in present if not ((gpm := self._gpus[p].gpm) and gpm.primed)}
@@ -221,26 +226,29 @@ class Sweep:
         self._deadline_s, self._read_s = deadline_s, self._monotonic()
         self._refused = []
         wall_ns = self._wall_ns
-        stamps_ns, codes = [], []
-        if self._with_gpm:
-            if self._read_s - self._sampled_s < _CLOSEST_SAMPLES_S:
-                return self._read_without_samples()
-            self._pairs[...] = self._turns[self._turn]
-        for calls in self._calls:
+        stamps_ns: list[int] = []
+        codes: list[int] = []
+        if self._with_gpm and self._read_s - self._sampled_s < _CLOSEST_SAMPLES_S:
+            return self._read_without_samples()
+        turn = self._turn
+        for calls in self._calls[turn]:
             stamps_ns.append(wall_ns())
-            for function, arguments in calls:
-                codes.append(function(*arguments))
+            # Three at a time: a step of the loop takes half as long as a call.
+            for call, arguments, call2, arguments2, call3, arguments3 in calls:
+                codes += (call(*arguments), call2(*arguments2), call3(*arguments3))
         self._stamps_ns = stamps_ns
         self._sampled_s = self._read_s
-        self._turn = 1 - self._turn
+        self._turn, self._answered = 1 - turn, turn
         if any(codes) or self._unprimed:
-            return self._take_refusals(dict(zip(self._listed, codes, strict=True)))
+            return self._take_refusals({i: code for i, code in zip(self._order, codes, strict=True) if i is not None})
         self._heard_s = deadline_s
         return {}
 
     def _read_without_samples(self) -> dict[int, GpuLostError]:
         """Read all but GPM: the last samples are too young."""
         codes = {}
+        # The tick before keeps its own.
+        self._stamps_ns = [*self._stamps_ns]
         for position in range(len(self._gpus)):
             self._stamps_ns[position] = self._wall_ns()
             for i in self._listed:
@@ -250,7 +258,7 @@ class Sweep:
                 if step.takes_sample:
                     self._refused.append((step.cells, MissingReason.NO_DATA))
                 else:
-                    function, arguments = self._prepared[i]
+                    function, arguments = self._prepared[self._turn][i]
                     codes[i] = function(*arguments)
         return self._take_refusals(codes)
 
@@ -293,7 +301,7 @@ class Sweep:
         """Note what became of a GPM sample, and whether it ends a pair."""
         row, gpm = self._row_of[position], self._gpus[position].gpm
         if code:
-            self._turns[:, row] = self._turns[::-1, row].copy()
+            self._swap_samples(position, row)
             without_pair.add(position)
         elif gpm is not None and not gpm.primed:
             gpm.primed = True
@@ -301,13 +309,22 @@ class Sweep:
             self._refused.append((cells, MissingReason.NO_DATA))
             without_pair.add(position)
 
+    def _swap_samples(self, position: int, row: int) -> None:
+        """Take the sample of a GPU again that could not be taken."""
+        self._samples[:, row] = self._samples[::-1, row].copy()
+        at = next(i for i, step in enumerate(self._steps) if step.position == position and step.takes_sample)
+        first, second = (prepared[at] for prepared in self._prepared)
+        self._prepared[0][at], self._prepared[1][at] = second, first
+        self._list_calls()
+
     def _has_number(self, step: _Step) -> bool:
         """Whether a call that succeeded gave anything: fields and GPM metrics have a status each."""
         for cell in (self._layout.cells[number] for number in step.cells):
             if cell.kind is CellKind.FIELD:
                 status = self._answers.view(np.int32)[(cell.offset + FieldValue.status.offset) // 4]
             elif cell.kind is CellKind.GPM:
-                status = self._gpm_answers.ravel().view(np.int32)[(cell.offset + self._gpm_status_offset) // 4]
+                answers = self._gpm_answers[self._answered].ravel().view(np.int32)
+                status = answers[(cell.offset + self._gpm_status_offset) // 4]
             else:
                 return True
             if status == SUCCESS:
@@ -321,37 +338,40 @@ class Sweep:
         self._slow[position] = values
         if standing != self._standing[position]:
             self._standing[position] = standing
-            self._chunk = None
+            self._context = None
 
     def leave(self, position: int) -> None:
         """Read a GPU no longer, from this tick on; to be called before its GPM samples are freed."""
         self._absent.add(position)
-        self._chunk = None
+        self._context = None
         self._list_calls()
 
     def keep(self) -> NvmlTicks:
         """Return the tick that was read."""
-        chunk = self._chunk
-        if chunk is None or len(chunk.stamps_ns) >= CHUNK_TICKS:
-            chunk = self._chunk = RawChunk(self._layout, self._standing, frozenset(self._absent))
-        slot = len(chunk.stamps_ns)
-        chunk.answers.append(self._answers.copy())
-        chunk.gpm_answers.append(self._gpm_answers.copy())
-        chunk.slow.append(self._slow)
-        chunk.deadline_s.append(self._deadline_s)
-        chunk.read_us.append(round(self._read_s * 1e6))
-        for cells, reason in self._refused:
-            chunk.refusals.append((slot, cells, reason))
-        chunk.stamps_ns.append(self._stamps_ns)
-        return NvmlTicks(chunk, slot)
+        if self._context is None:
+            self._context = RawContext(self._layout, self._standing, frozenset(self._absent))
+        answers = self._answers.tobytes() + self._gpm_answers[self._answered].tobytes()
+        return NvmlTicks(
+            self._context, answers, self._slow, self._stamps_ns, self._deadline_s, self._read_s, self._refused
+        )
 
     def hand_over(self) -> None:
         """Tell the GPM readers which of their samples is the newest; to be called before another sweep is made."""
         for row, position in enumerate(self._with_gpm):
             gpm = self._gpus[position].gpm
             if gpm is not None and position not in self._absent:
-                newest, following = self._turns[self._turn, row].tolist()
+                newest, following = self._samples[self._turn, row].tolist()
                 gpm.samples = newest, following
+
+
+def _reference(address: int) -> Any:
+    """Return an address as an argument of a call: ctypes passes on what ``byref`` made as it is."""
+    return ctypes.byref(ctypes.c_char.from_address(address))
+
+
+def _quick(handle: Any) -> Any:
+    """Return a device handle as an argument that ctypes need not look at anew at every call."""
+    return _reference(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
 def try_out(nvml: Nvml, gpu: SweptGpu, monotonic: Callable[[], float] = time.monotonic) -> dict[str, MissingReason]:
