@@ -41,8 +41,8 @@ demo: $(VENV)/.installed
 	@$(BIN)/gpusonde demo
 
 test: $(VENV)/.installed-dev
-	@# Three at a time on two cores, since many wait; in the order of their names, which has the long ones in the middle.
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults
+	@# Four at a time on two cores, since many wait; in the order of their names, which has the long ones in the middle.
+	@$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/faults
 	@# By themselves: daemons that must keep their time are killed here, and the load of all the others would be one more
 	@# fault. Four at a time: they mostly wait.
 	@$(BIN)/python -m pytest --numprocesses 4 --dist worksteal tests/faults

@@ -69,7 +69,7 @@ def section(args: argparse.Namespace) -> list[str]:
     named, tables = measurements(rows[~is_table]), measurements(rows[is_table])
     devices = dict(zip(rows.fabric, rows.gpu, strict=True))
     if args.quick:
-        tables = [one for one in tables if int(one.transfer_bytes) % (1 << 24) == 0]
+        tables = [one for one in tables if int(one.transfer_bytes) % (1 << 26) == 0]
     sizes, halves, worlds = unseen_sizes(named, 3), unseen_sizes(named, 2), unseen_worlds(tables)
     others = inner_worlds([*aceso, *named])
     gloo = gloo_scores(args)
