@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from gpusonde.agent.sources.base import (
     SourceInventory,
     SourceStatistics,
 )
+from gpusonde.cli.main import main
 from gpusonde.collector.client import Client
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import Trace, metric
@@ -34,7 +36,8 @@ class TracedGpu:
 
     name = "traced"
 
-    def __init__(self, trace):
+    def __init__(self, trace, begin_ns=0):
+        self.begin_ns = begin_ns
         self.statistics = SourceStatistics()
         self.trace = trace
         self.now_s = 0.0
@@ -60,7 +63,14 @@ class TracedGpu:
             return None
         self.times.append(self.now_s)
         self.columns.append([self.trace.values[name][at] for name in self.trace.metrics])
-        return Reading((GpuTicks(0, np.array([round(self.now_s * 1e9)]), np.array([self.columns[-1]]).T),))
+        stamp = self.begin_ns + round(self.now_s * 1e6) * 1000
+        return Reading((GpuTicks(0, np.array([stamp]), np.array([self.columns[-1]]).T),))
+
+    def open(self):
+        return self.inventory
+
+    def close(self):
+        pass
 
     def progress(self):
         return None
@@ -100,6 +110,70 @@ def test_epochs_around_a_long_stall_that_was_sampled_slowly_are_those_of_full_ra
     starts = np.array([e.start_unix_nano for e in epochs]) / 1e9
     wanted = full.epoch_starts_s
     assert starts - starts[0] == pytest.approx(wanted - wanted[0], abs=1.1)
+
+
+class HurriedAgent:
+    """Makes the sampler of an agent live on a simulated clock; all of the others have the real one."""
+
+    def __init__(self, gpu, begin_ns):
+        self.gpu, self.begin_ns = gpu, begin_ns
+        self.readings = 0
+
+    def sampler(self, *arguments, **more):
+        self.sink = arguments[3]
+        clocks = Clocks(lambda: self.gpu.now_s, lambda: self.begin_ns + round(self.gpu.now_s * 1e9), lambda: 0.0)
+        return Sampler(*arguments, clocks=clocks, wait=self.wait, **more)
+
+    def wait(self, seconds):
+        self.readings += 1
+        # Ten minutes are over within a second: the writer is given the time that it would have had.
+        if self.readings % 100 == 0:
+            wait_until(self.sink.has_room, 30, "the writer")
+        return self.gpu.wait(seconds)
+
+
+def test_epochs_of_a_job_read_at_the_adaptive_rate_reach_the_tracker_as_if_read_at_full_rate(
+    tmp_path, monkeypatch, capsys
+):
+    trace, _ = trace_of([[(24.0, 0.8), (6.0, 0.3)]] * 16, idle_s=10.0)
+    full = detect(trace)
+    begin_ns = time.time_ns() // 1000 * 1000 - round(trace.time_s[-1] * 1e9)
+    gpu = TracedGpu(trace, begin_ns)
+    hurried = HurriedAgent(gpu, begin_ns)
+    monkeypatch.setattr("gpusonde.agent.daemon.Sampler", hurried.sampler)
+    config = {
+        "spool.directory": str(tmp_path / "spool"),
+        "source.rate": "adaptive",
+        "uplink.batch_interval": "100ms",
+    }
+    with ThreadCollector(tmp_path / "data") as collector:
+        config["uplink.collector"] = collector.target
+        report = run_agent(AgentConfig.load(overrides=config), source=gpu, exit_when_acked=True)
+        with Client(collector.target) as client:
+            wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, 60, "end of the run")
+            (run,) = client.list_runs()
+            epochs = client.list_epochs(run.run_id).epochs
+            stored = client.read_samples("GPU-a")
+    read_s = np.array(gpu.times)
+    assert len(read_s) < len(trace) / 5
+    assert np.diff(read_s).max() == pytest.approx(2.0)
+    assert report.drained
+    assert report.counters.missed_ticks == run.missed_ticks == 0
+    assert stored.time_s - stored.time_s[0] == pytest.approx(read_s - read_s[0], abs=2e-6)
+    assert stored.values["dram_active"] == pytest.approx(np.array(gpu.columns)[:, 0], abs=1e-6)
+    assert run.verdict == full.verdict == "epochs"
+    assert run.period_s == pytest.approx(full.period_s, rel=0.01)
+    starts = np.array([e.start_unix_nano - begin_ns for e in epochs]) / 1e9
+    assert starts == pytest.approx(full.epoch_starts_s, abs=1.1)
+    # What reads the store afterwards sees no hole either.
+    out = tmp_path / "out.parquet"
+    assert main(["store", "export", str(tmp_path / "data"), str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"][0]["ticks"] == len(read_s)
+    assert main(["detect", str(out), "--json"]) == 0
+    detected = json.loads(capsys.readouterr().out)
+    assert detected["period_s"] == pytest.approx(run.period_s, rel=1e-6)
+    assert detected["warnings"] == []
+    assert detected["interval_s"] == pytest.approx(np.median(np.diff(read_s)), abs=1e-6)
 
 
 # Works for 2.5 s, idles for 5 s, works for 2.5 s: as hardware would, on the real clocks of a process.
