@@ -9,7 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,14 @@ from report import percent, table
 from gpusonde.agent.pace import followed_columns
 from gpusonde.agent.rhythm import Rhythm
 from gpusonde.epoch_detect import detect
-from gpusonde.epoch_detect.evaluation import score, summarise
+from gpusonde.epoch_detect.evaluation import TraceScore, Truth, score, summarise
 from gpusonde.telemetry import Trace, metric
 
 # Looked at while the constants of the rhythm were chosen. The others were run once, when they stood.
 _SEEN = ("synthetic_paper_regime", "synthetic_epochs", "synthetic_negatives", "real GPU", "disturbed families")
 _INTERVAL_S = 0.1
 _LONG_S = 300.0
+_NEAR = 0.05
 _TEMPOS = (
     (10.0, 15.0),
     (15.0, 10.0),
@@ -36,16 +37,21 @@ _TEMPOS = (
     (60.0, 6.0),
     (120.0, 30.0),
 )
-_WHAT = """Traces at 10 Hz, of which only the ticks are kept that
-`source.rate = "adaptive"` would have read (each as it was, not an average); then epochs are looked for in all ticks
-and in those that are left. *Seen*: looked at while the constants were chosen. *Set aside*: not, but an earlier state
-was run on them before it was mended how changes are seen."""
+_WHAT = """Traces at 10 Hz, of which only the ticks are kept that `source.rate = "adaptive"` would have read; then
+epochs are looked for in all ticks and in those that are left. *Averages*: a profiling metric is its average since the
+reading before, as GPM gives it (the source of Hopper and later). *Moments*: each tick as it was, what was between is
+lost (DCGM). *Seen*: looked at while constants and the detector's cells were chosen. *Set aside*: not, but of the final
+constants the number of readings was known, and earlier states were run on them. *Lost, won*: right within 5 % only at
+full rate, only thinned."""
 _MEANING = """Jobs of a few minutes are young for most of their time, and cycles of a few seconds keep the rate
-up. Where both rates give a period within 10 %, the error hardly grows; but some periods are lost altogether, most of
-the disturbed families. That is why the fixed rate is the default."""
-_TEMPO = """Generated: twelve epochs (lengths vary by 2 %), then another length; eight of each. When a reading at full
-rate comes, in cycles (of the longer kind) after the change; inf: never. What is shorter than the distance of the
-readings, as dips of 0.6 s are at 2 s, cannot be seen."""
+up. In a moment's reading the ripple of training steps, which full rate averages out, is noise: that loses periods of
+which full rate is sure. With averages, what is lost are mostly cycles of a few seconds, of which ten readings are kept
+where full rate has more, and periods of which full rate is hardly sure either. Where few traces are right with both
+rates, as in the families seen once, one short job moves the mean error by tenths of a point. Some periods are lost:
+that is why the fixed rate is the default."""
+_TEMPO = """Averages. Generated: twelve epochs (lengths vary by 2 %), then another length; eight of each. When a reading
+at full rate comes, in cycles (of the longer kind) after the change; inf: never. Of moments, what is shorter than the
+distance of the readings cannot be seen."""
 
 
 @dataclass(frozen=True)
@@ -63,54 +69,90 @@ class Thinned:
     changes: tuple[float, ...]
 
 
-def thin(trace: Trace) -> Thinned:
-    """Keep the ticks that the adaptive rate would have taken."""
-    columns = followed_columns([metric(name) for name in trace.metrics])
-    values = np.array([trace.values[trace.metrics[i]] for i in columns]).T
-    rhythm = Rhythm(_INTERVAL_S, len(columns))
-    kept, full, changes, due_s = [], [], [], -np.inf
+def thin(trace: Trace, *, averages: bool) -> Thinned:
+    """Keep the ticks that the adaptive rate would have taken.
+
+    Args:
+        trace: At full rate.
+        averages: Whether profiling metrics are averages since the reading before, as GPM's are; else what is left out
+            is lost.
+    """
+    columns = np.array([trace.values[name] for name in trace.metrics])
+    followed = followed_columns([metric(name) for name in trace.metrics])
+    averaged = [i for i, name in enumerate(trace.metrics) if averages and metric(name).gpm_metric_id is not None]
+    rhythm = Rhythm(_INTERVAL_S, len(followed))
+    kept, rows, full, changes, due_s, first = [], [], [], [], -np.inf, 0
     for index, now_s in enumerate(trace.time_s.tolist()):
         # The recorded ticks jitter; one that is due is taken a little early rather than a tick late.
         if now_s < due_s - 0.5 * _INTERVAL_S:
             continue
+        row = columns[:, index].copy()
+        if index > first:
+            row[averaged] = columns[averaged, first : index + 1].mean(axis=1)
         before = rhythm.changes
-        rhythm.see(now_s, values[index])
+        rhythm.see(now_s, row[followed])
         changes += [now_s] * (rhythm.changes - before)
         kept.append(index)
+        rows.append(row)
         full.append(rhythm.interval_s <= _INTERVAL_S)
-        due_s = now_s + rhythm.interval_s
-    chosen = np.array(kept)
-    left = {name: column[chosen] for name, column in trace.values.items()}
-    return Thinned(Trace(trace.time_s[chosen], left, gpu_uuid=trace.gpu_uuid), np.array(full), tuple(changes))
+        due_s, first = now_s + rhythm.interval_s, index + 1
+    left = dict(zip(trace.metrics, np.array(rows).T, strict=True))
+    return Thinned(Trace(trace.time_s[kept], left, gpu_uuid=trace.gpu_uuid), np.array(full), tuple(changes))
 
 
-def compare_set(traces: sets.Set) -> tuple[str, ...] | None:
-    """Cells of the table for a set; None if none of its traces is sampled at 10 Hz."""
-    pairs = []
-    ticks = kept = long_ticks = long_kept = 0
+@dataclass
+class Comparison:
+    """A set at full rate and thinned.
+
+    Attributes:
+        pairs: The scores of each trace at full rate and thinned.
+        ticks: At full rate, of all traces and of the long ones.
+        kept: Thinned, of the same.
+    """
+
+    pairs: list[tuple[TraceScore, TraceScore]] = field(default_factory=list)
+    ticks: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+    kept: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+
+    def add(self, name: str, trace: Trace, truth: Truth, full: TraceScore, *, averages: bool) -> None:
+        """Thin a trace and look for its epochs."""
+        thinned = thin(trace, averages=averages).trace
+        here = np.array([1, trace.duration_s >= _LONG_S])
+        self.ticks += here * len(trace)
+        self.kept += here * len(thinned)
+        self.pairs.append((full, score(name, detect(thinned), truth)))
+
+    def savings(self) -> tuple[str, ...]:
+        """How many times fewer readings: all traces, the long ones."""
+        return tuple(f"{t / k:.1f}" if k else "-" for t, k in zip(self.ticks, self.kept, strict=True))
+
+    def cells(self) -> tuple[str, ...]:
+        """Cells of the table."""
+        full, thin_ = (summarise([pair[side] for pair in self.pairs]) for side in (0, 1))
+        known = [(a.ape, b.ape) for a, b in self.pairs if a.ape is not None and b.ape is not None]
+        right = [pair for pair in known if max(pair) < 0.1]
+        errors = [f"{100 * np.mean(side):.2f} %" for side in zip(*right, strict=True)] or ["-"]
+        lost, won = (sum(pair[a] <= _NEAR < pair[b] for pair in known) for a, b in ((0, 1), (1, 0)))
+        return (
+            *self.savings(),
+            f"{percent(full.declared)} / {percent(thin_.declared)}",
+            f"{percent(full.within_5pct)} / {percent(thin_.within_5pct)}",
+            f"{lost}, {won} of {len(known)}" if known else "-",
+            " / ".join(errors),
+            f"{percent(full.false_positive_rate)} / {percent(thin_.false_positive_rate)}",
+        )
+
+
+def compare_set(traces: sets.Set) -> tuple[Comparison, Comparison] | None:
+    """Readings that are averages, and moments; None if no trace is sampled at 10 Hz."""
+    averages, moments = Comparison(), Comparison()
     for name, trace, truth in traces:
         if np.median(np.diff(trace.time_s)) > 1.5 * _INTERVAL_S:
             continue
-        thinned = thin(trace).trace
-        ticks, kept = ticks + len(trace), kept + len(thinned)
-        if trace.duration_s >= _LONG_S:
-            long_ticks, long_kept = long_ticks + len(trace), long_kept + len(thinned)
-        pairs.append((score(name, detect(trace), truth), score(name, detect(thinned), truth)))
-    if not pairs:
-        return None
-    full, thin_ = (summarise([pair[side] for pair in pairs]) for side in (0, 1))
-    right = [(a.ape, b.ape) for a, b in pairs if a.ape is not None and b.ape is not None and max(a.ape, b.ape) < 0.1]
-    errors = [f"{100 * np.mean(side):.2f} %" for side in zip(*right, strict=True)] or ["-"]
-    return (
-        str(len(pairs)),
-        f"{ticks:,}",
-        f"{ticks / kept:.1f}",
-        f"{long_ticks / long_kept:.1f}" if long_kept else "-",
-        f"{percent(full.declared)} / {percent(thin_.declared)}",
-        f"{percent(full.within_5pct)} / {percent(thin_.within_5pct)}",
-        " / ".join(errors),
-        f"{percent(full.false_positive_rate)} / {percent(thin_.false_positive_rate)}",
-    )
+        full = score(name, detect(trace), truth)
+        averages.add(name, trace, truth, full, averages=True)
+        moments.add(name, trace, truth, full, averages=False)
+    return (averages, moments) if averages.pairs else None
 
 
 def changed_tempo(before_s: float, after_s: float, seed: int) -> tuple[Trace, float]:
@@ -132,7 +174,7 @@ def tempo_rows() -> Iterator[tuple[str, ...]]:
         cycles = []
         for seed in range(8):
             trace, at = changed_tempo(before_s, after_s, seed)
-            thinned = thin(trace)
+            thinned = thin(trace, averages=True)
             back = thinned.trace.time_s[(thinned.trace.time_s >= at) & thinned.at_full_rate]
             cycles.append((back[0] - at) / max(before_s, after_s) if back.size else np.inf)
         seen = np.array(cycles)
@@ -151,30 +193,41 @@ def main() -> None:
     parser.add_argument("--per-family", type=int, default=2, help="generated traces per family")
     parser.add_argument("--set", action="append", help="only sets whose name contains this")
     arguments = parser.parse_args()
-    rows = []
+    tables: dict[str, list[tuple[str, ...]]] = {"Averages": [], "Moments": []}
+    total = {way: Comparison() for way in tables}
     for name, each in sets.every_set(arguments.data, arguments.per_family).items():
         if arguments.set and not any(part in name for part in arguments.set):
             continue
-        cells = compare_set(each.traces())
-        if cells:
-            rows.append((name, "seen" if name in _SEEN else "set aside", *cells))
-            print(*rows[-1], sep=" | ", flush=True)
+        for way, found in zip(tables, compare_set(each.traces()) or (), strict=False):
+            what = "seen" if name in _SEEN else "set aside"
+            tables[way].append((name, what, str(len(found.pairs)), f"{found.ticks[0]:,}", *found.cells()))
+            print(way, *tables[way][-1], sep=" | ", flush=True)
+            total[way].pairs += found.pairs
+            total[way].ticks += found.ticks
+            total[way].kept += found.kept
+    for way, whole in total.items():
+        tables[way].append(("all", "", str(len(whole.pairs)), f"{whole.ticks[0]:,}", *whole.cells()))
     command = shlex.join(["python", "benchmarks/epochs/adaptive.py", *sys.argv[1:]])
     columns = ("set", "", "traces", "ticks", "fewer readings", "jobs of 5 minutes and more", "a period, all / left",
-               "right within 5 %", "mean error where both are within 10 %", "false epochs")  # fmt: skip
+               "right within 5 %", "lost, won", "mean error where both are within 10 %",
+               "false epochs")  # fmt: skip
     lines = [
         "# The adaptive rate",
         "",
         f"`{command}`. {_WHAT}",
         "",
-        *table(columns, rows),
+    ]
+    for way, rows in tables.items():
+        lines += [f"## {way}", "", *table(columns, rows)]
+    lines += [
         _MEANING,
         "",
         "## Another tempo",
         "",
         _TEMPO,
+        "",
     ]
-    lines += ["", *table(("epochs of", "within a cycle", "median", "latest"), list(tempo_rows()))]
+    lines += [*table(("epochs of", "within a cycle", "median", "latest"), list(tempo_rows()))]
     text = "\n".join(lines).rstrip() + "\n"
     print(text)
     if arguments.out:

@@ -49,7 +49,7 @@ def test_a_short_cycle_keeps_ten_readings(period_s):
     assert rhythm.period_s == pytest.approx(period_s, rel=0.05)
 
 
-@pytest.mark.parametrize(("before_s", "after_s"), [(20.0, 30.0), (30.0, 20.0), (20.0, 5.0), (40.0, 52.0), (60.0, 6.0)])
+@pytest.mark.parametrize(("before_s", "after_s"), [(20.0, 30.0), (30.0, 20.0), (20.0, 5.0), (40.0, 52.0), (60.0, 10.0)])
 def test_another_tempo_brings_the_full_rate_back_within_one_cycle(before_s, after_s):
     at = 10 * before_s
     slow, fast = epochs(before_s), epochs(after_s, seed=2, begin_s=at)

@@ -27,6 +27,34 @@ def test_sampling_rate_does_not_matter(interval_s: float) -> None:
     assert detect(trace).period_s == pytest.approx(40.0, rel=0.02)
 
 
+def read_ever_more_rarely(trace: Trace, *, young_s: float, factor: int) -> Trace:
+    """The trace as an agent at the adaptive rate reads it: at full rate first, then averages over ``factor`` ticks."""
+    young = int(np.searchsorted(trace.time_s, young_s))
+    ends = np.arange(young, len(trace) - factor, factor) + factor
+    times = np.concatenate([trace.time_s[:young], trace.time_s[ends - 1]])
+    values = {
+        name: np.concatenate([column[:young], column[young : ends[-1]].reshape(-1, factor).mean(axis=1)])
+        for name, column in trace.values.items()
+    }
+    return Trace(times, values)
+
+
+@pytest.mark.parametrize(("young_s", "factor"), [(60.0, 5), (60.0, 20), (30.0, 20)])
+def test_epochs_of_a_job_that_is_read_ever_more_rarely_are_those_of_full_rate(young_s: float, factor: int) -> None:
+    trace, starts = training_trace(30.0, 16)
+    thinned = read_ever_more_rarely(trace, young_s=young_s, factor=factor)
+    found = detect(thinned)
+    # Fifteen readings of two seconds: what it does within an epoch was seen at full rate before.
+    assert found.verdict == "epochs"
+    assert found.period_s == pytest.approx(30.0, rel=0.005)
+    np.testing.assert_allclose(found.epoch_starts_s, starts, atol=0.4 + 0.05 * factor)
+
+
+def test_a_cycle_of_few_ticks_remains_a_short_cycle_where_all_ticks_are_rare() -> None:
+    trace, _ = training_trace(30.0, 16)
+    assert detect(read_ever_more_rarely(trace, young_s=0.0, factor=20)).verdict == "short_cycle"
+
+
 @pytest.mark.parametrize(("head_s", "tail_s"), [(0.0, 14.0), (14.0, 0.0), (3.3, 7.7), (15.0, 15.0)])
 def test_idle_around_the_activity_does_not_change_the_epochs(head_s: float, tail_s: float) -> None:
     trace, _ = training_trace()

@@ -36,8 +36,10 @@ class TracedGpu:
 
     name = "traced"
 
-    def __init__(self, trace, begin_ns=0):
+    def __init__(self, trace, begin_ns=0, averages=False):
         self.begin_ns = begin_ns
+        self.averages = averages  # since the reading before, as GPM's values are; else what was between is lost
+        self.first = 0
         self.statistics = SourceStatistics()
         self.trace = trace
         self.now_s = 0.0
@@ -62,7 +64,8 @@ class TracedGpu:
         if at == len(self.trace):
             return None
         self.times.append(self.now_s)
-        self.columns.append([self.trace.values[name][at] for name in self.trace.metrics])
+        first, self.first = min(self.first, at) if self.averages else at, at + 1
+        self.columns.append([self.trace.values[name][first : at + 1].mean() for name in self.trace.metrics])
         stamp = self.begin_ns + round(self.now_s * 1e6) * 1000
         return Reading((GpuTicks(0, np.array([stamp]), np.array([self.columns[-1]]).T),))
 
@@ -138,7 +141,7 @@ def test_epochs_of_a_job_read_at_the_adaptive_rate_reach_the_tracker_as_if_read_
     trace, _ = trace_of([[(24.0, 0.8), (6.0, 0.3)]] * 16, idle_s=10.0)
     full = detect(trace)
     begin_ns = time.time_ns() // 1000 * 1000 - round(trace.time_s[-1] * 1e9)
-    gpu = TracedGpu(trace, begin_ns)
+    gpu = TracedGpu(trace, begin_ns, averages=True)
     hurried = HurriedAgent(gpu, begin_ns)
     monkeypatch.setattr("gpusonde.agent.daemon.Sampler", hurried.sampler)
     config = {

@@ -3,9 +3,9 @@
 Two things bound the distance between readings, and neither needs epochs to be known:
 
 * **Age.** A period that was seen ``n`` times is known to about ``0.4 * distance / (n * period)``, which is ``0.4 *
-  distance / age``: readings may lie an eightieth of the time apart that has passed since the job began or changed.
-* **Cycles.** The shortest cycle that matters keeps ten readings: one that repeats, and in which at least a fifth of the
-  variance lies. Weaker ripple within training steps is not kept.
+  distance / age``: readings may lie a seventy-fifth of the time apart that has passed since the job began or changed.
+* **Cycles.** The shortest cycle that matters keeps ten readings: one that repeats, and in which nearly a third of
+  the variance lies. Weaker ripple within training steps is not kept.
 
 A change begins a new age, at full rate: a value beyond all that the job showed, or a cycle that does not repeat the one
 before it (compared with some play, as no epoch is exactly as long as the last).
@@ -22,19 +22,19 @@ import numpy.typing as npt
 from gpusonde.telemetry import FloatArray
 
 # Multiples of the interval at full rate.
-STEPS = (1, 2, 5, 10, 20)
+STEPS = (1, 2, 3, 4, 5, 7, 10, 14, 20)
 # Whatever is known: beyond it, work that begins would be seen late.
 SLOWEST_S = 2.0
 _SLOWEST_IDLE_S = 1.0  # a job may begin
 
-_READINGS_PER_AGE = 80.0
+_READINGS_PER_AGE = 75.0
 _READINGS_PER_CYCLE = 10.0
 # A cycle repeats where the correlation with itself one period later is at least this.
 _COHERENT = 0.5
 # Share of the variance in what is faster, above which that matters.
-_MATTERS = 0.2
+_MATTERS = 0.3
 # The same for what is faster than eight readings: steps within it blur the repetition.
-_REPEATS = 0.2
+_REPEATS = 0.3
 _WIDTHS = 20  # of ten readings, in which it is looked for
 _HELD = 0.5  # of the age, after it was seen
 # Kept readings; when they are full, every other one of the older half goes.
@@ -48,7 +48,7 @@ _PLAY = 0.1  # of a period
 # Squared difference from the cycle before, over the variance: a change is beyond that of the cycles until then times
 # the first, and the second more.
 _UNUSUAL = 3.0
-_CHANGED = 0.15
+_CHANGED = 0.09
 _BEYOND = 0.3  # of the range seen so far
 _LEAST_RANGE = 0.05  # of the largest value: below it a metric is constant
 _LEAST_RATIO = 0.02  # and for those that are near 0
@@ -303,7 +303,7 @@ def _period_cells(correlation: FloatArray, coherent: float) -> float | None:
     peaks = peaks[(peaks > low[0]) & (correlation[peaks] >= coherent)]
     if not peaks.size:
         return None
-    first = int(peaks[correlation[peaks] >= 0.85 * correlation[peaks].max()][0])
+    first = int(peaks[correlation[peaks] >= 0.75 * correlation[peaks].max()][0])
     left, top, right = correlation[first - 1 : first + 2]
     bend = left - 2 * top + right
     return first + (0.5 * float((left - right) / bend) if bend else 0.0)

@@ -22,6 +22,7 @@ LEAST_TICKS = 32
 _HOLE = 5.0  # usual distances between ticks: a longer one is a hole, of which nothing is known
 _NEIGHBOURS = 5  # steps on either side that tell a slower rate from a hole
 _SLOWER = 1.9  # usual distances: below it is jitter; the first slower rate of an agent is half of the full one
+_OTHER_RATE = 0.05  # share of the ticks that make another rate
 
 # Metrics that react within a tick or two, best first; used for the places of the boundaries.
 _FASTEST_FIRST = ("sm_active", "graphics_active", "dram_active", "tensor_active", "gpu_utilization")
@@ -124,6 +125,32 @@ def holes(steps: FloatArray | IntArray) -> npt.NDArray[np.bool_]:
     nearby[_NEIGHBOURS:] = around[:-1]
     nearby[:-_NEIGHBOURS] = np.maximum(nearby[:-_NEIGHBOURS], around[1:])
     return np.asarray(found & ((steps > _HOLE * nearby) | (nearby < _SLOWER * usual)))
+
+
+def has_several_rates(time_s: FloatArray) -> bool:
+    """Say whether a twentieth of the ticks and more, several in a row, lie clearly further apart than others do.
+
+    Args:
+        time_s: Shape (n,), n at least 2, increasing.
+    """
+    steps = np.diff(time_s)
+    if steps.size < LEAST_TICKS:
+        return False
+    around = np.median(np.lib.stride_tricks.sliding_window_view(steps, _NEIGHBOURS), axis=1)
+    close, far = np.quantile(around, [_OTHER_RATE, 1 - _OTHER_RATE])
+    return bool(far >= _SLOWER * close)
+
+
+def measure_closest_step(time_s: FloatArray, usual_s: float) -> float:
+    """Return the seconds from tick to tick where they lay clearly closer than in the median for a while.
+
+    Args:
+        time_s: Shape (n,), n at least ``LEAST_TICKS``, increasing.
+        usual_s: What to return where they never did.
+    """
+    several = LEAST_TICKS - 1
+    closest = float((time_s[several:] - time_s[:-several]).min()) / several
+    return closest if _SLOWER * closest <= np.median(np.diff(time_s)) else usual_s
 
 
 def measure_seen_seconds(time_s: FloatArray) -> FloatArray:

@@ -27,7 +27,14 @@ from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, fi
 from gpusonde.epoch_detect.cycles.signal import scale_signal
 from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
-from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, active_ticks, fastest_first
+from gpusonde.epoch_detect.ticks import (
+    LEAST_TICKS,
+    Ticks,
+    active_range,
+    active_ticks,
+    fastest_first,
+    measure_closest_step,
+)
 from gpusonde.telemetry import FloatArray
 
 SHORT_CYCLE_TICKS = 20  # below, an iteration and an epoch look the same
@@ -247,7 +254,9 @@ def _detection(
     hypotheses: tuple[Hypothesis, ...],
 ) -> EpochDetection:
     period, low, high = mean_period(epochs, step_s)
-    short = period < SHORT_CYCLE_TICKS * step_s
+    # What an agent read often enough once, it may read less often since: the iteration would have been seen then.
+    tick_s = measure_closest_step(time_map.short_s, step_s)
+    short = period < SHORT_CYCLE_TICKS * tick_s
     cycles = f"{epochs.starts_s.size} cycles of {period:.4g} s"
     return EpochDetection(
         verdict=Verdict.SHORT_CYCLE if short else Verdict.EPOCHS,

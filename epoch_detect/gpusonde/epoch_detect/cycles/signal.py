@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
 
-from gpusonde.epoch_detect.ticks import Ticks
+from gpusonde.epoch_detect.ticks import (
+    Ticks,
+    active_ticks,
+    has_several_rates,
+    measure_closest_step,
+    measure_seen_seconds,
+)
 from gpusonde.telemetry import FloatArray, Unit, metric
 
 _LONG = 512  # values beyond which a partition is faster than a sort
@@ -68,13 +74,24 @@ class Signal:
 def resample_ticks(ticks: Ticks) -> tuple[float, FloatArray]:
     """Average ticks over cells as wide as their usual spacing; empty cells are interpolated.
 
+    Where an agent read at several rates, cells are half as wide as the spacing that held for half of the working time,
+    and a tick stands in the middle of the time since the one before, over which most sources give averages.
+
     Returns:
         Cell width in seconds, and the values, shape (metrics, cells), NaN for a metric without any value. The first
         cell is centred on the first tick.
     """
     time_s = (ticks.time_us - ticks.time_us[0]) * 1e-6
     span = float(time_s[-1])
-    step = max(float(np.median(np.diff(time_s))), span / (_CELLS_PER_TICK * len(ticks)))
+    usual = float(np.median(np.diff(time_s)))
+    step = max(usual, span / (_CELLS_PER_TICK * len(ticks)))
+    if has_several_rates(time_s):
+        seen_s = measure_seen_seconds(time_s)
+        while_active_s = np.sort(seen_s[active_ticks(ticks)])
+        total_s = np.cumsum(while_active_s)
+        if total_s.size and total_s[-1] > 0:
+            step = max(step, 0.5 * float(while_active_s[np.searchsorted(total_s, 0.5 * total_s[-1])]))
+        time_s = time_s - 0.5 * np.maximum(seen_s - measure_closest_step(time_s, usual), 0.0)
     cells = int(span / step + 0.5) + 1
     cell = np.minimum((time_s / step + 0.5).astype(np.int64), cells - 1)
     grid = np.full((len(ticks.names), cells), np.nan)
