@@ -331,7 +331,9 @@ def test_a_former_owner_does_not_follow_what_still_comes_in(tracked_pair):
     home.feed(records, len(records))
     assert home.runs() == []
     home.store.samples.register_agents([agent()])
-    home.pipeline.round()
+    for _ in range(2):
+        home.now += 10.0
+        home.pipeline.round()
     assert [run.ended for run in home.runs()] == [True]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 from gpusonde.collector.config import RunsConfig
@@ -88,8 +88,9 @@ class EpochPipeline:
         self._notified: set[_Key] = set()
         self._moved: set[str] = set()
         self._elsewhere: set[str] = set()
-        self._failed: set[_Key] = set()
-        self._retry_from = 0.0
+        # Looked at after a while although no records come.
+        self._waiting: set[_Key] = set()
+        self._look_from = 0.0
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
 
@@ -116,8 +117,8 @@ class EpochPipeline:
 
         Args:
             agents: The agents.
-            came: Whether they are to be followed here from now on: all that the store has of them is looked at, as the
-                other one may not have got to its end and nothing more may come.
+            came: Whether they are to be followed here from now on: what the store has of them is looked at even if
+                nothing more comes, as the other one may not have got to its end.
         """
         with self._lock:
             self._moved |= agents
@@ -154,7 +155,7 @@ class EpochPipeline:
             if self._is_late():
                 break
             self._heard_at[key] = self._clock()
-            self._failed.discard(key)
+            self._waiting.discard(key)
             self._follow(key)
             self._drain()
             if self._clock() - self._saved_at >= _SAVE_INTERVAL_S:
@@ -190,11 +191,11 @@ class EpochPipeline:
             moved, self._moved = self._moved, set()
             notified, self._notified = self._notified, set()
             elsewhere = self._elsewhere
-        if self._failed and self._clock() >= self._retry_from:
-            notified |= self._failed
-            self._failed.clear()
+        if self._clock() >= self._look_from:
+            notified |= self._waiting
+            self._waiting.clear()
         try:
-            notified |= self._begin_anew(moved)
+            self._begin_anew(moved)
         except StoreError as error:
             with self._lock:
                 self._moved |= moved
@@ -203,10 +204,10 @@ class EpochPipeline:
             return None
         return {key for key in notified if key[0] not in elsewhere}
 
-    def _begin_anew(self, agents: set[str]) -> set[_Key]:
-        """Drop what is known of agents and return their GPUs."""
+    def _begin_anew(self, agents: set[str]) -> None:
+        """Drop what is known of agents; what they bring now is stored before it is tracked."""
         if not agents:
-            return set()
+            return
         for key in [key for key in {*self._followers, *self._heard_at, *self._broken} if key[0] in agents]:
             self._drop(key)
             self._heard_at.pop(key, None)
@@ -215,7 +216,12 @@ class EpochPipeline:
         self._pending = [update for update in self._pending if update.run.agent_id not in agents]
         found = {key: Resume(*stored) for key, stored in self._results.begin(agents).items()}
         self._resumes = {key: resume for key, resume in self._resumes.items() if key[0] not in agents} | found
-        return set(found)
+        self._look_later(found)
+
+    def _look_later(self, keys: Iterable[_Key]) -> None:
+        if not self._waiting:
+            self._look_from = self._clock() + _SAVE_INTERVAL_S
+        self._waiting.update(keys)
 
     def _note_round(self, took_s: float) -> None:
         """Decide how thorough the next round may be."""
@@ -268,8 +274,7 @@ class EpochPipeline:
             # Tried again from where the catalogue stands, even if no more records come.
             _LOG.error("GPU %s of agent %s cannot be tracked now: %s", key[1], key[0], error)
             self._drop(key)
-            self._failed.add(key)
-            self._retry_from = self._clock() + _SAVE_INTERVAL_S
+            self._look_later([key])
         except Exception as error:  # a fault in tracking one GPU leaves the others and the samples alone
             if (follower := self._followers.get(key)) and follower.restored:
                 self._begin_again(key, error)
