@@ -47,8 +47,8 @@ _MEANING = """Jobs of a few minutes are young for most of their time, and cycles
 up. In a moment's reading the ripple of training steps, which full rate averages out, is noise: that loses periods of
 which full rate is sure. With averages, what is lost are mostly cycles of a few seconds, of which ten readings are kept
 where full rate has more, and periods of which full rate is hardly sure either. Where few traces are right with both
-rates, as in the families seen once, one short job moves the mean error by tenths of a point. Some periods are lost:
-that is why the fixed rate is the default."""
+rates, as in the families seen once, one short job moves the mean error by tenths of a point; lost periods are not in
+it. More are lost than won, and of moments clearly more: that is why the fixed rate is the default."""
 _TEMPO = """Averages. Generated: twelve epochs (lengths vary by 2 %), then another length; eight of each. When a reading
 at full rate comes, in cycles (of the longer kind) after the change; inf: never. Of moments, what is shorter than the
 distance of the readings cannot be seen."""
