@@ -12,7 +12,6 @@ The interval may change from tick to tick (see ``pace``); the deadlines then go 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 import time
@@ -120,7 +119,7 @@ class Sampler:
                 deadline_s = start_s + tick * interval_s
                 delay_s = deadline_s - monotonic()
                 if deadline_s >= beat_due_s:
-                    # Not for every tick: the next beat comes within the second that is promised here.
+                    # Not for every tick: the next beat comes within the time that is promised here.
                     beat_due_s = deadline_s + _SETTLED_S
                     self._heartbeat.beat(max(0.0, delay_s) + _SETTLED_S + interval_s)
                 if delay_s > 0 and self._wait(delay_s):
@@ -155,7 +154,20 @@ class Sampler:
             brought |= ticks > 0
             if is_live and (begin_s >= self._pace.look_due_s or reading.inventory is not None):
                 self._pace.see(reading, begin_s)
-            self._deliver(reading, ticks, end_s)
+            if reading.inventory is not None:
+                self._inventory = reading.inventory
+            if is_live:
+                self._note_clock(reading, end_s)
+            else:
+                self._counters.source_progress = self._source.progress()
+            if self._sink.put(SampledReading(reading, self._missed)):
+                self._missed = 0
+                if ticks:
+                    self._counters.ticks += ticks
+                    self._counters.last_tick_s = end_s
+            else:
+                self._missed += 1
+                self._counters.missed_ticks += 1
             if more := reading.more:
                 self._heartbeat.beat()
         # All that this thread does is for readings, so one look at its time per second is enough. A source that looks
@@ -203,26 +215,14 @@ class Sampler:
     def _processor_spent(self) -> float:
         return self._clocks.processor() + self._source.statistics.helper_processor_s
 
-    def _deliver(self, reading: Reading, ticks: int, now_s: float) -> None:
-        if reading.inventory is not None:
-            self._inventory = reading.inventory
-        if self._inventory.can_wait:
-            self._counters.source_progress = self._source.progress()
-        else:
-            now_ns = self._wall_ns()
-            difference_ns, before_ns = now_ns - round(now_s * 1e9), self._wall_minus_monotonic_ns
-            if before_ns is not None and -_CLOCK_STEP_NS < difference_ns - before_ns < _CLOCK_STEP_NS:
-                self._wall_minus_monotonic_ns = difference_ns
-            elif step := self._clock_step(now_s, now_ns, difference_ns):
-                reading = dataclasses.replace(reading, events=(*step, *reading.events))
-        if self._sink.put(SampledReading(reading, self._missed)):
-            self._missed = 0
-            if ticks:
-                self._counters.ticks += ticks
-                self._counters.last_tick_s = now_s
-        else:
-            self._missed += 1
-            self._counters.missed_ticks += 1
+    def _note_clock(self, reading: Reading, now_s: float) -> None:
+        """Compare the two clocks, and put a step of the wall clock before the ticks that carry the new time."""
+        now_ns = self._wall_ns()
+        difference_ns, before_ns = now_ns - round(now_s * 1e9), self._wall_minus_monotonic_ns
+        if before_ns is not None and -_CLOCK_STEP_NS < difference_ns - before_ns < _CLOCK_STEP_NS:
+            self._wall_minus_monotonic_ns = difference_ns
+        elif step := self._clock_step(now_s, now_ns, difference_ns):
+            reading.events = (*step, *reading.events)
 
     def _skip(self, behind_s: float, interval_s: float) -> int:
         """Count the deadlines that have passed without a reading, and return how many."""
