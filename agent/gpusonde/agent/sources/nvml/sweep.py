@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -201,15 +202,16 @@ class Sweep:
     def _list_calls(self) -> None:
         """List the calls of the GPUs that are there, by GPU."""
         self._listed = [i for i, step in enumerate(self._steps) if step.position not in self._absent]
-        self._order: list[int | None] = []
+        self._threes: list[list[int]] = []
         self._calls = [[], []]
         for position in range(len(self._gpus)):
-            numbers: list[int | None] = [i for i in self._listed if self._steps[i].position == position]
-            numbers += [None] * (-len(numbers) % 3)
-            self._order += numbers
-            for turn, prepared in enumerate(self._prepared):
-                flat = [part for i in numbers for part in (_NO_CALL if i is None else prepared[i])]
-                self._calls[turn].append([tuple(flat[at : at + 6]) for at in range(0, len(flat), 6)])
+            numbers = [i for i in self._listed if self._steps[i].position == position]
+            threes = [numbers[at : at + 3] for at in range(0, len(numbers), 3)]
+            for prepared, calls in zip(self._prepared, self._calls, strict=True):
+                filled = [[prepared[i] for i in three] + [_NO_CALL] * (3 - len(three)) for three in threes]
+                first = len(self._threes)
+                calls.append([(first + n, *itertools.chain(*three)) for n, three in enumerate(filled)])
+            self._threes += threes
         present = [(row, p) for row, p in enumerate(self._with_gpm) if p not in self._absent]
         self._row_of = {position: row for row, position in present}
         self._unprimed = {p for _, p in present if not ((gpm := self._gpus[p].gpm) and gpm.primed)}
@@ -227,20 +229,26 @@ class Sweep:
         self._refused = []
         wall_ns = self._wall_ns
         stamps_ns: list[int] = []
-        codes: list[int] = []
+        failed: dict[int, tuple[int, int, int]] = {}
         if self._with_gpm and self._read_s - self._sampled_s < _CLOSEST_SAMPLES_S:
             return self._read_without_samples()
         turn = self._turn
         for calls in self._calls[turn]:
             stamps_ns.append(wall_ns())
-            # Three at a time: a step of the loop takes half as long as a call.
-            for call, arguments, call2, arguments2, call3, arguments3 in calls:
-                codes += (call(*arguments), call2(*arguments2), call3(*arguments3))
+            # Three at a time: a step of the loop takes half as long as a call. And nothing is kept of what went well.
+            for number, call, arguments, call2, arguments2, call3, arguments3 in calls:
+                code, code2, code3 = call(*arguments), call2(*arguments2), call3(*arguments3)
+                if code or code2 or code3:
+                    failed[number] = (code, code2, code3)
         self._stamps_ns = stamps_ns
         self._sampled_s = self._read_s
         self._turn, self._answered = 1 - turn, turn
-        if any(codes) or self._unprimed:
-            return self._take_refusals({i: code for i, code in zip(self._order, codes, strict=True) if i is not None})
+        if failed or self._unprimed:
+            codes = dict.fromkeys(self._listed, 0)
+            for number, of_three in failed.items():
+                # The last of a GPU may be filled up with what always succeeds.
+                codes.update(zip(self._threes[number], of_three, strict=False))
+            return self._take_refusals(codes)
         self._heard_s = deadline_s
         return {}
 
