@@ -203,7 +203,8 @@ class _Demo:
     def _watch(self, names: Sequence[str]) -> tuple[Observation | None, str]:
         watch_s = self._options.watch_s
         self.screen.line(f"watching {', '.join(names)} for {watch_s:.0f} s; train something on it meanwhile")
-        agent = self._start_agent("live-agent", ("--set", "source.kind=nvml"))
+        # Who watches sees every second of it: four records travel together.
+        agent = self._start_agent("live-agent", ("--set", "source.kind=nvml", "--set", "uplink.batch_interval=250ms"))
         with self._output.progress("starting the agent"):
             # A busy host takes seconds to start a process: they are not part of the watch.
             agent.wait_until(lambda: agent.has_logged("connected to collector"), "its connection", _START_TIMEOUT_S)
