@@ -7,6 +7,7 @@ consistent they are.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -174,13 +175,13 @@ class CycleHypothesis:
     preprocessed: PreprocessedView
     first: int = 0
 
-    @property
+    @functools.cached_property
     def starts_s(self) -> FloatArray:
         """Shape (cycles,), where the cycles start, in seconds of the activity; the phase is arbitrary."""
         cells = (self.first + self.match.starts).astype(np.float64)
         return self.preprocessed.to_activity_time(cells * self.candidate.level.step_s)
 
-    @property
+    @functools.cached_property
     def usual_s(self) -> float:
         """Median distance of neighbouring cycles in seconds of the activity, idle gaps included."""
         distances = np.diff(self.starts_s)[self.match.joined]

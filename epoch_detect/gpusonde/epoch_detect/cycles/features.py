@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
@@ -95,9 +97,12 @@ class Features:
 FEATURES = tuple(field.name for field in fields(Features))
 
 
+_in_order = operator.attrgetter(*FEATURES)
+
+
 def to_table(rows: Iterable[Features]) -> FloatArray:
     """Arrange features for the scorer, shape (rows, features)."""
-    return np.array([[getattr(row, name) for name in FEATURES] for row in rows], dtype=np.float64)
+    return np.array([_in_order(row) for row in rows], dtype=np.float64)
 
 
 _NESTING_PARTNERS = 10
@@ -162,8 +167,8 @@ def _describe_view(
         divisor = _harmonic(1 / ratio)
         unrelated = ~(multiple | divisor | (np.abs(ratio - 1) < _SAME))
         twins = np.abs(every / periods[i] - 1) < 0.04
-        of_level = _best_match(twins & ~differenced, all_hypotheses)
-        of_difference = _best_match(twins & differenced, all_hypotheses)
+        of_level = _best_match(twins & ~differenced, every_score, all_hypotheses)
+        of_difference = _best_match(twins & differenced, every_score, all_hypotheses)
         begin_phase, end_phase = _edge_phases(hypothesis, ended=ended)
         yield Features(
             log_period_ticks=np.log(periods[i] / step_s),
@@ -275,7 +280,8 @@ def _describe_nesting(hypothesis: CycleHypothesis, partners: list[CycleHypothesi
     nested = {"nested_in": 0.0, "nested_in_count": np.nan, "nested_in_excess": np.nan, "nested_in_log_cycles": np.nan}
     contains = {"contains": 0.0, "contains_count": np.nan, "contains_excess": np.nan, "contains_scatter": np.nan}
     for partner in partners:
-        if partner.period_s > 1.5 * hypothesis.period_s:
+        # The share is 1 at most, so that a partner with a lower score than this cannot be the best.
+        if partner.period_s > 1.5 * hypothesis.period_s and partner.score > nested["nested_in"]:
             share, count = _children_per_parent(partner, hypothesis)
             if share * partner.score > nested["nested_in"]:
                 nested = {
@@ -284,7 +290,7 @@ def _describe_nesting(hypothesis: CycleHypothesis, partners: list[CycleHypothesi
                     "nested_in_excess": partner.period_s / hypothesis.period_s - count,
                     "nested_in_log_cycles": np.log(partner.match.cycles),
                 }
-        elif hypothesis.period_s > 1.5 * partner.period_s:
+        elif hypothesis.period_s > 1.5 * partner.period_s and partner.score > contains["contains"]:
             share, count = _children_per_parent(hypothesis, partner)
             if share * partner.score > contains["contains"]:
                 contains = {
@@ -319,19 +325,24 @@ def _children_per_parent(parent: CycleHypothesis, child: CycleHypothesis) -> tup
 
 
 def _best_match(
-    where: np.ndarray[tuple[int], np.dtype[np.bool_]], hypotheses: list[CycleHypothesis]
+    where: np.ndarray[tuple[int], np.dtype[np.bool_]], scores: FloatArray, hypotheses: list[CycleHypothesis]
 ) -> TemplateMatch | None:
     """Return the match of the best of some hypotheses; None if there is none among them."""
-    return max((hypotheses[i] for i in np.flatnonzero(where)), key=lambda h: h.score).match if where.any() else None
+    return hypotheses[int(np.argmax(np.where(where, scores, -np.inf)))].match if where.any() else None
 
 
 def _self_similarity(template: FloatArray) -> float:
     """Return the largest correlation of the template with itself, turned by a half, a third ... a sixth."""
-    flat = template - template.mean(axis=1, keepdims=True)
-    power = float((flat**2).sum()) + 1e-12
     window = template.shape[1]
-    shifts = {round(window * j / k) for k in range(2, 7) for j in range(1, k)} - {0, window}
-    return max(float((flat * np.roll(flat, shift, axis=1)).sum()) / power for shift in shifts)
+    spectrum = np.fft.rfft(template - np.add.reduce(template, axis=1, keepdims=True) / window, axis=1)
+    turned = np.fft.irfft(np.add.reduce(spectrum.real**2 + spectrum.imag**2, axis=0), window)
+    return float(np.maximum.reduce(turned[_turns(window)]) / (turned[0] + 1e-12))
+
+
+@functools.cache
+def _turns(window: int) -> list[int]:
+    """List the cells of a half, a third ... a sixth of a template, and multiples."""
+    return sorted({round(window * j / k) for k in range(2, 7) for j in range(1, k)} - {0, window})
 
 
 def _harmonic(ratio: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -363,8 +374,8 @@ def _describe_changes(hypothesis: CycleHypothesis) -> dict[str, float]:
     reachable = maximum_filter1d(both, 2 * near + 1, axis=1, mode="nearest")
     inside = starts[:, None] + np.arange(window)
     # The lower middle one of an even number: half of the boundaries must show the change.
-    several = np.sort(reachable[:, np.minimum(inside, both.shape[1] - 1)], axis=1)
-    folded = several[:, (starts.size - 1) // 2]
+    several = reachable[:, np.minimum(inside, both.shape[1] - 1)]
+    folded = np.partition(several, (starts.size - 1) // 2, axis=1)[:, (starts.size - 1) // 2]
     row, phase = np.unravel_index(int(np.argmax(folded)), folded.shape)
     signed, usual = both[row], float(folded[row, phase])
     if usual <= 0:

@@ -93,14 +93,51 @@ class Scorer:
 
     def log_odds(self, features: FloatArray) -> FloatArray:
         """Sum of the trees, shape (hypotheses,)."""
-        node = np.broadcast_to(self.roots, (features.shape[0], self.roots.size))
-        row = np.arange(features.shape[0])[:, None]
-        while (inner := self.feature[node] >= 0).any():
-            seen = features[row, np.maximum(self.feature[node], 0)]
-            goes_left = np.where(np.isnan(seen), self.missing_left[node], seen <= self.threshold[node])
-            node = np.where(inner, np.where(goes_left, self.left[node], self.right[node]), node)
+        walk = self._walk
+        seen = np.stack([features, -features], axis=2).reshape(features.shape[0], -1)
+        row = (np.arange(seen.shape[0]) * seen.shape[1])[:, None]
+        node = np.broadcast_to(self.roots, (seen.shape[0], self.roots.size))
+        for _ in range(walk.depth):
+            node = walk.children[2 * node + (seen.take(row + walk.column[node]) > walk.bound[node])]
         total: FloatArray = self.base + self.value[node].sum(axis=1)
         return total
+
+    @functools.cached_property
+    def _walk(self) -> _Walk:
+        """The trees, laid out for walking all of them for all hypotheses at once."""
+        leaf, nodes = self.feature < 0, np.arange(self.feature.size)
+        # NaN is never larger. Where a sample without the feature goes left, what is larger goes right; where it goes
+        # right, the negative of the feature is compared, and what is larger goes left.
+        bound = np.where(self.missing_left, self.threshold, -np.nextafter(self.threshold, np.inf))
+        column = 2 * self.feature + ~self.missing_left
+        children = np.where(self.missing_left, [self.left, self.right], [self.right, self.left])
+        depth, reached = 0, self.roots
+        while (reached := reached[~leaf[reached]]).size:
+            depth, reached = depth + 1, np.concatenate([self.left[reached], self.right[reached]])
+        return _Walk(
+            np.where(leaf, 0, column),
+            np.where(leaf, np.inf, bound),
+            np.where(leaf, nodes, children).T.reshape(-1),
+            depth,
+        )
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Boosted trees as one comparison per node.
+
+    Attributes:
+        column: Shape (nodes,), twice the feature, and one more for its negative; any for a leaf.
+        bound: Shape (nodes,), infinite for a leaf.
+        children: Shape (2 * nodes,), for each node the one that follows where the value is not larger than the bound,
+            and where it is; a leaf itself.
+        depth: Steps to the farthest leaf.
+    """
+
+    column: npt.NDArray[np.int64]
+    bound: FloatArray
+    children: npt.NDArray[np.int64]
+    depth: int
 
 
 @functools.cache
