@@ -61,7 +61,7 @@ class Worker:
     """A process with one version of the detector.
 
     Args:
-        traces: A file of :func:`save_traces`.
+        traces: An archive of the traces.
         roots: Folders of packages that come first.
     """
 

@@ -1,15 +1,26 @@
-"""How soon and how steadily the tracker answers, and what that costs: a section of the page of results."""
+"""How soon and how steadily the tracker answers, and what that costs: a section of the page of results.
+
+``python benchmarks/epochs/streaming.py --against REF`` compares both with another commit, on the first quarter of an
+hour of long jobs.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import disturbed
 import families
 import numpy as np
+import seen_once
+import set_aside
 from compare import Case, mapped
 from generator import render
+from paired import Outcome, load, side_by_side
 from report import percent, table
 
 from gpusonde.epoch_detect import EpochTracker
@@ -21,6 +32,8 @@ RIGHT = 0.10
 _EPOCH_S = 20.0
 _LONG_RUN_S = 4 * 3600
 _STAGES_S = (0, 900, 1800, 3600, 7200, 14400)
+_AGES_S = (0, 60, 300, 900)
+_SEED = 27
 
 _EXPLANATION = """\
 `EpochTracker` fed second by second. A prefix verdict is any new answer `epochs` on the way; on a trace without epochs
@@ -158,3 +171,97 @@ def _stages(trace: Trace) -> list[tuple[str, ...]]:
         (f"{low // 60} to {high // 60}", f"{1e6 * s / n:.0f} µs", f"{1e3 * most:.0f} ms")
         for low, high, s, n, most in zip(_STAGES_S[:-1], _STAGES_S[1:], spent, ticks, longest, strict=True)
     ]
+
+
+def compare_with(reference: str, rounds: int, every: int) -> list[str]:
+    """Measure both commits in turns on the first minutes of jobs; the best round of each second is taken.
+
+    Args:
+        reference: The commit.
+        rounds: How often each trace is fed to both.
+        every: Take every n-th job only.
+    """
+    cases = {f"{name} ({len(trace.metrics)} metrics)": (trace, truth) for name, trace, truth in _jobs()[::every]}
+    spent: dict[str, list[np.ndarray]] = {}
+    said: dict[str, list[Outcome]] = {}
+    with side_by_side(reference, {name: trace for name, (trace, _) in cases.items()}) as workers:
+        for turn in range(rounds):
+            for name in cases:
+                outcomes = [workers[side].run("streaming", name) for side in ((0, 1) if turn % 2 else (1, 0))]
+                said[name] = outcomes if turn % 2 else outcomes[::-1]
+                now = [outcome.cpu_s for outcome in said[name]]
+                spent[name] = [np.minimum(*pair) for pair in zip(spent.get(name, now), now, strict=True)]
+    lines = [f"CPU at {reference} and here, {len(cases)} jobs, best of {rounds} rounds each; {load()}"]
+    for low, high in zip(_AGES_S[:-1], _AGES_S[1:], strict=True):
+        parts = [[cpu_s[low:high] for cpu_s in both] for both in spent.values()]
+        share = [100 * float(np.mean([both[side].sum() for both in parts])) / (high - low) for side in (0, 1)]
+        longest = [1e3 * float(np.mean([both[side].max() for both in parts])) for side in (0, 1)]
+        most = [1e3 * max(float(both[side].max()) for both in parts) for side in (0, 1)]
+        lines.append(
+            f"minutes {low // 60:2} to {high // 60:2}: {share[0]:.3f} % of a core, {share[1]:.3f} %, ratio "
+            f"{share[1] / share[0]:.2f}; longest update, mean of the jobs: {longest[0]:.0f} ms, {longest[1]:.0f} ms, "
+            f"ratio {longest[1] / longest[0]:.2f}; of all: {most[0]:.0f} ms, {most[1]:.0f} ms"
+        )
+    for side, label in ((0, reference), (1, "here")):
+        lines.append(f"{label}: {_verdicts([(cases[name][1], outcomes[side]) for name, outcomes in said.items()])}")
+    return lines
+
+
+def _verdicts(outcomes: list[tuple[Truth, Outcome]]) -> str:
+    firsts, right, reported, withdrawn = [], [], 0, 0
+    for truth, outcome in outcomes:
+        starts, first = np.array(truth.epoch_starts_s), np.inf
+        for look in outcome.looks:
+            fits = any(abs(look.period_s - period) <= RIGHT * period for period in truth.periods_s)
+            if look.verdict == "epochs":
+                right.append(fits)
+            if look.verdict != "none" and fits and np.isinf(first):
+                first = float(max((starts <= look.at_s).sum() - 1, 0))
+        if truth.periods_s:
+            firsts.append(first)
+        reported, withdrawn = reported + outcome.reported, withdrawn + outcome.withdrawn
+    return (
+        f"first right verdict after {_epochs(np.array(firsts), 0.5)} (median), {_epochs(np.array(firsts), 0.9)} (90 %), "
+        f"never in {int(np.isinf(firsts).sum())} of {len(firsts)}; {len(right)} prefix verdicts, "
+        f"{percent(1 - float(np.mean(right)) if right else None)} wrong; {withdrawn} of {reported} epochs withdrawn"
+    )
+
+
+def _jobs() -> list[Case]:
+    """The first quarter of an hour of jobs at 10 Hz: of each family one, and some with 25 metrics."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "telemetry"))
+    from workload import WIRE_METRICS, generated_jobs  # noqa: PLC0415 - it needs what a collector needs
+
+    cases = []
+    for job in generated_jobs(4, _AGES_S[-1]):
+        time_s = np.arange(job.values.shape[1]) / 10
+        trace = Trace(time_s, dict(zip((m.name for m in WIRE_METRICS), job.values, strict=True)))
+        period_s = float(job.name.split()[-2])
+        cases.append((job.name, trace, Truth((period_s,), tuple(np.arange(0, _AGES_S[-1], period_s)))))
+    groups = [group for module in (disturbed, seen_once, set_aside) for group in (module.POSITIVE, module.NEGATIVE)]
+    for number, (name, make) in enumerate((name, make) for group in groups for name, make in group.items()):
+        rng = np.random.default_rng([_SEED, number])
+        while True:
+            plan = make(rng)
+            if sum(seconds for seconds, _, _ in plan.segments) < _AGES_S[-1]:
+                continue
+            made = render(name, name, plan, rng)
+            if made.trace.interval_s < 0.15:
+                break
+        trace = made.trace.window(made.trace.time_s[0], made.trace.time_s[0] + _AGES_S[-1])
+        periods = made.regimes or (() if made.period_s is None else (made.period_s,))
+        cases.append((name, trace, Truth(periods, made.epoch_starts_s)))
+    return cases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", metavar="REF", required=True, help="commit to compare with")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1, help="take every n-th job only")
+    arguments = parser.parse_args()
+    print("\n".join(compare_with(arguments.against, arguments.rounds, arguments.every)))
+
+
+if __name__ == "__main__":
+    main()

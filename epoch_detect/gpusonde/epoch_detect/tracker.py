@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
 from gpusonde.epoch_detect.cycles.detector import CachedMatch, analyse_and_cache, extend_match
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
@@ -19,14 +20,15 @@ from gpusonde.epoch_detect.progress.table import Shares, time_shares
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
 
-_FIRST_ANALYSIS_S = 5.0
-_GROWTH = (1.15, 1.3)  # the next analysis comes when the run is this much longer: earlier if a cycle more may tell
+_MOST_CYCLES = 10  # in a run that goes on, of a period that was not among the likely ones when it was shorter
+_FIRST_ANALYSIS_S = 15.0
+_GROWTH = (2.0, 2.0)  # the next analysis comes when the run is this much longer: earlier if a cycle more may tell
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _FIRST_PATIENT_ANALYSIS_S = 20.0
 _GROWTH_PATIENT = 2.0
 _CONFIDENT = 0.8
-_FOLLOW = 0.05  # a cycle is followed after a period, at the earliest when the run is this share longer
+_FOLLOW = 0.08  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
 _STATE_VERSION = 2
@@ -286,7 +288,9 @@ class EpochTracker:
         return times_us[in_order], columns[:, finite][:, in_order]
 
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
-        found, self._cached = analyse_and_cache(self._history.ticks(), ended=ended)
+        found, self._cached = analyse_and_cache(
+            self._history.ticks(), ended=ended, scope=EVERYTHING if ended else self._scope(now_us)
+        )
         held = self._cached is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
         growth = _GROWTH_HELD if held else _growth(now_us * 1e-6, found.hypotheses)
         self._analysed_us = now_us
@@ -294,6 +298,11 @@ class EpochTracker:
         self._follow_us = self._after(now_us, found.period_s) if held else None
         self._detection = shifted(found, self._origin_s or 0.0)
         return self._reconcile(self._detection, ended)
+
+    def _scope(self, now_us: int) -> Scope:
+        """What is worth looking for: all periods that there was no time for before, and those that were likely."""
+        known = self._detection.hypotheses if self._detection is not None else ()
+        return Scope(now_us * 1e-6 / _MOST_CYCLES, tuple(hypothesis.period_s for hypothesis in known))
 
     def _follow(self, now_us: int) -> list[EpochEvent]:
         """Take the known cycle through the new ticks; look afresh if it does not hold."""

@@ -87,13 +87,35 @@ def longest_period(level: Signal) -> int:
     return min(_LONGEST, int(len(level) / 2.5))
 
 
-def find_candidates(signal: Signal) -> list[PeriodCandidate]:
+@dataclass(frozen=True)
+class Scope:
+    """Which periods to look for, where most of them have been looked for before.
+
+    Attributes:
+        least_s: Seconds; every longer one.
+        known_s: Those about as long as one of these, too.
+    """
+
+    least_s: float = 0.0
+    known_s: tuple[float, ...] = ()
+
+    def holds(self, low_s: float, high_s: float) -> bool:
+        """Say whether any of the periods between these is to be looked for."""
+        return high_s >= self.least_s or any(
+            low_s / _SIEVE_RATIO**0.5 <= known_s <= high_s * _SIEVE_RATIO**0.5 for known_s in self.known_s
+        )
+
+
+EVERYTHING = Scope()
+
+
+def find_candidates(signal: Signal, scope: Scope = EVERYTHING) -> list[PeriodCandidate]:
     """Find periods at which the signal resembles itself, of five cells and up to 1/2.5 of its length."""
     found: list[PeriodCandidate] = []
     for depth, level in enumerate(pyramid(signal)):
         shortest = _SHORTEST if depth else _SHORTEST_OF_ALL
-        longest = longest_period(level)
-        if longest < shortest + 2:
+        longest, step_s = longest_period(level), level.step_s
+        if longest < shortest + 2 or not scope.holds(shortest * step_s, longest * step_s):
             continue
         for width, differenced in _VIEWS:
             view = make_view(level, width, differenced, longest)
@@ -103,7 +125,11 @@ def find_candidates(signal: Signal) -> list[PeriodCandidate]:
             least = shortest if differenced else max(shortest, 2 * width)
             peaks = _peaks(correlation, least)
             peaks += [(p, float(correlation[round(p)])) for p in _sieve(least, longest) if not _near(p, peaks)]
-            found += [PeriodCandidate(p, view, width, differenced, r) for p, r in peaks]
+            found += [
+                PeriodCandidate(p, view, width, differenced, r)
+                for p, r in peaks
+                if scope.holds(p * step_s, p * step_s)
+            ]
     return _keep_distinct(found)
 
 

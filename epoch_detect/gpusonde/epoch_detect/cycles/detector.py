@@ -13,7 +13,9 @@ import numpy as np
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs, move_to_changes, place_epochs
 from gpusonde.epoch_detect.cycles.candidates import (
+    EVERYTHING,
     CycleHypothesis,
+    Scope,
     find_candidates,
     keep_distinct,
     match_candidates,
@@ -129,7 +131,7 @@ def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -
 
 
 def analyse_and_cache(
-    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None
+    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None, scope: Scope = EVERYTHING
 ) -> tuple[EpochDetection, CachedMatch | None]:
     """Find the epochs in ticks; times are seconds on the ticks' own axis.
 
@@ -137,12 +139,13 @@ def analyse_and_cache(
         ticks: Any number of ticks, idle around the activity included.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
         scorer: Judges the hypotheses; None for the shipped one.
+        scope: Which periods to look for.
 
     Returns:
         The detection, ``none`` with the reason where there is nothing to find; and the match that
         :func:`extend_match` goes on from, if epochs were found.
     """
-    found = find_hypotheses(ticks, ended=ended)
+    found = find_hypotheses(ticks, ended=ended, scope=scope)
     if isinstance(found, str):
         return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
@@ -272,12 +275,13 @@ def _detection(
     )
 
 
-def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | str:
+def find_hypotheses(ticks: Ticks, *, ended: bool = True, scope: Scope = EVERYTHING) -> CycleHypotheses | str:
     """Find every hypothesis with its features; or say why there is none.
 
     Args:
         ticks: Any number of ticks.
         ended: Whether the run is over.
+        scope: Which periods to look for.
     """
     if len(ticks) < LEAST_TICKS:
         return f"{len(ticks)} ticks; at least {LEAST_TICKS} are needed"
@@ -295,7 +299,7 @@ def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | st
     found = list(preprocess(active))
     if not found:
         return "every metric is constant while the GPU works"
-    every = match_candidates([(candidate, view) for view in found for candidate in find_candidates(view.signal)])
+    every = match_candidates([(candidate, view) for view in found for candidate in find_candidates(view.signal, scope)])
     if not every:
         return "nothing repeats"
     kept = keep_distinct(every)
