@@ -98,7 +98,9 @@ def side_by_side(reference: str, traces: dict[str, Trace]) -> Iterator[tuple[Wor
     """Start a process of ``reference``, a commit, and one of this tree."""
     with tempfile.TemporaryDirectory() as folder:
         tree, file = Path(folder) / "reference", Path(folder) / "traces.npz"
-        arrays = {f"{name}/{metric}": trace.values[metric] for name, trace in traces.items() for metric in trace.metrics}
+        arrays = {
+            f"{name}/{metric}": trace.values[metric] for name, trace in traces.items() for metric in trace.metrics
+        }
         np.savez(file, **{f"{name}/": trace.time_s for name, trace in traces.items()}, **arrays)
         git = ["git", "-C", str(_REPOSITORY), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), reference], check=True)

@@ -63,6 +63,10 @@ class History:
         """Bytes held in arrays."""
         return self._time.nbytes + self._values.nbytes
 
+    def has_room(self, count: int) -> bool:
+        """Say whether so many more ticks leave those that are remembered as they are."""
+        return self._count + count < self._capacity
+
     def append(self, time_us: IntArray, values: npt.NDArray[np.floating]) -> None:
         """Add ticks; the outcome does not depend on how they are cut into calls.
 
@@ -86,9 +90,10 @@ class History:
             if self._count == self._capacity:
                 self._compact()
 
-    def ticks(self) -> Ticks:
-        """Return what is remembered, times as they were given."""
-        return Ticks(self._time[: self._count].copy(), self._values[:, : self._count].copy(), self.names)
+    def ticks(self, count: int | None = None) -> Ticks:
+        """Return what is remembered, or the first ``count`` rows of it, times as they were given."""
+        rows = slice(self._count if count is None else count)
+        return Ticks(self._time[: self._count][rows].copy(), self._values[:, : self._count][:, rows].copy(), self.names)
 
     def to_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the state as plain arrays, for :meth:`from_arrays`."""

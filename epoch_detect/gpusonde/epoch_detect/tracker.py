@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
-from gpusonde.epoch_detect.cycles.detector import CachedMatch, analyse_and_cache, extend_match
+from gpusonde.epoch_detect.cycles.detector import CachedMatch, analyse_and_cache, analyse_in_steps, extend_match
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
@@ -20,9 +20,12 @@ from gpusonde.epoch_detect.progress.table import Shares, time_shares
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
 
-_MOST_CYCLES = 10  # in a run that goes on, of a period that was not among the likely ones when it was shorter
+# In a run that goes on, of a period that was not among the likely ones when it was shorter.
+_MOST_CYCLES = 12
+_MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
+_STEP = 0.001  # of the run passes between two parts of an analysis, so that no update takes long
 _FIRST_ANALYSIS_S = 15.0
-_GROWTH = (2.0, 2.0)  # the next analysis comes when the run is this much longer: earlier if a cycle more may tell
+_GROWTH = 1.5  # the next analysis comes when the run is this much longer
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _FIRST_PATIENT_ANALYSIS_S = 20.0
@@ -87,6 +90,25 @@ class EpochEvent:
 
 
 @dataclass
+class _Running:
+    """An analysis that is not done yet.
+
+    Attributes:
+        since_us: Time of the newest tick that it is of.
+        rows: How many rows of the history it looks at.
+        steps: What is left to do.
+        due_us: When the next step is to be done.
+        done: How many steps are done.
+    """
+
+    since_us: int
+    rows: int
+    steps: Generator[None, None, tuple[EpochDetection, CachedMatch | None]]
+    due_us: int
+    done: int = 0
+
+
+@dataclass
 class _Tracked:
     epoch: TrackedEpoch
     seen: int = 1
@@ -121,6 +143,7 @@ class EpochTracker:
         self._patient = False
         self._follow_us: int | None = None
         self._cached: CachedMatch | None = None
+        self._running: _Running | None = None
         self._entries: list[_Tracked] = []
         self._withdrawn: list[TrackedEpoch] = []
         self._next_index = 0
@@ -154,6 +177,8 @@ class EpochTracker:
 
     @property
     def _due_us(self) -> int:
+        if self._running is not None:
+            return self._running.due_us
         return self._analysis_us if self._follow_us is None else min(self._analysis_us, self._follow_us)
 
     @property
@@ -190,21 +215,23 @@ class EpochTracker:
         if times_us.size:
             self._patient = not exhaustive
         if not exhaustive and times_us.size and times_us[-1] > self._due_us:
+            self._running = None
             self._history.append(times_us, columns)
             now_us = int(times_us[-1])
-            return self._follow(now_us) if now_us < self._analysis_us else self._analyse(now_us, ended=False)
-        events: list[EpochEvent] = []
+            if now_us < self._analysis_us and (events := self._follow(now_us)) is not None:
+                return events
+            return self._analyse(now_us, ended=False)
+        events = []
         done = 0
         while done < times_us.size:
             due = self._due_us
             stop = int(np.searchsorted(times_us, due, side="right"))
             if stop > done:
-                self._history.append(times_us[done:stop], columns[:, done:stop])
+                events += self._append(times_us[done:stop], columns[:, done:stop])
             done = max(stop, done)
             if done < times_us.size:
                 # Moments that passed while nobody looked are one.
-                now_us = max(due, self._history.last_time_us or 0)
-                events += self._follow(now_us) if now_us < self._analysis_us else self._analyse(now_us, ended=False)
+                events += self._look(max(due, self._history.last_time_us or 0))
         return events
 
     def finish(self) -> list[EpochEvent]:
@@ -213,6 +240,7 @@ class EpochTracker:
         Returns:
             What changed; every epoch is confirmed or withdrawn after it.
         """
+        self._running = None
         return self._analyse(self._next_us, ended=True)
 
     def shares(self) -> Shares:
@@ -235,6 +263,7 @@ class EpochTracker:
             "next_us": self._next_us,
             "analysed_us": self._analysed_us,
             "follow_us": self._follow_us,
+            "running": None if (run := self._running) is None else [run.since_us, run.rows, run.due_us, run.done],
             "hold": None if self._cached is None else _cached_fields(self._cached),
             "next_index": self._next_index,
             "revision": self._revision,
@@ -270,6 +299,8 @@ class EpochTracker:
             tracker._entries = [_Tracked(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
             tracker._detection = None if meta["detection"] is None else _detection_from(meta["detection"])
+            if (running := meta.get("running")) is not None:
+                tracker._resume(*map(int, running))
         except (LookupError, TypeError, AttributeError, OverflowError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"not a tracker state ({error!r:.200}); start the run's tracking anew") from error
         return tracker
@@ -287,31 +318,81 @@ class EpochTracker:
         in_order = times_us > newest[:-1]
         return times_us[in_order], columns[:, finite][:, in_order]
 
+    def _append(self, times_us: npt.NDArray[np.int64], columns: npt.NDArray[np.float64]) -> list[EpochEvent]:
+        """Remember ticks; an analysis of those that will not be remembered as they were is done before."""
+        events: list[EpochEvent] = []
+        while self._running is not None and not self._history.has_room(times_us.size):
+            events += self._step(self._running, self._running.due_us)
+        self._history.append(times_us, columns)
+        return events
+
+    def _look(self, now_us: int) -> list[EpochEvent]:
+        """Do what is due."""
+        if self._running is not None:
+            return self._step(self._running, now_us)
+        if now_us < self._analysis_us:
+            if (events := self._follow(now_us)) is not None:
+                return events
+            self._follow_us = None
+        self._running = self._begin(now_us, len(self._history))
+        return []
+
+    def _begin(self, since_us: int, rows: int) -> _Running:
+        steps = analyse_in_steps(self._history.ticks(rows), ended=False, scope=self._scope(since_us))
+        return _Running(since_us, rows, steps, since_us)
+
+    def _resume(self, since_us: int, rows: int, due_us: int, done: int) -> None:
+        """Begin an analysis anew that was going on, and do what was done of it."""
+        self._running = running = self._begin(since_us, rows)
+        running.due_us = due_us
+        for running.done in range(1, done + 1):
+            next(running.steps)
+
+    def _step(self, running: _Running, now_us: int) -> list[EpochEvent]:
+        """Do the next part of an analysis."""
+        try:
+            next(running.steps)
+        except StopIteration as end:
+            self._running = None
+            return self._take(*end.value, running.since_us, ended=False)
+        running.done += 1
+        running.due_us = now_us + round(_STEP * running.since_us)
+        return []
+
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
-        found, self._cached = analyse_and_cache(
+        """Do all of an analysis at once."""
+        found, cached = analyse_and_cache(
             self._history.ticks(), ended=ended, scope=EVERYTHING if ended else self._scope(now_us)
         )
-        held = self._cached is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
-        growth = _GROWTH_HELD if held else _growth(now_us * 1e-6, found.hypotheses)
-        self._analysed_us = now_us
-        self._next_us = max(round(now_us * growth), now_us + round(_FIRST_ANALYSIS_S * 1e6))
-        self._follow_us = self._after(now_us, found.period_s) if held else None
+        return self._take(found, cached, now_us, ended=ended)
+
+    def _take(
+        self, found: EpochDetection, cached: CachedMatch | None, since_us: int, *, ended: bool
+    ) -> list[EpochEvent]:
+        """Take the answer of an analysis of the ticks up to some time."""
+        self._cached = cached
+        held = cached is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
+        growth = _GROWTH_HELD if held else _GROWTH
+        self._analysed_us = since_us
+        self._next_us = max(round(since_us * growth), since_us + round(_FIRST_ANALYSIS_S * 1e6))
+        self._follow_us = self._after(since_us, found.period_s) if held else None
         self._detection = shifted(found, self._origin_s or 0.0)
         return self._reconcile(self._detection, ended)
 
     def _scope(self, now_us: int) -> Scope:
         """What is worth looking for: all periods that there was no time for before, and those that were likely."""
         known = self._detection.hypotheses if self._detection is not None else ()
-        return Scope(now_us * 1e-6 / _MOST_CYCLES, tuple(hypothesis.period_s for hypothesis in known))
+        cycles = _MOST_CYCLES if self._follow_us is None else _MOST_CYCLES_HELD
+        return Scope(now_us * 1e-6 / cycles, tuple(hypothesis.period_s for hypothesis in known))
 
-    def _follow(self, now_us: int) -> list[EpochEvent]:
-        """Take the known cycle through the new ticks; look afresh if it does not hold."""
+    def _follow(self, now_us: int) -> list[EpochEvent] | None:
+        """Take the known cycle through the new ticks; None where it does not hold."""
         last = self._detection
         if last is None or self._cached is None:
-            return self._analyse(now_us, ended=False)
+            return None
         found = extend_match(self._history.ticks(), self._cached, last.hypotheses)
         if found is None or abs(found.period_s / last.period_s - 1) > _SAME_EPOCH:
-            return self._analyse(now_us, ended=False)
+            return None
         self._follow_us = self._after(now_us, found.period_s)
         self._detection = shifted(found, self._origin_s or 0.0)
         return self._reconcile(self._detection, ended=False)
@@ -364,13 +445,6 @@ class EpochTracker:
             events.append(EpochEvent(EventKind.REPORTED, epoch))
         self._entries = kept
         return events
-
-
-def _growth(elapsed_s: float, hypotheses: tuple[Hypothesis, ...]) -> float:
-    """How much longer the run must be for another analysis to tell more: by one cycle, if one is in sight."""
-    least, most = _GROWTH
-    cycle = hypotheses[0].period_s / elapsed_s if hypotheses else 0.0
-    return 1 + cycle if least <= 1 + cycle <= most else most
 
 
 def _match(

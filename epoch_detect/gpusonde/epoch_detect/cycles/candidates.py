@@ -8,6 +8,7 @@ consistent they are.
 from __future__ import annotations
 
 import functools
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +26,8 @@ from gpusonde.epoch_detect.cycles.signal import (
 from gpusonde.epoch_detect.cycles.template_matching import (
     Search,
     TemplateMatch,
+    match_in_groups,
     match_template,
-    match_templates,
 )
 from gpusonde.telemetry import FloatArray
 
@@ -126,9 +127,7 @@ def find_candidates(signal: Signal, scope: Scope = EVERYTHING) -> list[PeriodCan
             peaks = _peaks(correlation, least)
             peaks += [(p, float(correlation[round(p)])) for p in _sieve(least, longest) if not _near(p, peaks)]
             found += [
-                PeriodCandidate(p, view, width, differenced, r)
-                for p, r in peaks
-                if scope.holds(p * step_s, p * step_s)
+                PeriodCandidate(p, view, width, differenced, r) for p, r in peaks if scope.holds(p * step_s, p * step_s)
             ]
     return _keep_distinct(found)
 
@@ -214,27 +213,32 @@ class CycleHypothesis:
         return median(distances) if distances.size else self.period_s
 
 
-def match_candidates(candidates: list[tuple[PeriodCandidate, PreprocessedView]]) -> list[CycleHypothesis]:
+def match_candidates(
+    candidates: list[tuple[PeriodCandidate, PreprocessedView]],
+) -> Generator[None, None, list[CycleHypothesis]]:
     """Match cycles of each candidate, in the part of its signal that resembles itself best.
 
     Args:
         candidates: Each with the view of the activity in which it was found.
 
     Returns:
-        Those of which there are two cycles at least, in order.
+        Those of which there are two cycles at least, in order; after a pause now and then.
     """
     parts = [_best_part(candidate) for candidate, _ in candidates]
     searches = [
         Search(candidate.level.values[:, first:stop], candidate.period)
         for (candidate, _), (first, stop) in zip(candidates, parts, strict=True)
     ]
-    return [
-        CycleHypothesis(
-            match.period * candidate.level.step_s, match, candidate, score_consistency(match, candidate), view, first
-        )
-        for (candidate, view), (first, _), match in zip(candidates, parts, match_templates(searches), strict=True)
-        if match is not None
-    ]
+    found: dict[int, CycleHypothesis] = {}
+    for places, matches in match_in_groups(searches):
+        for place, match in zip(places, matches, strict=True):
+            if match is not None:
+                (candidate, view), (first, _) = candidates[place], parts[place]
+                period_s = match.period * candidate.level.step_s
+                score = score_consistency(match, candidate)
+                found[place] = CycleHypothesis(period_s, match, candidate, score, view, first)
+        yield
+    return [found[place] for place in sorted(found)]
 
 
 def match_whole(hypothesis: CycleHypothesis) -> TemplateMatch:

@@ -7,7 +7,9 @@ Idle gaps are removed (``idle_gaps``), candidates matched (``candidates``, ``tem
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from gpusonde.epoch_detect.cycles.boundaries import Epochs, move_to_changes, pla
 from gpusonde.epoch_detect.cycles.candidates import (
     EVERYTHING,
     CycleHypothesis,
+    PeriodCandidate,
     Scope,
     find_candidates,
     keep_distinct,
@@ -58,6 +61,8 @@ _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,22 @@ def analyse_and_cache(
         The detection, ``none`` with the reason where there is nothing to find; and the match that
         :func:`extend_match` goes on from, if epochs were found.
     """
-    found = find_hypotheses(ticks, ended=ended, scope=scope)
+    return _complete(analyse_in_steps(ticks, ended=ended, scorer=scorer, scope=scope))
+
+
+def analyse_in_steps(
+    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None, scope: Scope = EVERYTHING
+) -> Generator[None, None, tuple[EpochDetection, CachedMatch | None]]:
+    """Do what :func:`analyse_and_cache` does, with a pause after each small part of the work."""
+    found = yield from _find_in_steps(ticks, ended=ended, scope=scope)
     if isinstance(found, str):
         return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
+    yield
     order = np.argsort(-probabilities, kind="stable")
     hypotheses = _hypotheses([(found.hypotheses[i], float(probabilities[i])) for i in order])
     choice = choose(found, probabilities, ended=ended)
+    yield
     chosen, confidence = choice.hypothesis, choice.probability
     nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
     if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.match.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
@@ -283,6 +297,10 @@ def find_hypotheses(ticks: Ticks, *, ended: bool = True, scope: Scope = EVERYTHI
         ended: Whether the run is over.
         scope: Which periods to look for.
     """
+    return _complete(_find_in_steps(ticks, ended=ended, scope=scope))
+
+
+def _find_in_steps(ticks: Ticks, *, ended: bool, scope: Scope) -> Generator[None, None, CycleHypotheses | str]:
     if len(ticks) < LEAST_TICKS:
         return f"{len(ticks)} ticks; at least {LEAST_TICKS} are needed"
     has_value = np.isfinite(ticks.values).any(axis=0)
@@ -296,14 +314,32 @@ def find_hypotheses(ticks: Ticks, *, ended: bool = True, scope: Scope = EVERYTHI
     busy = float(active_ticks(active).mean())
     if busy < _LEAST_BUSY:
         return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
-    found = list(preprocess(active))
-    if not found:
+    candidates: list[tuple[PeriodCandidate, PreprocessedView]] = []
+    varies = False
+    for view in preprocess(active):
+        varies = True
+        yield
+        candidates += [(candidate, view) for candidate in find_candidates(view.signal, scope)]
+        yield
+    if not varies:
         return "every metric is constant while the GPU works"
-    every = match_candidates([(candidate, view) for view in found for candidate in find_candidates(view.signal, scope)])
+    every = yield from match_candidates(candidates)
     if not every:
         return "nothing repeats"
     kept = keep_distinct(every)
-    return CycleHypotheses(active, time_map, kept, feature_table(kept, every, ended=ended))
+    yield
+    features = yield from feature_table(kept, every, ended=ended)
+    return CycleHypotheses(active, time_map, kept, features)
+
+
+def _complete(steps: Generator[None, None, _Result]) -> _Result:
+    """Do all of some work that pauses, at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
 
 
 def _place(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -105,6 +105,7 @@ def to_table(rows: Iterable[Features]) -> FloatArray:
     return np.array([_in_order(row) for row in rows], dtype=np.float64)
 
 
+_AT_ONCE = 4  # hypotheses that are described without a pause
 _NESTING_PARTNERS = 10
 _NEAR_EDGE = 2.0  # periods from the edge of the activity beyond which the boundaries are not extrapolated to it
 _HARMONICS = tuple(range(2, 9))
@@ -117,7 +118,9 @@ _CHANGE_NEAR = 0.08  # periods that a change may lie off
 _LARGEST_LOG_RATIO = 3.0
 
 
-def feature_table(kept: list[CycleHypothesis], all_hypotheses: list[CycleHypothesis], *, ended: bool) -> FloatArray:
+def feature_table(
+    kept: list[CycleHypothesis], all_hypotheses: list[CycleHypothesis], *, ended: bool
+) -> Generator[None, None, FloatArray]:
     """Compute the features of each hypothesis.
 
     Args:
@@ -126,19 +129,23 @@ def feature_table(kept: list[CycleHypothesis], all_hypotheses: list[CycleHypothe
         ended: Whether the activity is over; while it is not, its last tick says nothing.
 
     Returns:
-        Shape (kept, features), NaN where a feature does not apply.
+        Shape (kept, features), NaN where a feature does not apply; after a pause now and then.
     """
     partners = sorted(kept, key=lambda h: -h.score)[:_NESTING_PARTNERS]
     table = np.empty((len(kept), len(FEATURES)))
     for view in {id(h.preprocessed): h.preprocessed for h in kept}.values():
         here = [i for i, h in enumerate(kept) if h.preprocessed is view]
         elsewhere = [(h.usual_s, h.score) for h in kept if h.preprocessed is not view]
-        table[here] = to_table(
-            _describe_view(
-                [kept[i] for i in here], [h for h in all_hypotheses if h.preprocessed is view], partners,
-                np.array(elsewhere).reshape(-1, 2), ended=ended,
-            )
+        described = _describe_view(
+            [kept[i] for i in here], [h for h in all_hypotheses if h.preprocessed is view], partners,
+            np.array(elsewhere).reshape(-1, 2), ended=ended,
         )  # fmt: skip
+        rows = []
+        for row in described:
+            rows.append(row)
+            if len(rows) % _AT_ONCE == 0:
+                yield
+        table[here] = to_table(rows)
     return table
 
 

@@ -85,8 +85,9 @@ def preprocess(active: Ticks) -> Iterator[PreprocessedView]:
     if signal is None:
         return
     yield PreprocessedView(0, 0.0, active, signal, nothing, nothing)
+    gaps = _find_idle_gaps(active)
     for gap_removal in (1, 2):
-        if (shorter := remove_gaps(active, gap_removal)) is not None:
+        if (shorter := _remove_gaps(active, gap_removal, *gaps)) is not None:
             yield shorter
 
 
@@ -94,10 +95,15 @@ def remove_gaps(active: Ticks, gap_removal: int) -> PreprocessedView | None:
     """Make one of these views; None where it would not differ or nothing would be left."""
     if gap_removal == 0:
         return next(preprocess(active), None)
-    time_s = active.time_us * 1e-6
-    first, stop = _find_idle_gaps(active)
+    return _remove_gaps(active, gap_removal, *_find_idle_gaps(active))
+
+
+def _remove_gaps(
+    active: Ticks, gap_removal: int, first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+) -> PreprocessedView | None:
     if not first.size:
         return None
+    time_s = active.time_us * 1e-6
     usual_step = float(np.median(np.diff(time_s)))
     # From the last tick with load to the first one after the gap, of which one step is load.
     lengths = time_s[stop] - time_s[first - 1] - usual_step
