@@ -12,7 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
-from gpusonde.epoch_detect.cycles.detector import CachedMatch, analyse_and_cache, analyse_in_steps, extend_match
+from gpusonde.epoch_detect.cycles.detector import (
+    CachedMatch,
+    analyse_and_cache,
+    analyse_in_steps,
+    append_epochs,
+    extend_match,
+)
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
@@ -24,14 +30,15 @@ from gpusonde.epoch_detect.ticks import choose_metrics
 _MOST_CYCLES = 12
 _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
 _STEP = 0.001  # of the run passes between two parts of an analysis, so that no update takes long
-_FIRST_ANALYSIS_S = 15.0
+_FIRST_ANALYSIS_S = 20.0
 _GROWTH = 1.5  # the next analysis comes when the run is this much longer
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _FIRST_PATIENT_ANALYSIS_S = 20.0
 _GROWTH_PATIENT = 2.0
 _CONFIDENT = 0.8
-_FOLLOW = 0.08  # a cycle is followed after a period, at the earliest when the run is this share longer
+_FOLLOWED = 8  # epochs of the end of the run in which a cycle is followed
+_FOLLOW = 0.05  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
 _STATE_VERSION = 2
@@ -390,11 +397,20 @@ class EpochTracker:
         last = self._detection
         if last is None or self._cached is None:
             return None
-        found = extend_match(self._history.ticks(), self._cached, last.hypotheses)
+        # The last epochs are enough, if those before them stay as they are.
+        before = last.epoch_starts_s.size - _FOLLOWED
+        ticks, origin_s = self._history.ticks(), self._origin_s or 0.0
+        if before > 0:
+            first = int(np.searchsorted(ticks.time_us, round((last.epoch_starts_s[before] - origin_s) * 1e6)))
+            ticks = ticks.slice(first, len(ticks))
+        found = extend_match(ticks, self._cached, last.hypotheses)
+        if found is not None and before > 0:
+            step_s = float(np.median(np.diff(ticks.time_us))) * 1e-6
+            found = append_epochs(shifted(last, -origin_s), found, step_s)
         if found is None or abs(found.period_s / last.period_s - 1) > _SAME_EPOCH:
             return None
         self._follow_us = self._after(now_us, found.period_s)
-        self._detection = shifted(found, self._origin_s or 0.0)
+        self._detection = shifted(found, origin_s)
         return self._reconcile(self._detection, ended=False)
 
     @staticmethod

@@ -29,7 +29,7 @@ from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shor
 from gpusonde.epoch_detect.cycles.idle_gaps import IDLE_LOAD, PreprocessedView, measure_load, preprocess, remove_gaps
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
-from gpusonde.epoch_detect.cycles.signal import scale_signal
+from gpusonde.epoch_detect.cycles.signal import median, scale_signal
 from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import (
@@ -60,6 +60,8 @@ _AS_LIKELY = 0.9  # of the probability of the likeliest hypothesis
 _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
+_SAME_BOUNDARY = 0.1  # periods by which a boundary may differ that two looks found
+_IRREGULAR = 0.5  # of the logarithm of the duration, beside the usual one
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
 _Result = TypeVar("_Result")
@@ -164,10 +166,12 @@ def analyse_in_steps(
     yield
     order = np.argsort(-probabilities, kind="stable")
     hypotheses = _hypotheses([(found.hypotheses[i], float(probabilities[i])) for i in order])
-    choice = choose(found, probabilities, ended=ended)
-    yield
-    chosen, confidence = choice.hypothesis, choice.probability
     nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
+    chosen, confidence = found.hypotheses[order[0]], float(probabilities[order[0]])
+    if confidence >= min(_LEAST_CONFIDENCE, _LEAST_CONFIDENCE_OF_FEW):
+        choice = choose(found, probabilities, ended=ended)
+        yield
+        chosen, confidence = choice.hypothesis, choice.probability
     if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.match.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
         reason = f"the likeliest cycle, {chosen.usual_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
         return replace(nothing, reason=reason), None
@@ -260,6 +264,37 @@ def extend_match(ticks: Ticks, cached: CachedMatch, hypotheses: tuple[Hypothesis
     if epochs.regular.sum() < _LEAST_CYCLES:
         return None
     return _detection(active.names, time_map, among.signal.step_s, epochs, cached.confidence, hypotheses)
+
+
+def append_epochs(known: EpochDetection, latest: EpochDetection, step_s: float) -> EpochDetection | None:
+    """Add the latest epochs of a run to those before them, where the two overlap.
+
+    Args:
+        known: What was found before.
+        latest: What was found in the last part of the run, on the same time axis.
+        step_s: Usual distance of ticks.
+
+    Returns:
+        The detection; None if the two do not fit together.
+    """
+    distance = np.abs(known.epoch_starts_s[:, None] - latest.epoch_starts_s)
+    # Both are sure of what lies in the middle of what they saw: the last common boundary but one.
+    common = np.argwhere(distance <= _SAME_BOUNDARY * known.period_s)[:-1]
+    if not common.size:
+        return None
+    old, new = common[-1]
+    starts = np.concatenate([known.epoch_starts_s[:old], latest.epoch_starts_s[new:]])
+    ends = np.concatenate([known.epoch_ends_s[:old], latest.epoch_ends_s[new:]])
+    ends[:-1] = np.minimum(ends[:-1], starts[1:])
+    lengths = ends - starts
+    regular = np.abs(np.log(lengths / median(lengths))) < _IRREGULAR
+    regular[0] &= regular[1:].sum() < _LEAST_CYCLES
+    if regular.sum() < _LEAST_CYCLES:
+        return None
+    unmoved = TimeMap(np.zeros(1), np.zeros(1))
+    return _detection(
+        latest.metrics, unmoved, step_s, Epochs(starts, ends, regular), latest.confidence, latest.hypotheses
+    )
 
 
 def _detection(
