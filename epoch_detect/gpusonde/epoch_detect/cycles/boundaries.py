@@ -155,6 +155,8 @@ def _snapped(
     best, places = 0.0, rough
     clear = np.zeros(rough.size, dtype=bool)
     for rank, row in enumerate(row_order):
+        if _CLEAR * _RANK_WEIGHT**rank <= best:
+            break  # no slower metric can count for more
         values = signal.values[row]
         levels = _Levels(values)
         for direction in (1.0, -1.0):
