@@ -80,6 +80,9 @@ class History:
             if self._merged == 1:
                 take = min(time_us.size - done, self._capacity - self._count)
                 self._push(time_us[done : done + take], rows[:, done : done + take])
+            elif not self._pending_time and time_us.size - done >= self._merged:
+                take = min((time_us.size - done) // self._merged, self._capacity - self._count) * self._merged
+                self._push_means(time_us[done : done + take], rows[:, done : done + take].T)
             else:
                 take = min(time_us.size - done, self._merged - len(self._pending_time))
                 self._pending_time.extend(time_us[done : done + take].tolist())
@@ -139,9 +142,13 @@ class History:
         self._values[:, self._count : need] = rows
         self._count = need
 
+    def _push_means(self, time_us: IntArray, rows: Float32Array) -> None:
+        """Add the means of as many ticks as make a row each; values of shape (ticks, metrics)."""
+        times = time_us.reshape(-1, self._merged).sum(axis=1) // self._merged
+        self._push(times, _mean(rows.reshape(times.size, self._merged, -1).transpose(2, 0, 1)))
+
     def _flush(self) -> None:
-        time = np.array([sum(self._pending_time) // len(self._pending_time)], dtype=np.int64)
-        self._push(time, _mean(np.array(self._pending_values).T[:, None, :]))
+        self._push_means(np.array(self._pending_time, dtype=np.int64), np.array(self._pending_values))
         self._pending_time, self._pending_values = [], []
 
     def _compact(self) -> None:

@@ -27,11 +27,13 @@ from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.
-_MOST_CYCLES = 12
+_MOST_CYCLES = 10
 _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
-_STEP = 0.001  # of the run passes between two parts of an analysis, so that no update takes long
+# What passes between two parts of an analysis, so that no update takes long: of the run, and at least.
+_STEP = 0.001
+_LEAST_STEP_S = 0.1
 _FIRST_ANALYSIS_S = 20.0
-_GROWTH = 1.5  # the next analysis comes when the run is this much longer
+_GROWTH = 1.6  # the next analysis comes when the run is this much longer
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _FIRST_PATIENT_ANALYSIS_S = 20.0
@@ -363,7 +365,7 @@ class EpochTracker:
             self._running = None
             return self._take(*end.value, running.since_us, ended=False)
         running.done += 1
-        running.due_us = now_us + round(_STEP * running.since_us)
+        running.due_us = now_us + max(round(_STEP * running.since_us), round(_LEAST_STEP_S * 1e6))
         return []
 
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
