@@ -1,4 +1,4 @@
-"""This tree and another commit side by side: two processes take turns with the same traces, so that load counts for both.
+"""This tree and another commit side by side: two processes take turns with the same traces, so load counts for both.
 
 The other commit is checked out into a temporary worktree, whose packages come before the installed ones; third-party
 packages are the same.

@@ -7,6 +7,7 @@ hour of long jobs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -192,7 +193,7 @@ def compare_with(reference: str, rounds: int, every: int) -> list[str]:
                 now = [outcome.cpu_s for outcome in said[name]]
                 spent[name] = [np.minimum(*pair) for pair in zip(spent.get(name, now), now, strict=True)]
     lines = [f"CPU at {reference} and here, {len(cases)} jobs, best of {rounds} rounds each; {load()}"]
-    for low, high in zip(_AGES_S[:-1], _AGES_S[1:], strict=True):
+    for low, high in itertools.pairwise(_AGES_S):
         parts = [[cpu_s[low:high] for cpu_s in both] for both in spent.values()]
         share = [100 * float(np.mean([both[side].sum() for both in parts])) / (high - low) for side in (0, 1)]
         longest = [1e3 * float(np.mean([both[side].max() for both in parts])) for side in (0, 1)]
@@ -221,8 +222,8 @@ def _verdicts(outcomes: list[tuple[Truth, Outcome]]) -> str:
             firsts.append(first)
         reported, withdrawn = reported + outcome.reported, withdrawn + outcome.withdrawn
     return (
-        f"first right verdict after {_epochs(np.array(firsts), 0.5)} (median), {_epochs(np.array(firsts), 0.9)} (90 %), "
-        f"never in {int(np.isinf(firsts).sum())} of {len(firsts)}; {len(right)} prefix verdicts, "
+        f"first right verdict after {_epochs(np.array(firsts), 0.5)} (median), {_epochs(np.array(firsts), 0.9)} (90 %)"
+        f", never in {int(np.isinf(firsts).sum())} of {len(firsts)}; {len(right)} prefix verdicts, "
         f"{percent(1 - float(np.mean(right)) if right else None)} wrong; {withdrawn} of {reported} epochs withdrawn"
     )
 
@@ -230,7 +231,7 @@ def _verdicts(outcomes: list[tuple[Truth, Outcome]]) -> str:
 def _jobs() -> list[Case]:
     """The first quarter of an hour of jobs at 10 Hz: of each family one, and some with 25 metrics."""
     sys.path.append(str(Path(__file__).resolve().parents[1] / "telemetry"))
-    from workload import WIRE_METRICS, generated_jobs  # noqa: PLC0415 - it needs what a collector needs
+    from workload import WIRE_METRICS, generated_jobs  # it needs what a collector needs
 
     cases = []
     for job in generated_jobs(4, _AGES_S[-1]):

@@ -363,7 +363,8 @@ class EpochTracker:
             next(running.steps)
         except StopIteration as end:
             self._running = None
-            return self._take(*end.value, running.since_us, ended=False)
+            found, cached = end.value
+            return self._take(found, cached, running.since_us, ended=False)
         running.done += 1
         running.due_us = now_us + max(round(_STEP * running.since_us), round(_LEAST_STEP_S * 1e6))
         return []

@@ -203,7 +203,7 @@ class _Places:
     @property
     def counts(self) -> IntArray:
         """Shape (signals,), how many are meant."""
-        return np.add.reduce(self.valid, axis=1, dtype=np.int64)
+        return np.asarray(np.add.reduce(self.valid, axis=1, dtype=np.int64))
 
     def mean(self, values: FloatArray) -> FloatArray:
         """Average values over the places of each signal, shape (signals,)."""
