@@ -33,7 +33,10 @@ _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
 _STEP = 0.001
 _LEAST_STEP_S = 0.1
 _FIRST_ANALYSIS_S = 20.0
-_GROWTH = 1.6  # the next analysis comes when the run is this much longer
+# The next analysis comes when the run is this much longer: sooner where a cycle is in sight.
+_GROWTH = 1.6
+_GROWTH_IN_SIGHT = 1.35
+_IN_SIGHT = 0.15  # probability of the likeliest cycle
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _FIRST_PATIENT_ANALYSIS_S = 20.0
@@ -382,7 +385,8 @@ class EpochTracker:
         """Take the answer of an analysis of the ticks up to some time."""
         self._cached = cached
         held = cached is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
-        growth = _GROWTH_HELD if held else _GROWTH
+        in_sight = bool(found.hypotheses) and found.hypotheses[0].score >= _IN_SIGHT
+        growth = _GROWTH_HELD if held else _GROWTH_IN_SIGHT if in_sight else _GROWTH
         self._analysed_us = since_us
         self._next_us = max(round(since_us * growth), since_us + round(_FIRST_ANALYSIS_S * 1e6))
         self._follow_us = self._after(since_us, found.period_s) if held else None
