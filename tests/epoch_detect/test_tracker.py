@@ -87,6 +87,65 @@ def test_state_survives_a_restart_in_the_middle_without_a_trace_of_it() -> None:
     assert restarted.finish() == straight.finish()
 
 
+def test_state_survives_a_restart_while_an_analysis_goes_on() -> None:
+    trace, _ = training_trace(6.0, 5, idle_s=5.0)
+    straight, restarted = EpochTracker(trace.metrics), EpochTracker(trace.metrics)
+    values, under_way = _values(trace), 0
+    for i in range(0, len(trace), 3):
+        one = straight.update(trace.time_s[i : i + 3], values[:, i : i + 3])
+        under_way += straight._running is not None
+        restarted = EpochTracker.restore(restarted.state())
+        assert restarted.update(trace.time_s[i : i + 3], values[:, i : i + 3]) == one
+    assert under_way >= 3
+    assert restarted.epochs == straight.epochs
+    assert straight.epochs
+
+
+def test_no_update_does_more_than_a_small_part_of_an_analysis(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusonde.epoch_detect import tracker as module
+
+    steps = []
+    real = module.analyse_in_steps
+
+    def counted(*args: object, **keywords: object):
+        made = real(*args, **keywords)
+        while True:
+            steps[-1] += 1
+            try:
+                yield next(made)
+            except StopIteration as end:
+                return end.value
+
+    monkeypatch.setattr(module, "analyse_in_steps", counted)
+    trace, _ = training_trace(20.0, 10)
+    tracker, values = EpochTracker(trace.metrics), _values(trace)
+    for i in range(0, len(trace), 10):
+        steps.append(0)
+        tracker.update(trace.time_s[i : i + 10], values[:, i : i + 10])
+    assert max(steps) <= 12
+    assert sum(steps) > 3 * max(steps)
+
+
+def test_ticks_that_are_averaged_while_an_analysis_goes_on_change_nothing() -> None:
+    trace, _ = training_trace(20.0, 8)
+    whole, cut = EpochTracker(trace.metrics, capacity=512), EpochTracker(trace.metrics, capacity=512)
+    assert _feed(whole, trace, 100_000) == _feed(cut, trace, 7)
+    assert whole.epochs == cut.epochs
+    assert whole.epochs
+
+
+def test_a_cycle_that_is_followed_has_the_epochs_of_the_whole_run() -> None:
+    trace, starts = training_trace(20.0, 40)
+    tracker = EpochTracker(trace.metrics)
+    _feed(tracker, trace.window(0, starts[35]))
+    assert tracker.detection is not None
+    found = detect(trace.window(0, starts[35]))
+    assert tracker.detection.period_s == pytest.approx(found.period_s, rel=0.002)
+    known = tracker.detection.epoch_starts_s
+    assert known.size >= 32
+    np.testing.assert_allclose(known, found.epoch_starts_s[: known.size], atol=0.2)
+
+
 def test_memory_is_bounded_and_long_runs_are_still_found() -> None:
     trace, _ = training_trace(30.0, 60)
     tracker = EpochTracker(trace.metrics, capacity=4096)

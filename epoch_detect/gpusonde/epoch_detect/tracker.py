@@ -131,10 +131,11 @@ class EpochTracker:
     """Finds epochs in ticks as they arrive.
 
     Memory is bounded (see :class:`gpusonde.epoch_detect.history.History`): about 590 kB for four metrics, however long
-    the run. The run is analysed when it has grown by 15 to 30 %, or to twice its length while a confident cycle holds,
-    which is then followed from epoch to epoch; so the work per tick does not grow with the length of the run. A
-    reported epoch is confirmed once a second analysis has found it again; it is revised or withdrawn by an event, never
-    silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
+    the run, and a few times that while an analysis goes on. The run is analysed when it has grown by 35 or 60 %, or to
+    twice its length while a confident cycle holds, which is then followed from epoch to epoch; so the work per tick
+    does not grow with the length of the run. An analysis is done in parts, while the ticks after it come in. A
+    reported epoch is confirmed once a second analysis has found it again; it is revised or withdrawn by an event,
+    never silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
 
     Args:
         metrics: Names of the metrics, in the order of the rows given to :meth:`update`.
@@ -358,7 +359,8 @@ class EpochTracker:
         self._running = running = self._begin(since_us, rows)
         running.due_us = due_us
         for running.done in range(1, done + 1):
-            next(running.steps)
+            if next(running.steps, running) is running:
+                raise ValueError(f"an analysis of fewer than {done} steps; start the run's tracking anew")
 
     def _step(self, running: _Running, now_us: int) -> list[EpochEvent]:
         """Do the next part of an analysis."""
@@ -404,21 +406,29 @@ class EpochTracker:
         last = self._detection
         if last is None or self._cached is None:
             return None
-        # The last epochs are enough, if those before them stay as they are.
-        before = last.epoch_starts_s.size - _FOLLOWED
-        ticks, origin_s = self._history.ticks(), self._origin_s or 0.0
-        if before > 0:
-            first = int(np.searchsorted(ticks.time_us, round((last.epoch_starts_s[before] - origin_s) * 1e6)))
-            ticks = ticks.slice(first, len(ticks))
-        found = extend_match(ticks, self._cached, last.hypotheses)
-        if found is not None and before > 0:
-            step_s = float(np.median(np.diff(ticks.time_us))) * 1e-6
-            found = append_epochs(shifted(last, -origin_s), found, step_s)
-        if found is None or abs(found.period_s / last.period_s - 1) > _SAME_EPOCH:
+        # The last epochs are enough where they fit to those before them, which stay as they are.
+        found = self._extend(last, self._cached, _FOLLOWED) or self._extend(last, self._cached, None)
+        if found is None:
             return None
         self._follow_us = self._after(now_us, found.period_s)
-        self._detection = shifted(found, origin_s)
+        self._detection = shifted(found, self._origin_s or 0.0)
         return self._reconcile(self._detection, ended=False)
+
+    def _extend(self, last: EpochDetection, cached: CachedMatch, epochs: int | None) -> EpochDetection | None:
+        """Take a cycle through the ticks of the last so many epochs, or of all; None if it does not hold."""
+        ticks, known = self._history.ticks(), shifted(last, -(self._origin_s or 0.0))
+        if epochs is None:
+            found = extend_match(ticks, cached, last.hypotheses)
+        elif known.epoch_starts_s.size <= epochs:
+            return None
+        else:
+            first = int(np.searchsorted(ticks.time_us, round(known.epoch_starts_s[-epochs] * 1e6)))
+            found = extend_match(ticks.slice(first, len(ticks)), cached, last.hypotheses)
+            if found is not None:
+                found = append_epochs(known, found, float(np.median(np.diff(ticks.time_us[first:]))) * 1e-6)
+        if found is None or abs(found.period_s / last.period_s - 1) > _SAME_EPOCH:
+            return None
+        return found
 
     @staticmethod
     def _after(now_us: int, period_s: float) -> int:

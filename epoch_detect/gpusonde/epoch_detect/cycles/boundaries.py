@@ -155,11 +155,11 @@ def _snapped(
     best, places = 0.0, rough
     clear = np.zeros(rough.size, dtype=bool)
     for rank, row in enumerate(row_order):
-        if _CLEAR * _RANK_WEIGHT**rank <= best:
-            break  # no slower metric can count for more
         values = signal.values[row]
         levels = _Levels(values)
         for direction in (1.0, -1.0):
+            if _CLEAR * _RANK_WEIGHT**rank <= best:
+                return places, clear  # nothing slower can count for more
             found = _edges(levels, direction, rough, period)
             clarity = min(found.clarity, _CLEAR) * (1.0 if found.leads_back else 0.5)
             weight = clarity * _RANK_WEIGHT**rank
