@@ -36,7 +36,7 @@ _FIRST_ANALYSIS_S = 20.0
 # The next analysis comes when the run is this much longer: sooner where a cycle is in sight.
 _GROWTH = 1.6
 _GROWTH_IN_SIGHT = 1.35
-_IN_SIGHT = 0.15  # probability of the likeliest cycle
+_IN_SIGHT = 0.1  # probability of the likeliest cycle
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _FIRST_PATIENT_ANALYSIS_S = 20.0
@@ -45,6 +45,7 @@ _CONFIDENT = 0.8
 _FOLLOWED = 8  # epochs of the end of the run in which a cycle is followed
 _FOLLOW = 0.08  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
+_ALIKE = 0.5  # of the epochs of a followed cycle, at least, that stay where they were
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
 _STATE_VERSION = 2
 
@@ -135,7 +136,8 @@ class EpochTracker:
     twice its length while a confident cycle holds, which is then followed from epoch to epoch; so the work per tick
     does not grow with the length of the run. An analysis is done in parts, while the ticks after it come in. A
     reported epoch is confirmed once a second analysis has found it again; it is revised or withdrawn by an event,
-    never silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
+    never silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in
+    these ticks.
 
     Args:
         metrics: Names of the metrics, in the order of the rows given to :meth:`update`.
@@ -419,6 +421,9 @@ class EpochTracker:
         ticks, known = self._history.ticks(), shifted(last, -(self._origin_s or 0.0))
         if epochs is None:
             found = extend_match(ticks, cached, last.hypotheses)
+            # Where the cycle is the same but begins elsewhere, a fresh look says which is right.
+            if found is not None and not _begin_alike(known, found):
+                return None
         elif known.epoch_starts_s.size <= epochs:
             return None
         else:
@@ -478,6 +483,12 @@ class EpochTracker:
             events.append(EpochEvent(EventKind.REPORTED, epoch))
         self._entries = kept
         return events
+
+
+def _begin_alike(one: EpochDetection, other: EpochDetection) -> bool:
+    """Say whether half of the epochs of a detection also begin in another one."""
+    distance = np.abs(one.epoch_starts_s[:, None] - other.epoch_starts_s)
+    return bool((distance.min(axis=1, initial=np.inf) <= _SAME_EPOCH * one.period_s).mean() >= _ALIKE)
 
 
 def _match(
