@@ -16,7 +16,7 @@ from gpusonde.collector.storage.model import EpochRow, RunUpdate
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import epoch_table, time_shares
 from gpusonde.errors import StoreFullError
-from gpusonde.telemetry import Trace
+from gpusonde.telemetry import Trace, read_trace
 
 DATA = Path(__file__).parents[1] / "data"
 START_NS = 1_700_000_000_000_000_000
@@ -58,9 +58,9 @@ def test_means_energy_and_shares_are_those_of_the_trace(setup, trace, records, f
     assert (run.idle_share, run.stalled_share) == pytest.approx((expected.idle, expected.stalled), abs=1e-6)
 
 
-def test_an_open_run_has_the_summaries_of_its_confirmed_epochs(setup, trace, records):
+def test_an_open_run_has_the_summaries_of_its_confirmed_epochs(setup):
     subject = setup()
-    subject.feed(records[:105], 10)
+    subject.feed(incoming(trace_records(read_trace(DATA / "demo_trace.parquet").window(0, 150)))[:145], 10)
     (run,) = subject.runs()
     assert not run.ended
     confirmed = [epoch.status == "confirmed" for epoch in subject.results.epochs(run.run_id)]

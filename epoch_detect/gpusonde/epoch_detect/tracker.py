@@ -43,7 +43,7 @@ _FIRST_PATIENT_ANALYSIS_S = 20.0
 _GROWTH_PATIENT = 2.0
 _CONFIDENT = 0.8
 _FOLLOWED = 8  # epochs of the end of the run in which a cycle is followed
-_FOLLOW = 0.08  # a cycle is followed after a period, at the earliest when the run is this share longer
+_FOLLOW = 0.05  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
 _ALIKE = 0.5  # of the epochs of a followed cycle, at least, that stay where they were
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
@@ -316,7 +316,7 @@ class EpochTracker:
             tracker._detection = None if meta["detection"] is None else _detection_from(meta["detection"])
             if (running := meta.get("running")) is not None:
                 tracker._resume(*map(int, running))
-        except (LookupError, TypeError, AttributeError, OverflowError, RecursionError, json.JSONDecodeError) as error:
+        except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"not a tracker state ({error!r:.200}); start the run's tracking anew") from error
         return tracker
 
