@@ -283,8 +283,10 @@ def append_epochs(known: EpochDetection, latest: EpochDetection, step_s: float) 
     if not common.size:
         return None
     old, new = common[-1]
-    starts = np.concatenate([known.epoch_starts_s[:old], latest.epoch_starts_s[new:]])
-    ends = np.concatenate([known.epoch_ends_s[:old], latest.epoch_ends_s[new:]])
+    # Of level changes about as large a few epochs may have another one; those before them decide where an epoch begins.
+    off_s = median(known.epoch_starts_s[common[:, 0]] - latest.epoch_starts_s[common[:, 1]])
+    starts = np.concatenate([known.epoch_starts_s[:old], latest.epoch_starts_s[new:] + off_s])
+    ends = np.concatenate([known.epoch_ends_s[:old], latest.epoch_ends_s[new:] + off_s])
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
     lengths = ends - starts
     regular = np.abs(np.log(lengths / median(lengths))) < _IRREGULAR
