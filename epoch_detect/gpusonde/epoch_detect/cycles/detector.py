@@ -293,10 +293,21 @@ def append_epochs(known: EpochDetection, latest: EpochDetection, step_s: float) 
     regular[0] &= regular[1:].sum() < _LEAST_CYCLES
     if regular.sum() < _LEAST_CYCLES:
         return None
-    unmoved = TimeMap(np.zeros(1), np.zeros(1))
-    return _detection(
-        latest.metrics, unmoved, step_s, Epochs(starts, ends, regular), latest.confidence, latest.hypotheses
+    period, low, high = mean_period(Epochs(starts, ends, regular), step_s)
+    return replace(
+        latest,
+        verdict=known.verdict,
+        reason=_count_cycles(starts.size, period) + " repeat",
+        period_s=period,
+        period_low_s=low,
+        period_high_s=high,
+        epoch_starts_s=starts,
+        epoch_ends_s=ends,
     )
+
+
+def _count_cycles(cycles: int, period_s: float) -> str:
+    return f"{cycles} cycles of {period_s:.4g} s"
 
 
 def _detection(
@@ -311,7 +322,7 @@ def _detection(
     # What an agent read often enough once, it may read less often since: the iteration would have been seen then.
     tick_s = measure_closest_step(time_map.short_s, step_s)
     short = period < SHORT_CYCLE_TICKS * tick_s
-    cycles = f"{epochs.starts_s.size} cycles of {period:.4g} s"
+    cycles = _count_cycles(epochs.starts_s.size, period)
     return EpochDetection(
         verdict=Verdict.SHORT_CYCLE if short else Verdict.EPOCHS,
         reason=f"{cycles}, under {SHORT_CYCLE_TICKS} ticks: iteration or epoch" if short else f"{cycles} repeat",
