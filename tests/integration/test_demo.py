@@ -208,7 +208,7 @@ def test_a_trace_without_epochs_shows_the_run_and_says_that_there_are_none(tmp_p
 
 
 def test_a_gpu_of_this_host_is_watched_live(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path, "--watch-s", "13", "--json", environment=fake_driver(tmp_path, period_s=2.4))
+    demo = start_demo(tmp_path, "--watch-s", "25", "--json", environment=fake_driver(tmp_path, period_s=2.4))
     out, errors = demo.communicate(timeout=_TIMEOUT_S)
     assert demo.returncode == 0, errors
     report = json.loads(out)
