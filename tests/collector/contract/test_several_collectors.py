@@ -12,7 +12,7 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 from support.wire_agent import START_NS, TICK_NS
 
-from gpusonde.collector.storage.clickhouse.facts import Standing
+from gpusonde.collector.storage.clickhouse.facts import KnownAgents
 from gpusonde.collector.storage.model import AgentRow, EpochRow, Position, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.errors import StoreError
@@ -106,7 +106,7 @@ def test_a_spool_that_two_collectors_see_first_at_once_gets_one_number(pair):
     known = {}
     for engine in (one, two):
         # Neither has seen that the other one numbered it.
-        engine.store.facts.standing = lambda _, numbers: Standing({}, {}, {}, dict.fromkeys(numbers, ""))
+        engine.store.facts.standing = lambda _, numbers: KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""))
         engine.store.samples.register_agents([agent()])
         engine.store.samples.append(Feed().batches(1, 3))
         del engine.store.facts.standing
@@ -352,7 +352,7 @@ def test_of_two_collectors_that_are_greeted_at_once_one_has_the_last_word(pair, 
 
     # Neither has seen that the agent has greeted the other one.
     for engine in pair:
-        engine.store.facts.standing = lambda _, numbers: Standing({}, {}, {}, dict.fromkeys(numbers, ""))
+        engine.store.facts.standing = lambda _, numbers: KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""))
     one.sql.insert = greet_the_other
     one.store.samples.register_agents([agent()])
     winner, loser = (two, one) if first == 1 else (one, two)

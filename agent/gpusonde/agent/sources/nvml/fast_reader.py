@@ -1,8 +1,8 @@
 """What is read every tick: each call's answer at its place in one block of memory, nothing allocated in between.
 
 pynvml has the C layouts of ``nvml.h`` too, but its structures convert on every attribute access in Python, which costs
-more than the call. So a call only says where in its answer a metric lies (:class:`Cell`), and many answers are turned
-into numbers at once (``raw_ticks``). Left out on purpose: ``nvmlDeviceGetPcieThroughput`` blocks 20 ms for each
+more than the call. So a call only says where in its answer a metric lies (:class:`AnswerCell`), and many answers are
+turned into numbers at once (``raw_ticks``). Left out on purpose: ``nvmlDeviceGetPcieThroughput`` blocks 20 ms for each
 direction, so eight GPUs would need 320 ms of a 100 ms tick.
 """
 
@@ -85,7 +85,7 @@ class CellKind(Enum):
 
 
 @dataclass(frozen=True)
-class Cell:
+class AnswerCell:
     """One metric in the answer of a call.
 
     Attributes:
@@ -116,7 +116,7 @@ class FastCall:
 
     function: str
     answer: bytes
-    cells: tuple[Cell, ...]
+    cells: tuple[AnswerCell, ...]
     arguments: tuple[Any, ...] = ()
 
     @property
@@ -129,25 +129,25 @@ UTILIZATION = FastCall(
     "nvmlDeviceGetUtilizationRates",
     bytes(8),
     (
-        Cell("gpu_utilization", 0, CellKind.UINT32, 0.01),
-        Cell("memory_utilization", 4, CellKind.UINT32, 0.01),
+        AnswerCell("gpu_utilization", 0, CellKind.UINT32, 0.01),
+        AnswerCell("memory_utilization", 4, CellKind.UINT32, 0.01),
     ),
 )
 SM_CLOCK = FastCall(
-    "nvmlDeviceGetClockInfo", bytes(4), (Cell("sm_clock_mhz", 0, CellKind.UINT32),), (1,)
+    "nvmlDeviceGetClockInfo", bytes(4), (AnswerCell("sm_clock_mhz", 0, CellKind.UINT32),), (1,)
 )  # NVML_CLOCK_SM
-POWER = FastCall("nvmlDeviceGetPowerUsage", bytes(4), (Cell("power_watts", 0, CellKind.UINT32, 1e-3),))
+POWER = FastCall("nvmlDeviceGetPowerUsage", bytes(4), (AnswerCell("power_watts", 0, CellKind.UINT32, 1e-3),))
 # Version 2 tells memory reserved by the driver from memory in use; drivers before 510 have only version 1.
 MEMORY = (
     FastCall(
         "nvmlDeviceGetMemoryInfo_v2",
         bytes(MemoryV2(version=MEMORY_V2)),
-        (Cell("framebuffer_used_bytes", MemoryV2.used.offset, CellKind.UINT64),),
+        (AnswerCell("framebuffer_used_bytes", MemoryV2.used.offset, CellKind.UINT64),),
     ),
     FastCall(
         "nvmlDeviceGetMemoryInfo",
         bytes(Memory()),
-        (Cell("framebuffer_used_bytes", Memory.used.offset, CellKind.UINT64),),
+        (AnswerCell("framebuffer_used_bytes", Memory.used.offset, CellKind.UINT64),),
     ),
 )
 
@@ -185,7 +185,7 @@ def call_of_fields(fields: Sequence[FastField]) -> FastCall:
         "nvmlDeviceGetFieldValues",
         b"".join(bytes(FieldValue(field_id=field.field_id)) for field in fields),
         tuple(
-            Cell(field.metric, size * i, CellKind.FIELD, field.scale, field.is_counter)
+            AnswerCell(field.metric, size * i, CellKind.FIELD, field.scale, field.is_counter)
             for i, field in enumerate(fields)
         ),
         (len(fields),),

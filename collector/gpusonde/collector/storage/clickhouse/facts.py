@@ -44,7 +44,7 @@ class GreetedAgent:
 
 
 @dataclass(frozen=True)
-class Standing:
+class KnownAgents:
     """What the database holds that greetings are about.
 
     Attributes:
@@ -235,7 +235,7 @@ class ClickHouseFacts:
         rows = self._sql.rows("SELECT agent_id, collector, term FROM agents FINAL")
         return {agent_id: AgentOwner(collector, term) for agent_id, collector, term in rows}
 
-    def standing(self, agent_ids: Collection[str], numbers: Collection[int]) -> Standing:
+    def known_agents(self, agent_ids: Collection[str], numbers: Collection[int]) -> KnownAgents:
         """Return what greetings of agents are about, and who holds spools of some numbers.
 
         All in one statement: each costs the collector a millisecond or more, whatever it asks.
@@ -255,7 +255,7 @@ class ClickHouseFacts:
         )
         hosts = binary_column(table, "host")
         columns = [table.column(name).to_pylist() for name in table.column_names if name != "host"]
-        found = Standing({}, {}, {}, dict.fromkeys(numbers, ""))
+        found = KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""))
         for host, row in zip(hosts, zip(*columns, strict=True), strict=True):
             kind, agent_id, spool_id, instance, start, name, version, collector, term, spool, sequence = row
             if kind == "agent":

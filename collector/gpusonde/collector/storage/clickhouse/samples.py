@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, GreetedAgent, Ownership, Standing
+from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, GreetedAgent, KnownAgents, Ownership
 from gpusonde.collector.storage.clickhouse.sql import (
     ClickHouseSql,
     RecordRows,
@@ -193,15 +193,15 @@ class ClickHouseSamples:
             number = self._spools[key]
         return number
 
-    def _ask(self, began_unix_nano: Mapping[tuple[str, str], int]) -> Standing:
+    def _ask(self, began_unix_nano: Mapping[tuple[str, str], int]) -> KnownAgents:
         """Return what is known of agents and their spools, and of the numbers that those would have as new ones."""
         numbers = _distinct({key: _first_number(key, began) for key, began in began_unix_nano.items()}, {})
-        return self._facts.standing({agent_id for agent_id, _ in began_unix_nano}, numbers)
+        return self._facts.known_agents({agent_id for agent_id, _ in began_unix_nano}, numbers)
 
     def _begin_spools(
         self,
         began_unix_nano: Mapping[tuple[str, str], int],
-        found: Standing,
+        found: KnownAgents,
         first_sequences: Mapping[tuple[str, str], int],
     ) -> None:
         """Take in spools, new ones with a number; before the first sequence of a new one is no gap.
