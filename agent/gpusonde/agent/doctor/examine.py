@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.ownership import Owners
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, MappingFiles, read_minors
-from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, RawTicks, SourceInventory
+from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, RawTicks, Reading, SourceInventory
 from gpusonde.agent.sources.dcgm.fields import AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_process_reader, make_source, profiles
@@ -241,25 +241,37 @@ def _sample(
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> _Sampled:
-    start_s = monotonic()
-    reading_s, readings = 0.0, 0
+    took_s: list[float] = []
     times_s: dict[int, list[float]] = {}
     measured: dict[int, set[int]] = {}
     blanks: dict[int, dict[int, MissingReason]] = {}
-    for number in range(max(2, round(_SAMPLING_S / interval_s))):
-        deadline_s = start_s + number * interval_s
-        if (wait_s := deadline_s - monotonic()) > 0:
-            sleep(wait_s)
-        begin_s = time.perf_counter()
-        if (reading := source.read(deadline_s)) is None:
-            break
-        reading_s, readings = reading_s + time.perf_counter() - begin_s, readings + 1
+    for reading, read_s in _readings(source, interval_s, max(2, round(_SAMPLING_S / interval_s)), monotonic, sleep):
+        took_s.append(read_s)
         for part in reading.ticks:
             times_s.setdefault(part.gpu, []).extend((part.time_unix_nano / 1e9).tolist())
             blanks.setdefault(part.gpu, {}).update(part.blanks)
             columns = np.flatnonzero(~np.isnan(part.values).all(axis=1)).tolist()
             measured.setdefault(part.gpu, set()).update(columns)
-    return _Sampled(times_s, measured, blanks, reading_s / max(1, readings))
+    return _Sampled(times_s, measured, blanks, sum(took_s) / max(1, len(took_s)))
+
+
+def _readings(
+    source: GpuSource,
+    interval_s: float,
+    count: int,
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Iterator[tuple[Reading, float]]:
+    """Read as the agent does, at absolute deadlines; yield each reading and the seconds it took."""
+    start_s = monotonic()
+    for number in range(count):
+        deadline_s = start_s + number * interval_s
+        if (wait_s := deadline_s - monotonic()) > 0:
+            sleep(wait_s)
+        begin_s = time.perf_counter()
+        if (reading := source.read(deadline_s)) is None:
+            return
+        yield reading, time.perf_counter() - begin_s
 
 
 def _measure_cost(
@@ -269,17 +281,11 @@ def _measure_cost(
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> SamplingCost | None:
-    start_s, spent_s = monotonic(), time.process_time()
-    read_s, readings = 0.0, 0
+    spent_s = time.process_time()
+    took_s: list[float] = []
     raw: list[RawTicks] = []
-    for number in range(max(1, round(seconds / interval_s))):
-        deadline_s = start_s + number * interval_s
-        if (wait_s := deadline_s - monotonic()) > 0:
-            sleep(wait_s)
-        begin_s = time.perf_counter()
-        if (reading := source.read(deadline_s)) is None:
-            break
-        read_s, readings = read_s + time.perf_counter() - begin_s, readings + 1
+    for reading, read_s in _readings(source, interval_s, max(1, round(seconds / interval_s)), monotonic, sleep):
+        took_s.append(read_s)
         if isinstance(reading.ticks, RawTicks):
             raw.append(reading.ticks)
         # As the agent does: what a second brought becomes numbers together.
@@ -288,9 +294,10 @@ def _measure_cost(
             raw.clear()
     if raw:
         raw[0].join(raw[1:])
-    if not readings:
+    if not took_s:
         return None
-    return SamplingCost(readings, interval_s, read_s / readings, (time.process_time() - spent_s) / readings)
+    readings = len(took_s)
+    return SamplingCost(readings, interval_s, sum(took_s) / readings, (time.process_time() - spent_s) / readings)
 
 
 def _gpu(
