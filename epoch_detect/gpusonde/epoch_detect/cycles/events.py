@@ -12,7 +12,7 @@ readings are made of the stretches, the events, of each class:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ _CHANCE = 0.2  # that an interval is within that by accident
 _LEAST_SHARE = 0.5
 _LEAST_COVER = 0.3
 _LEAST_PERIOD = 3  # cells
+_LONGEST_FIRST = 1.5  # usual cycles
 _EVEN = 0.03  # relative spread of the intervals up to which their mean is better than their median
 _COMB_EVENTS = (5, 200)
 _COMB_CLASSES = 9  # of each set
@@ -91,11 +92,12 @@ class Reading:
         evidence: In nats; for a template the probability that it is the epoch.
         count: Cycles in the busy span.
         marks_s: Shape (marks, 2), begin and end of the events that mark the cycles, in seconds of the activity; those of
-            a comb are where its teeth are, whether an event is there or not. A line has none.
-        starts_s: Shape (starts,), where cycles start: training starts where a mark ends.
+            a comb are where its teeth are, whether an event is there or not.
+        starts_s: Shape (starts,), where cycles start: training starts where a mark ends. Whole cycles are between them.
         depth: Usual deviation in them, as a share of the range.
         spread: Relative spread of the length of a cycle in training seconds; NaN where unknown.
         seen: Number of events seen.
+        stretches: Of a line: shape (stretches, 2), cells between which it was seen.
     """
 
     source: str
@@ -107,6 +109,7 @@ class Reading:
     depth: float = 0.0
     spread: float = float("nan")
     seen: int = 0
+    stretches: IntArray = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
 
     @property
     def width_s(self) -> float:
@@ -274,8 +277,39 @@ def _read_clock(load: Load, events: EventSet, begin: IntArray, end: IntArray, de
     period = median(lengths) if spread > _EVEN else float(lengths.mean())
     return Reading(
         "clock", period * load.step_s, float(evidence), inside / usual,
-        load.to_s(np.stack([begin, end], axis=1)), load.to_s(end), depth, spread, begin.size,
+        load.to_s(np.stack([begin, end], axis=1)), load.to_s(_place_starts(events, begin, end, long, usual)),
+        depth, spread, begin.size,
     )  # fmt: skip
+
+
+def _place_starts(events: EventSet, begin: IntArray, end: IntArray, long: BoolArray, usual: float) -> FloatArray:
+    """Place the starts of the cycles of a clock, in cells: one behind each mark, and at even distance where one lacks.
+
+    Args:
+        events: The set that the marks are of.
+        begin: Shape (marks,), first cell of each mark.
+        end: Shape (marks,), one past the last.
+        long: Shape (marks - 1,), whether it is training between two marks, and not two parts of one.
+        usual: Cells of training in a cycle.
+    """
+    cells = events.off.size - 1
+    last_part, first_part = np.append(long, True), np.append(True, long)
+    trained = end[last_part] - events.off[end[last_part]]
+    starts = end[last_part].astype(np.float64)
+    cycles = np.diff(trained) / usual
+    fill = np.where(np.abs(cycles / np.maximum(np.round(cycles), 1) - 1) < 2 * _INLIER, np.round(cycles), 1)
+    number = np.concatenate([[0.0], np.cumsum(np.maximum(fill, 1))])
+    placed = np.interp(np.arange(number[-1] + 1), number, starts)
+    first = int(begin[first_part][0])
+    ahead = (first - int(events.off[first])) / usual
+    behind = (cells - int(events.off[-1]) - int(trained[-1])) / usual
+    # The stretch before the first mark is a cycle unless a longer or shorter one, warm-up included; that behind the
+    # last one if it is a whole one: nothing but the end of the activity ends it.
+    if 1 - _INLIER <= ahead <= _LONGEST_FIRST:
+        placed = np.concatenate([[max(0.0, first - usual)], placed])
+    if behind >= 1 - _INLIER:
+        placed = np.append(placed, min(float(cells), placed[-1] + usual))
+    return placed
 
 
 def count_nats(near: int, total: int) -> float:

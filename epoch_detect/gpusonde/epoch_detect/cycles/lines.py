@@ -8,12 +8,14 @@ over the devices of a job: one loud device cannot win, and the line grows out of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.events import Load, Reading, highest_peaks
 from gpusonde.epoch_detect.cycles.signal import median
+from gpusonde.epoch_detect.cycles.template_matching import find_start_phase
 from gpusonde.telemetry import FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -30,6 +32,11 @@ _FLOOR = float(np.log(2.0))  # of the whitened power: noise is 1 on average, its
 _LEAST_CYCLES = 3.5  # in the longest stretch
 _LEAST_CELLS = 2.6  # per cycle
 _LINES = 6
+_BINS = 32  # of a folded cycle
+_PIECE_CYCLES = 8
+_LEAST_PIECE = 48  # cells
+_ALIGNMENTS = 3
+_STRANGE = 3.0  # times as far from the mean cycle as the others: the ramp or the tail of a run
 _WHITENED_OVER = 1.5  # factor of frequency on either side
 
 
@@ -80,11 +87,10 @@ def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[Reading]:
         if frequency is None:
             continue
         period = size / frequency  # cells
-        starts = np.concatenate([np.arange(a, b, period) for a, b in stretches])
         count = float((stretches[:, 1] - stretches[:, 0]).sum() / period)
         evidence = float(score[i] * np.sqrt(len(pieces) * len(devices)))
         found.append(
-            Reading("line", period * load.step_s, evidence, count, np.empty((0, 2)), load.to_s(starts), 0.0)
+            Reading("line", period * load.step_s, evidence, count, np.empty((0, 2)), np.empty(0), stretches=stretches)
         )
     return found
 
@@ -134,6 +140,165 @@ def _whiten(power: FloatArray, over: float) -> FloatArray:
     white = power / np.exp(level)
     white[: int(2.5 * over)] = 1.0
     return white
+
+
+@dataclass(frozen=True)
+class PhaseLock:
+    """A period followed through stretches of a load.
+
+    Attributes:
+        agreement: Mean correlation of a piece of several cycles with the mean of the others, -1..1; NaN for one piece.
+        steadiness: Length of the mean turn of the phase from piece to piece, 0 for noise and 1 for a steady cycle; NaN
+            where no stretch has two pieces.
+        explained: Share of the variance of the stretches that the mean of the other pieces explains.
+        starts_s: Shape (starts,), where cycles start, in seconds of the activity.
+        whole: Number of whole cycles, without those of the ramp and the tail of the run.
+    """
+
+    agreement: float
+    steadiness: float
+    explained: float
+    starts_s: FloatArray
+    whole: int
+
+
+def lock_phase(load: Load, stretches: IntArray, period: float) -> PhaseLock | None:
+    """Follow a period through stretches, each with a phase of its own; None if none of them holds two cycles.
+
+    Args:
+        load: The signal.
+        stretches: Shape (stretches, 2), cells.
+        period: Cells.
+    """
+    mean, thin = load.values.mean(axis=0), max(1, int(period / _BINS))
+    if thin > 1:
+        mean = mean[: mean.size // thin * thin].reshape(-1, thin).mean(axis=1)
+        stretches, period = stretches // thin, period / thin
+    stretches = stretches[stretches[:, 1] - stretches[:, 0] >= 2 * period]
+    if not len(stretches):
+        return None
+    pieces = _Pieces.cut(mean, stretches, period)
+    folded = pieces.fold(int(np.clip(period, 4, _BINS)))
+    template, shift = _align(folded)
+    bins = template.size
+    aligned = np.take_along_axis(folded, (np.arange(bins) + shift[:, None]) % bins, axis=1)
+    agreement = steadiness = explained = float("nan")
+    if len(aligned) > 1:
+        others = (aligned.sum(axis=0) - aligned) / (len(aligned) - 1)
+        common = (aligned * others).sum(axis=1)
+        norms = np.linalg.norm(aligned, axis=1) * np.linalg.norm(others, axis=1)
+        agreement = float((common / (norms + 1e-12)).mean())
+        explained = float((common / bins * pieces.lengths).sum() / (pieces.values @ pieces.values + 1e-12))
+    joined = pieces.stretch[1:] == pieces.stretch[:-1]
+    if joined.any():
+        steadiness = float(np.abs(np.exp(2j * np.pi * np.diff(shift)[joined] / bins).mean()))
+    starts, whole = _place_starts(pieces, stretches, period, template, shift)
+    step = load.step_s * thin
+    return PhaseLock(agreement, steadiness, explained, load.start_s + step * starts, whole)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Pieces of about eight cycles, without their linear trends.
+
+    Attributes:
+        values: Shape (cells,), all pieces one behind the other.
+        phase: Shape (cells,), cycles since the beginning of the stretch.
+        piece: Shape (cells,), which piece each cell is of.
+        lengths: Shape (pieces,), cells.
+        stretch: Shape (pieces,), which stretch each is of.
+        middle: Shape (pieces,), its middle in cells of the load.
+    """
+
+    values: FloatArray
+    phase: FloatArray
+    piece: IntArray
+    lengths: IntArray
+    stretch: IntArray
+    middle: FloatArray
+
+    @classmethod
+    def cut(cls, mean: FloatArray, stretches: IntArray, period: float) -> _Pieces:
+        """Cut the stretches."""
+        sizes = stretches[:, 1] - stretches[:, 0]
+        parts = np.maximum(1, np.round(sizes / max(_PIECE_CYCLES * period, _LEAST_PIECE))).astype(np.int64)
+        edges = [np.linspace(a, b, k + 1).astype(np.int64) for (a, b), k in zip(stretches, parts, strict=True)]
+        first = np.concatenate([e[:-1] for e in edges])
+        lengths = np.concatenate([np.diff(e) for e in edges])
+        stretch = np.repeat(np.arange(len(stretches)), parts)
+        piece = np.repeat(np.arange(lengths.size), lengths)
+        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        place = np.arange(piece.size) - begins[piece]
+        values = mean[first[piece] + place]
+        values = values - (np.add.reduceat(values, begins) / lengths)[piece]
+        beside = place - 0.5 * (lengths - 1)[piece]
+        slope = np.add.reduceat(values * beside, begins) / np.maximum(np.add.reduceat(beside**2, begins), 1e-9)
+        values = values - slope[piece] * beside
+        most = _CLIPPED * 1.4826 * median(np.abs(values)) + 1e-9
+        phase = (first[piece] + place - stretches[stretch[piece], 0]) / period
+        return cls(np.clip(values, -most, most), phase, piece, lengths, stretch, first + 0.5 * lengths)
+
+    def fold(self, bins: int) -> FloatArray:
+        """Average each piece over its cycles; shape (pieces, bins)."""
+        index = self.piece * bins + (self.phase % 1 * bins).astype(np.int64) % bins
+        size = self.lengths.size * bins
+        counts = np.bincount(index, minlength=size)
+        return (np.bincount(index, self.values, size) / np.maximum(counts, 1)).reshape(-1, bins)
+
+
+def _align(folded: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Turn each folded piece until it resembles the mean of all: the mean, and shape (pieces,) how many bins each."""
+    bins = folded.shape[1]
+    waves = np.fft.rfft(folded, axis=1)
+    template = folded[int(np.argmax((folded**2).sum(axis=1)))]
+    shift = np.zeros(len(folded), dtype=np.int64)
+    for _ in range(_ALIGNMENTS):
+        alike = np.fft.irfft(waves * np.conj(np.fft.rfft(template)), bins, axis=1)
+        shift = np.argmax(alike, axis=1)
+        template = np.take_along_axis(folded, (np.arange(bins) + shift[:, None]) % bins, axis=1).mean(axis=0)
+    return template, shift
+
+
+def _place_starts(
+    pieces: _Pieces, stretches: IntArray, period: float, template: FloatArray, shift: IntArray
+) -> tuple[FloatArray, int]:
+    """Place the starts in cells, and count the whole cycles; those at both ends of the run must be like the others."""
+    bins, origin = template.size, find_start_phase(template)
+    starts = []
+    for number, (a, b) in enumerate(stretches):
+        here = pieces.stretch == number
+        turned = np.unwrap(shift[here], period=bins) / bins + origin
+        turned -= np.floor(turned[0])
+        edges = a + period * (np.arange(int((b - a) / period) + 1)[:, None])
+        late = np.interp(edges.ravel(), pieces.middle[here], turned)
+        places = edges.ravel() + period * late
+        starts.append(places[(places >= a) & (places < b)])
+    places = np.concatenate(starts)
+    stretch = np.repeat(np.arange(len(starts)), [s.size for s in starts])
+    ends = np.append(places[1:], np.inf)
+    inside = (stretch == np.append(stretch[1:], -1)) | (places + period <= stretches[stretch, 1] + 1)
+    ends = np.where(inside, np.minimum(ends, places + 1.5 * period), places)
+    strange = _measure_strangeness(pieces, places, ends, template)
+    usual = _STRANGE * median(strange[inside]) if inside.any() else np.inf
+    like = np.flatnonzero(inside & (strange <= usual))
+    if not like.size:
+        return places, 0
+    places, inside = places[like[0] : like[-1] + 1], inside[like[0] : like[-1] + 1]
+    return places, int(inside.sum())
+
+
+def _measure_strangeness(pieces: _Pieces, starts: FloatArray, ends: FloatArray, template: FloatArray) -> FloatArray:
+    """Root of the mean squared distance of each cycle from the template; shape (cycles,)."""
+    begins = np.concatenate([[0], np.cumsum(pieces.lengths)[:-1]])
+    first = pieces.middle - 0.5 * pieces.lengths
+    cell = np.arange(pieces.values.size) - begins[pieces.piece] + first[pieces.piece]
+    cycle = np.clip(np.searchsorted(starts, cell, side="right") - 1, 0, starts.size - 1)
+    length = np.maximum(ends - starts, 1.0)[cycle]
+    phase = (cell - starts[cycle]) / length + find_start_phase(template)
+    inside = (cell >= starts[cycle]) & (cell < ends[cycle])
+    off = (pieces.values - template[(phase % 1 * template.size).astype(np.int64)]) ** 2
+    counts = np.bincount(cycle[inside], minlength=starts.size)
+    return np.asarray(np.sqrt(np.bincount(cycle[inside], off[inside], starts.size) / np.maximum(counts, 1)))
 
 
 def _refine(nats: FloatArray, base: int) -> float | None:
