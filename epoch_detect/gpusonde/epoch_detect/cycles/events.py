@@ -63,11 +63,15 @@ class Load:
         start_s: Time of the left edge of the first cell, in seconds of the activity.
         step_s: Width of a cell in seconds.
         values: Shape (metrics, cells), 0 where the job idles and 1 at its high level.
+        traffic: The same of traffic to host, storage and other GPUs: its bursts mark cycles, its level says little.
+        names: Of the metrics, those of the traffic last.
     """
 
     start_s: float
     step_s: float
     values: FloatArray
+    traffic: FloatArray
+    names: tuple[str, ...]
 
     def __len__(self) -> int:
         return int(self.values.shape[1])
@@ -95,7 +99,7 @@ class Reading:
             a comb are where its teeth are, whether an event is there or not.
         starts_s: Shape (starts,), where cycles start: training starts where a mark ends. Whole cycles are between them.
         depth: Usual deviation in them, as a share of the range.
-        spread: Relative spread of the length of a cycle in training seconds; NaN where unknown.
+        spread: Relative spread of the length of a cycle in training seconds, or of the events about their teeth.
         seen: Number of events seen.
         stretches: Of a line: shape (stretches, 2), cells between which it was seen.
     """
@@ -149,7 +153,7 @@ def scale_load(active: Ticks, idle: FloatArray | None = None) -> Load | None:
         idle: Shape (metrics,), values of an idle GPU, for metrics without a true zero; None if there are none.
     """
     step, grid = resample_ticks(active)
-    rows = []
+    rows: dict[str, FloatArray] = {}
     for index, (row, name) in enumerate(zip(grid, active.names, strict=True)):
         if not np.isfinite(row[0]):
             continue
@@ -159,12 +163,21 @@ def scale_load(active: Ticks, idle: FloatArray | None = None) -> Load | None:
         elif idle is not None and np.isfinite(idle[index]):
             low = min(low, idle[index])
         if float(np.ptp(row)) > _VARIES * max(abs(high), 1e-9) and high > low:
-            rows.append((row - low) / (high - low))
-    if not rows:
+            rows[name] = (row - low) / (high - low)
+    traffic = [name for name in rows if metric(name).unit is Unit.BYTES_PER_SECOND]
+    work = [name for name in rows if name not in traffic]
+    if not work:
+        work, traffic = traffic, []
+    if not work:
         return None
-    values = np.array(rows)
+    values = np.array([rows[name] for name in work])
+    beside = np.array([rows[name] for name in traffic]).reshape(len(traffic), grid.shape[1])
     span = find_busy_span(values)
-    return None if span is None else Load((span[0] - 1) * step, step, values[:, span[0] : span[1]])
+    if span is None:
+        return None
+    here = slice(*span)
+    # Values describe the interval before their tick, and cells are centred on ticks.
+    return Load((span[0] - 1) * step, step, values[:, here], beside[:, here], (*work, *traffic))
 
 
 def find_busy_span(values: FloatArray) -> tuple[int, int] | None:
@@ -175,14 +188,14 @@ def find_busy_span(values: FloatArray) -> tuple[int, int] | None:
     return (int(busy[0]), int(busy[-1]) + 1) if busy.size >= _LEAST_BUSY_CELLS else None
 
 
-def find_events(values: FloatArray) -> list[EventSet]:
+def find_events(values: FloatArray, busy: FloatArray) -> list[EventSet]:
     """Find the stretches off the training level at several smoothings and thresholds.
 
     Args:
-        values: Shape (metrics, cells) of a :class:`Load`.
+        values: Shape (metrics, cells), of which the events are.
+        busy: Shape (cells,), how much the job works: its high values are training.
     """
     n, sets = values.shape[1], []
-    busy = values.mean(axis=0)
     for width in _SMOOTHINGS:
         if width > max(1, n * _LONGEST_SMOOTHING):
             break
@@ -242,7 +255,9 @@ def event_classes(events: EventSet) -> Iterator[BoolArray]:
 def read_events(load: Load) -> list[Reading]:
     """Read the training clock and the event comb of every class of events."""
     found, seen = [], set()
-    for events in find_events(load.values):
+    busy = load.values.mean(axis=0)
+    sets = find_events(load.values, busy) + (find_events(load.traffic, busy) if len(load.traffic) else [])
+    for events in sets:
         for number, chosen in enumerate(event_classes(events)):
             begin, end = events.begin[chosen], events.end[chosen]
             depth = median(events.depth[chosen])
@@ -351,11 +366,15 @@ def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -
         evidence = worth - 0.5 * (span * best + 1 - taken)
         if evidence <= 0 or taken < _LEAST_TEETH:
             continue
-        teeth = (np.arange(0, len(load) * best) + phase % 1) / best - 0.5
+        # A tooth without an event is believed in between, and once on either side.
+        first, last = tooth[near].min() - 1, tooth[near].max() + 1
+        teeth = (np.arange(first, last + 1) + phase) / best - 0.5
+        teeth = teeth[(teeth >= -0.5) & (teeth <= len(load) - width)]
         marks = load.to_s(np.stack([teeth, teeth + width], axis=1))
         yield Reading(
-            "comb", load.step_s / best, float(evidence), len(load) * best, marks, marks[:, 1], usual_depth, seen=taken
-        )  # fmt: skip
+            "comb", load.step_s / best, float(evidence), len(load) * best, marks, marks[:, 1], usual_depth,
+            float(np.std((place * best - phase - tooth)[near])), taken,
+        )  # fmt: skip  # fmt: skip
 
 
 def highest_peaks(score: FloatArray, most: int) -> list[int]:

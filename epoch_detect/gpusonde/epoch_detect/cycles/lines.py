@@ -296,7 +296,7 @@ def _measure_strangeness(pieces: _Pieces, starts: FloatArray, ends: FloatArray, 
     length = np.maximum(ends - starts, 1.0)[cycle]
     phase = (cell - starts[cycle]) / length + find_start_phase(template)
     inside = (cell >= starts[cycle]) & (cell < ends[cycle])
-    off = (pieces.values - template[(phase % 1 * template.size).astype(np.int64)]) ** 2
+    off = (pieces.values - template[(phase % 1 * template.size).astype(np.int64) % template.size]) ** 2
     counts = np.bincount(cycle[inside], minlength=starts.size)
     return np.asarray(np.sqrt(np.bincount(cycle[inside], off[inside], starts.size) / np.maximum(counts, 1)))
 
