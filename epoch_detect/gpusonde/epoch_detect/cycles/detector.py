@@ -16,7 +16,7 @@ from gpusonde.epoch_detect.cycles.candidates import (
     CycleHypothesis,
     find_candidates,
     keep_distinct,
-    match_candidate,
+    match_candidates,
     match_whole,
 )
 from gpusonde.epoch_detect.cycles.features import feature_table
@@ -286,12 +286,7 @@ def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | st
     found = list(preprocess(active))
     if not found:
         return "every metric is constant while the GPU works"
-    every = [
-        r
-        for s in found
-        for c in find_candidates(s.signal)
-        if (r := match_candidate(c, s)) and r.match.cycles >= _LEAST_CYCLES
-    ]
+    every = match_candidates([(candidate, view) for view in found for candidate in find_candidates(view.signal)])
     if not every:
         return "nothing repeats"
     kept = keep_distinct(every)
