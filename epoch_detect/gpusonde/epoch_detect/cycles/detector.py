@@ -7,6 +7,7 @@ Idle gaps are removed (``idle_gaps``), candidates matched (``candidates``, ``tem
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpusonde.epoch_detect.cycles.candidates import (
     match_candidates,
     match_whole,
 )
+from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
 from gpusonde.epoch_detect.cycles.idle_gaps import IDLE_LOAD, PreprocessedView, measure_load, preprocess, remove_gaps
@@ -26,6 +28,7 @@ from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
 from gpusonde.epoch_detect.cycles.signal import scale_signal
 from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
+from gpusonde.epoch_detect.cycles.tree import find_levels, judge_levels, level_of, nest, place_level
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, active_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
@@ -48,6 +51,7 @@ _AS_LIKELY = 0.9  # of the probability of the likeliest hypothesis
 _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
+_IDLE = 2  # percentile of the values of all ticks
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
 
@@ -113,21 +117,24 @@ class CachedMatch:
     confidence: float
 
 
-def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -> EpochDetection:
-    """Find the epochs in ticks; times are seconds on the ticks' own axis.
+def analyse(
+    ticks: Ticks, *, devices: Sequence[Ticks] = (), ended: bool = True, scorer: Scorer | None = None
+) -> EpochDetection:
+    """Find the cycles and the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args and returns are those of :func:`analyse_and_cache`, without the match to cache.
     """
-    return analyse_and_cache(ticks, ended=ended, scorer=scorer)[0]
+    return analyse_and_cache(ticks, devices=devices, ended=ended, scorer=scorer)[0]
 
 
 def analyse_and_cache(
-    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None
+    ticks: Ticks, *, devices: Sequence[Ticks] = (), ended: bool = True, scorer: Scorer | None = None
 ) -> tuple[EpochDetection, CachedMatch | None]:
-    """Find the epochs in ticks; times are seconds on the ticks' own axis.
+    """Find the cycles and the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args:
-        ticks: Any number of ticks, idle around the activity included.
+        ticks: Any number of ticks, idle around the activity included; of a job on several GPUs their mean.
+        devices: The ticks of each GPU of such a job, on the same axis.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
         scorer: Judges the hypotheses; None for the shipped one.
 
@@ -135,27 +142,82 @@ def analyse_and_cache(
         The detection, ``none`` with the reason where there is nothing to find; and the match that
         :func:`extend_match` goes on from, if epochs were found.
     """
-    found = find_hypotheses(ticks, ended=ended)
+    activity = find_activity(ticks)
+    if isinstance(activity, str):
+        return EpochDetection(Verdict.NONE, activity, metrics=ticks.names), None
+    found = find_hypotheses(activity, ended=ended)
     if isinstance(found, str):
-        return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
+        detection, cached, templates = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None, []
+    else:
+        detection, cached, templates = _choose_epochs(found, ticks.names, scorer, ended=ended)
+    return _with_levels(detection, activity, devices, templates), cached
+
+
+def _choose_epochs(
+    found: CycleHypotheses, names: tuple[str, ...], scorer: Scorer | None, *, ended: bool
+) -> tuple[EpochDetection, CachedMatch | None, list[Reading]]:
+    """Return the epochs of the likeliest hypothesis, its match to cache, and the likeliest ones as readings."""
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
     order = np.argsort(-probabilities, kind="stable")
     hypotheses = _hypotheses([(found.hypotheses[i], float(probabilities[i])) for i in order])
     choice = choose(found, probabilities, ended=ended)
     chosen, confidence = choice.hypothesis, choice.probability
-    nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
+    templates = _to_readings([(chosen, confidence), *((found.hypotheses[i], float(probabilities[i])) for i in order)])
+    nothing = EpochDetection(Verdict.NONE, "", metrics=names, hypotheses=hypotheses)
     if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.match.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
         reason = f"the likeliest cycle, {chosen.usual_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
-        return replace(nothing, reason=reason), None
+        return replace(nothing, reason=reason), None, templates
     signal, epochs = chosen.preprocessed.signal, choice.epochs
     if epochs.regular.sum() < _LEAST_CYCLES:
-        return replace(nothing, reason="no two whole epochs lie inside the activity"), None
+        return replace(nothing, reason="no two whole epochs lie inside the activity"), None, templates
     cached = CachedMatch(
         chosen.preprocessed.gap_removal, signal.rows,
         replace(Pattern.from_hypothesis(chosen), template=choice.match.template),
         find_other_periods(chosen, found.hypotheses), choice.match.agreement, confidence,
     )  # fmt: skip
-    return _detection(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses), cached
+    detection = _detection(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses)
+    return detection, cached, templates
+
+
+def _to_readings(ranked: list[tuple[CycleHypothesis, float]]) -> list[Reading]:
+    """Return the likeliest hypotheses of different length as readings of levels."""
+    kept: list[Reading] = []
+    for hypothesis, probability in ranked:
+        if all(abs(np.log(hypothesis.usual_s / k.period_s)) > _SAME for k in kept):
+            starts, count = hypothesis.starts_s, hypothesis.match.cycles
+            kept.append(Reading("template", hypothesis.usual_s, probability, count, np.empty((0, 2)), starts))
+        if len(kept) == _REPORTED_HYPOTHESES:
+            break
+    return kept
+
+
+def _with_levels(
+    detection: EpochDetection, activity: Activity, devices: Sequence[Ticks], templates: list[Reading]
+) -> EpochDetection:
+    """Add the levels of the tree of cycles."""
+    job = scale_load(activity.active, activity.idle)
+    if job is None:
+        return detection
+    loads = [load for device in devices if (load := _device_load(device, activity, job)) is not None]
+    levels = judge_levels(find_levels(job, loads or [job], templates))
+    cycles = nest(
+        replace(place_level(j.level, job), confidence=j.confidence)
+        for j in sorted(levels, key=lambda judged: judged.level.period_s)
+    )
+    told = tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in cycles)
+    return replace(detection, cycles=told, level=level_of(detection.period_s, told))
+
+
+def _device_load(ticks: Ticks, activity: Activity, job: Load) -> Load | None:
+    """Put what one GPU of a job does on the grid of the job; None if it does hardly anything."""
+    first, stop = active_range(ticks)
+    if stop - first < LEAST_TICKS:
+        return None
+    load = scale_load(ticks.slice(first, stop), measure_idle(ticks))
+    if load is None:
+        return None
+    own_s = ticks.time_us[first] * 1e-6 + load.start_s + load.step_s * np.arange(len(load))
+    return load.moved_to(job, own_s, activity.time_map.restore(job.start_s + job.step_s * np.arange(len(job))))
 
 
 def _hypotheses(ranked: list[tuple[CycleHypothesis, float]]) -> tuple[Hypothesis, ...]:
@@ -263,13 +325,23 @@ def _detection(
     )
 
 
-def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | str:
-    """Find every hypothesis with its features; or say why there is none.
+@dataclass(frozen=True)
+class Activity:
+    """The active part of some ticks.
 
-    Args:
-        ticks: Any number of ticks.
-        ended: Whether the run is over.
+    Attributes:
+        active: The ticks from the first to the last at which the GPU was active, long holes shortened.
+        time_map: From their time to that of the ticks.
+        idle: Shape (metrics,), low values of all ticks: those of an idle GPU if there was idle.
     """
+
+    active: Ticks
+    time_map: TimeMap
+    idle: FloatArray
+
+
+def find_activity(ticks: Ticks) -> Activity | str:
+    """Cut ticks to where the GPU works; or say why there is nothing to look at."""
     if len(ticks) < LEAST_TICKS:
         return f"{len(ticks)} ticks; at least {LEAST_TICKS} are needed"
     has_value = np.isfinite(ticks.values).any(axis=0)
@@ -283,6 +355,23 @@ def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | st
     busy = float(active_ticks(active).mean())
     if busy < _LEAST_BUSY:
         return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
+    return Activity(active, time_map, measure_idle(ticks))
+
+
+def measure_idle(ticks: Ticks) -> FloatArray:
+    """Return a low value of each metric, shape (metrics,): that of an idle GPU, if it was idle."""
+    finite = [row[np.isfinite(row)] for row in ticks.values]
+    return np.array([float(np.percentile(row, _IDLE)) if row.size else np.nan for row in finite])
+
+
+def find_hypotheses(activity: Activity, *, ended: bool = True) -> CycleHypotheses | str:
+    """Find every hypothesis with its features; or say why there is none.
+
+    Args:
+        activity: Where the GPU works.
+        ended: Whether the run is over.
+    """
+    active, time_map = activity.active, activity.time_map
     found = list(preprocess(active))
     if not found:
         return "every metric is constant while the GPU works"

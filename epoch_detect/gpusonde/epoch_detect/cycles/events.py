@@ -85,6 +85,18 @@ class Load:
         """Seconds of the activity of the left edges of cells."""
         return np.asarray(self.start_s + self.step_s * cells)
 
+    def moved_to(self, job: Load, own_s: FloatArray, job_s: FloatArray) -> Load:
+        """Put this load on the grid of another.
+
+        Args:
+            job: The other load.
+            own_s: Shape (cells,), times of the cells of this one.
+            job_s: Shape (cells of ``job``,), times of its cells on the same axis.
+        """
+        values = np.array([np.interp(job_s, own_s, row) for row in self.values])
+        traffic = np.array([np.interp(job_s, own_s, row) for row in self.traffic]).reshape(-1, job_s.size)
+        return Load(job.start_s, job.step_s, values, traffic, self.names)
+
 
 @dataclass(frozen=True)
 class Reading:

@@ -7,8 +7,8 @@ cycle. The level's period is that of the reading that measures best, and its sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -31,6 +31,9 @@ _LOCKED = 12  # levels whose lines are phase-locked
 _AS_GOOD = 0.9
 _COMB_MEASURES = 8  # teeth from which on a comb measures better than a line
 _LEAST_CONFIDENCE = 0.1
+_LEAST_RATIO = 1.5  # of the periods of parent and child
+_AS_LIKELY = 0.5
+_SURE = 0.3
 _LINE_ERROR = 0.3  # of the resolution of the longest stretch
 _OF_USUAL_LENGTH = 0.3
 _HARMONICS = 8
@@ -107,14 +110,14 @@ class Level:
         return _strongest(self.readings, source)
 
 
-def find_levels(devices: Sequence[Load], templates: Sequence[Reading]) -> list[Level]:
+def find_levels(job: Load, devices: Sequence[Load], templates: Sequence[Reading]) -> list[Level]:
     """Find every level that some reading speaks for.
 
     Args:
-        devices: What the GPUs of the job do, on one grid.
+        job: What the job does.
+        devices: What each of its GPUs does, on the same grid.
         templates: Readings of the template matching, the chosen one first.
     """
-    job = fuse(devices)
     found = read_events(job)
     cuts = [np.array([[0, len(job)]], dtype=np.int64)]
     for group in _merge(found)[:_CUTS]:
@@ -129,22 +132,6 @@ def find_levels(devices: Sequence[Load], templates: Sequence[Reading]) -> list[L
     chosen = templates[0] if templates else None
     features = _describe(job, groups, locks, chosen, len(devices))
     return [Level(tuple(g), lock, f) for g, lock, f in zip(groups, locks, features, strict=True)]
-
-
-def fuse(devices: Sequence[Load]) -> Load:
-    """Average the loads of the devices of a job, which lie on one grid; metrics that one of them lacks are left out."""
-    first = devices[0]
-    if len(devices) == 1:
-        return first
-    rows = [[d.names.index(name) for d in devices if name in d.names] for name in first.names]
-    kept = [i for i, row in enumerate(rows) if len(row) == len(devices)]
-    stacked = [np.concatenate([d.values, d.traffic]) for d in devices]
-    mean = [np.mean([s[r] for s, r in zip(stacked, rows[i], strict=True)], axis=0) for i in kept]
-    work = sum(i < len(first.values) for i in kept)
-    if not work:
-        return first
-    traffic = np.array(mean[work:]).reshape(len(mean) - work, len(first))
-    return Load(first.start_s, first.step_s, np.array(mean[:work]), traffic, tuple(first.names[i] for i in kept))
 
 
 def _strength(reading: Reading) -> float:
@@ -294,6 +281,30 @@ def place_level(level: Level, job: Load) -> Cycle:
         half = 1.96 * spread / np.sqrt(max(lengths.size, 1)) + step_s / max(lengths.size, 1)
     half = float(min(half, 0.5 * best.period_s))
     return Cycle(best.period_s, best.period_s - half, best.period_s + half, whole, starts, 0.0)
+
+
+def nest(cycles: Iterable[Cycle]) -> tuple[Cycle, ...]:
+    """Name the parent of each level, shortest first: the shortest longer one that is about as likely to be real."""
+    levels = tuple(cycles)
+    nested = []
+    for i, level in enumerate(levels):
+        longer = (
+            j
+            for j in range(i + 1, len(levels))
+            if levels[j].period_s > _LEAST_RATIO * level.period_s
+            and levels[j].confidence >= min(_SURE, _AS_LIKELY * level.confidence)
+        )
+        nested.append(replace(level, parent=next(longer, None)))
+    return tuple(nested)
+
+
+def level_of(period_s: float, cycles: Sequence[Cycle]) -> int | None:
+    """Index of the level with a period; None if there is none."""
+    if not cycles or not period_s > 0:
+        return None
+    off = [abs(np.log(c.period_s / period_s)) for c in cycles]
+    nearest = int(np.argmin(off))
+    return nearest if off[nearest] < _DISTINCT else None
 
 
 def _whole(ratio: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
