@@ -1,5 +1,6 @@
 """Finding training epochs in GPU metrics: the published detector and a better one, offline and streaming."""
 
+from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
 from gpusonde.epoch_detect.result import Cycle, EpochDetection, Hypothesis, Role, Verdict
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
@@ -13,6 +14,7 @@ __all__ = [
     "EventKind",
     "Hypothesis",
     "Role",
+    "Told",
     "TrackedEpoch",
     "Verdict",
     "detect",

@@ -24,12 +24,13 @@ from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
 from gpusonde.epoch_detect.cycles.idle_gaps import IDLE_LOAD, PreprocessedView, measure_load, preprocess, remove_gaps
+from gpusonde.epoch_detect.cycles.roles import Settled, Told, settle
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
 from gpusonde.epoch_detect.cycles.signal import scale_signal
 from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
 from gpusonde.epoch_detect.cycles.tree import find_levels, judge_levels, level_of, nest, place_level
-from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
+from gpusonde.epoch_detect.result import Cycle, EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, active_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
 
@@ -51,6 +52,7 @@ _AS_LIKELY = 0.9  # of the probability of the likeliest hypothesis
 _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
+_NOTHING_TOLD = Told()
 _IDLE = 2  # percentile of the values of all ticks
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
@@ -118,17 +120,27 @@ class CachedMatch:
 
 
 def analyse(
-    ticks: Ticks, *, devices: Sequence[Ticks] = (), ended: bool = True, scorer: Scorer | None = None
+    ticks: Ticks,
+    *,
+    devices: Sequence[Ticks] = (),
+    ended: bool = True,
+    told: Told = _NOTHING_TOLD,
+    scorer: Scorer | None = None,
 ) -> EpochDetection:
     """Find the cycles and the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args and returns are those of :func:`analyse_and_cache`, without the match to cache.
     """
-    return analyse_and_cache(ticks, devices=devices, ended=ended, scorer=scorer)[0]
+    return analyse_and_cache(ticks, devices=devices, ended=ended, told=told, scorer=scorer)[0]
 
 
 def analyse_and_cache(
-    ticks: Ticks, *, devices: Sequence[Ticks] = (), ended: bool = True, scorer: Scorer | None = None
+    ticks: Ticks,
+    *,
+    devices: Sequence[Ticks] = (),
+    ended: bool = True,
+    told: Told = _NOTHING_TOLD,
+    scorer: Scorer | None = None,
 ) -> tuple[EpochDetection, CachedMatch | None]:
     """Find the cycles and the epochs in ticks; times are seconds on the ticks' own axis.
 
@@ -136,6 +148,7 @@ def analyse_and_cache(
         ticks: Any number of ticks, idle around the activity included; of a job on several GPUs their mean.
         devices: The ticks of each GPU of such a job, on the same axis.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
+        told: What is known of the job; it refutes levels before one is chosen.
         scorer: Judges the hypotheses; None for the shipped one.
 
     Returns:
@@ -150,7 +163,76 @@ def analyse_and_cache(
         detection, cached, templates = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None, []
     else:
         detection, cached, templates = _choose_epochs(found, ticks.names, scorer, ended=ended)
-    return _with_levels(detection, activity, devices, templates), cached
+    settled = settle(_find_cycles(activity, devices, templates), told, ended=ended)
+    level = level_of(detection.period_s, settled.cycles) if settled.epoch is None else settled.epoch
+    if level in settled.refuted:
+        level = _next_best(settled)
+    if level is None and told and _is_refuted(detection, told):
+        detection = replace(detection, verdict=Verdict.NONE, reason="what was told refutes every cycle as the epoch")
+    elif level is not None and level_of(detection.period_s, settled.cycles) != level:
+        detection = _place_level(detection, settled.cycles[level], activity, found, ended=ended)
+        cached = None
+    cycles = tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in nest(settled.cycles))
+    warnings = (*detection.warnings, *settled.warnings)
+    return replace(detection, cycles=cycles, level=level, warnings=warnings), cached
+
+
+def _find_cycles(activity: Activity, devices: Sequence[Ticks], templates: list[Reading]) -> list[Cycle]:
+    """Find the levels of the tree of cycles, shortest first, in seconds of the activity."""
+    job = scale_load(activity.active, activity.idle)
+    if job is None:
+        return []
+    loads = [load for device in devices if (load := _device_load(device, activity, job)) is not None]
+    judged = judge_levels(find_levels(job, loads or [job], templates))
+    placed = [replace(place_level(j.level, job), confidence=j.confidence) for j in judged]
+    return sorted(placed, key=lambda cycle: cycle.period_s)
+
+
+def _device_load(ticks: Ticks, activity: Activity, job: Load) -> Load | None:
+    """Put what one GPU of a job does on the grid of the job; None if it does hardly anything."""
+    first, stop = active_range(ticks)
+    if stop - first < LEAST_TICKS:
+        return None
+    load = scale_load(ticks.slice(first, stop), measure_idle(ticks))
+    if load is None:
+        return None
+    own_s = ticks.time_us[first] * 1e-6 + load.start_s + load.step_s * np.arange(len(load))
+    return load.moved_to(job, own_s, activity.time_map.restore(job.start_s + job.step_s * np.arange(len(job))))
+
+
+def _place_level(
+    detection: EpochDetection, cycle: Cycle, activity: Activity, found: CycleHypotheses | str, *, ended: bool
+) -> EpochDetection:
+    """Tell the epochs of another level than the likeliest hypothesis has."""
+    near = [] if isinstance(found, str) else [
+        h for h in found.hypotheses if abs(np.log(h.usual_s / cycle.period_s)) < _SAME
+    ]  # fmt: skip
+    if near and not isinstance(found, str):
+        chosen = max(near, key=lambda h: h.score)
+        _, epochs = place_hypothesis(found, chosen, ended=ended)
+        if epochs.regular.sum() >= _LEAST_CYCLES:
+            return _detection(
+                activity.active.names, activity.time_map, chosen.preprocessed.signal.step_s, epochs, cycle.confidence,
+                detection.hypotheses,
+            )  # fmt: skip
+    if cycle.starts_s.size < _LEAST_CYCLES + 1:
+        return replace(detection, verdict=Verdict.NONE, reason="no two whole epochs lie inside the activity")
+    starts = activity.time_map.restore(cycle.starts_s)
+    return replace(
+        detection, verdict=Verdict.EPOCHS, reason=f"{starts.size - 1} cycles of {cycle.period_s:.4g} s repeat",
+        period_s=cycle.period_s, period_low_s=cycle.period_low_s, period_high_s=cycle.period_high_s,
+        confidence=cycle.confidence, epoch_starts_s=starts[:-1], epoch_ends_s=starts[1:],
+    )  # fmt: skip
+
+
+def _next_best(settled: Settled) -> int | None:
+    """Index of the likeliest level that nothing refutes; None if there is none."""
+    free = [i for i in range(len(settled.cycles)) if i not in settled.refuted]
+    return max(free, key=lambda i: settled.cycles[i].confidence, default=None)
+
+
+def _is_refuted(detection: EpochDetection, told: Told) -> bool:
+    return told.total_epochs is not None and detection.epoch_starts_s.size > told.total_epochs + 1
 
 
 def _choose_epochs(
@@ -189,35 +271,6 @@ def _to_readings(ranked: list[tuple[CycleHypothesis, float]]) -> list[Reading]:
         if len(kept) == _REPORTED_HYPOTHESES:
             break
     return kept
-
-
-def _with_levels(
-    detection: EpochDetection, activity: Activity, devices: Sequence[Ticks], templates: list[Reading]
-) -> EpochDetection:
-    """Add the levels of the tree of cycles."""
-    job = scale_load(activity.active, activity.idle)
-    if job is None:
-        return detection
-    loads = [load for device in devices if (load := _device_load(device, activity, job)) is not None]
-    levels = judge_levels(find_levels(job, loads or [job], templates))
-    cycles = nest(
-        replace(place_level(j.level, job), confidence=j.confidence)
-        for j in sorted(levels, key=lambda judged: judged.level.period_s)
-    )
-    told = tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in cycles)
-    return replace(detection, cycles=told, level=level_of(detection.period_s, told))
-
-
-def _device_load(ticks: Ticks, activity: Activity, job: Load) -> Load | None:
-    """Put what one GPU of a job does on the grid of the job; None if it does hardly anything."""
-    first, stop = active_range(ticks)
-    if stop - first < LEAST_TICKS:
-        return None
-    load = scale_load(ticks.slice(first, stop), measure_idle(ticks))
-    if load is None:
-        return None
-    own_s = ticks.time_us[first] * 1e-6 + load.start_s + load.step_s * np.arange(len(load))
-    return load.moved_to(job, own_s, activity.time_map.restore(job.start_s + job.step_s * np.arange(len(job))))
 
 
 def _hypotheses(ranked: list[tuple[CycleHypothesis, float]]) -> tuple[Hypothesis, ...]:
