@@ -33,7 +33,8 @@ def detect(
     a file and the same ticks out of the collector give the same answer. Idle around the activity does not matter.
 
     Args:
-        traces: The ticks of one GPU, or of each GPU of one job, their times counted from the same moment.
+        traces: The ticks of one GPU, or of each GPU of one job, whose times count from the same moment unless each says
+            from which.
         told: What is known of the job; it refutes levels before one of them is chosen.
         mode: ``default`` for our detector; ``paper`` for the published one as its text has it; ``notebook`` for the
             variant in its authors' notebook. The published ones look at the first trace only.
@@ -42,7 +43,7 @@ def detect(
         engine: For the published detectors: our exact port of Luminol, or the package ``luminol`` itself.
 
     Returns:
-        The detection, in the traces' own time. Its warnings name a long stretch without ticks.
+        The detection, in the first trace's own time. Its warnings name a long stretch without ticks.
 
     Raises:
         gpusonde.telemetry.TraceError: A trace does not hold one of ``metrics``.
@@ -67,25 +68,32 @@ def detect(
 
 
 def _detect_cycles(job: Sequence[Trace], metrics: Sequence[str] | None, told: Told) -> EpochDetection:
-    origin = min((float(trace.time_s[0]) for trace in job if len(trace)), default=0.0)
-    devices = [_remember(trace, metrics, origin) for trace in job]
+    if len(job) == 1:
+        times = [job[0].time_s]
+    else:
+        known = [trace.origin_unix_s for trace in job if trace.origin_unix_s is not None]
+        later = [(trace.origin_unix_s or 0.0) - known[0] if len(known) == len(job) else 0.0 for trace in job]
+        times = [trace.time_s + by for trace, by in zip(job, later, strict=True)]
+    origin = min((float(time_s[0]) for time_s in times if time_s.size), default=0.0)
+    devices = [_remember(trace, time_s - origin, metrics) for trace, time_s in zip(job, times, strict=True)]
     whole = devices[0] if len(devices) == 1 else average_ticks(devices)
-    found = analyse(whole, devices=devices if len(devices) > 1 else (), told=told)
-    return shifted(found, origin)
+    return shifted(analyse(whole, devices=devices if len(devices) > 1 else (), told=told), origin)
 
 
-def _remember(trace: Trace, metrics: Sequence[str] | None, origin_s: float) -> Ticks:
+def _remember(trace: Trace, time_s: FloatArray, metrics: Sequence[str] | None) -> Ticks:
     names, values = select_values(trace, metrics)
     history = History(names)
-    history.append(round_to_wire_times(trace.time_s, origin_s), values)
+    history.append(_to_microseconds(time_s), values)
     return history.ticks()
 
 
-def round_to_wire_times(time_s: FloatArray, origin_s: float | None = None) -> IntArray:
-    """Whole microseconds after the origin, or the first tick; shape (n,)."""
-    if not time_s.size:
-        return np.empty(0, dtype=np.int64)
-    times: IntArray = np.round((time_s - (time_s[0] if origin_s is None else origin_s)) * 1e6).astype(np.int64)
+def round_to_wire_times(time_s: FloatArray) -> IntArray:
+    """Whole microseconds after the first tick, shape (n,)."""
+    return _to_microseconds(time_s - time_s[:1])
+
+
+def _to_microseconds(time_s: FloatArray) -> IntArray:
+    times: IntArray = np.round(time_s * 1e6).astype(np.int64)
     return times
 
 

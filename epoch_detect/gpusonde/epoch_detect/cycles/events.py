@@ -301,7 +301,10 @@ def _read_clock(load: Load, events: EventSet, begin: IntArray, end: IntArray, de
         return None
     by_begin, by_end = np.diff(begin)[near], np.diff(end)[near]
     lengths = by_begin if by_begin.std() < by_end.std() else by_end
-    period = median(lengths) if spread > _EVEN else float(lengths.mean())
+    period = median(lengths)
+    if spread <= _EVEN:
+        # The mean is better, without those in which there was a stall or more of other work.
+        period = float(lengths[np.abs(lengths / period - 1) < _INLIER].mean())
     return Reading(
         "clock", period * load.step_s, float(evidence), inside / usual,
         load.to_s(np.stack([begin, end], axis=1)), load.to_s(_place_starts(events, begin, end, long, usual)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import maximum_filter1d
 
 from gpusonde.epoch_detect.cycles.events import Load, Reading, highest_peaks
 from gpusonde.epoch_detect.cycles.signal import median
@@ -63,36 +64,43 @@ def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[Reading]:
         devices: Signals of the devices of one job, on one grid.
         stretches: Shape (stretches, 2), cells; where the job trains undisturbed.
     """
+    stretches = stretches[stretches[:, 1] - stretches[:, 0] >= _LEAST_STRETCH]
     if not len(stretches):
         return []
-    load = devices[0]
     pieces = np.concatenate([_split(int(a), int(b)) for a, b in stretches])
     longest = int((pieces[:, 1] - pieces[:, 0]).max())
     size = 1 << (_PADDING * longest - 1).bit_length()
-    nats = np.mean([row for device in devices for row in _log_spectra(device, pieces, size, size / longest)], axis=0)
     over = size / longest  # bins per resolution cell
-    low, high = int(_LEAST_CYCLES * over), int(min(nats.size - 1, size / _LEAST_CELLS))
+    channels = np.mean([_log_spectra(device, pieces, size, over) for device in devices], axis=0)
+    low, high = int(_LEAST_CYCLES * over), int(min(size // 2, size / _LEAST_CELLS))
     if high - low < 8:
         return []
-    base = np.arange(low, high)
+    # A step may show in the level, in its roughness, or faintly in both.
+    views = [channels.mean(axis=0), *channels] if len(channels) > 1 else [channels[0]]
+    found: list[tuple[float, float]] = []
+    for nats in views:
+        score = _sum_harmonics(nats, np.arange(low, high))
+        for i in highest_peaks(score, _LINES):
+            frequency = _refine(nats, low + i)
+            if frequency is not None:
+                found.append((float(score[i]), size / frequency))
+    step_s, length = devices[0].step_s, float((stretches[:, 1] - stretches[:, 0]).sum())
+    weight = float(np.sqrt(len(pieces) * len(devices)))
+    nothing = np.empty((0, 2)), np.empty(0)
+    return [
+        Reading("line", period * step_s, score * weight, length / period, *nothing, stretches=stretches)
+        for score, period in sorted(found, reverse=True)[:_LINES]
+    ]
+
+
+def _sum_harmonics(nats: FloatArray, base: IntArray) -> FloatArray:
+    """Add up what stands above the floor at each fundamental and its harmonics; a missing one is fined."""
     score = np.zeros(base.size)
     for h in range(1, _HARMONICS + 1):
-        reach = np.arange(-(h // 2 + 1), h // 2 + 2)[:, None]
-        near = nats[np.clip(base * h + reach, 0, nats.size - 1)].max(axis=0)
-        worth = np.clip(near - _FLOOR, _MISSING_HARMONIC, _MOST_OF_HARMONIC) / np.sqrt(h)
-        score += np.where(base * h < nats.size, worth, 0.0)
-    found = []
-    for i in highest_peaks(score, _LINES):
-        frequency = _refine(nats, int(base[i]))
-        if frequency is None:
-            continue
-        period = size / frequency  # cells
-        count = float((stretches[:, 1] - stretches[:, 0]).sum() / period)
-        evidence = float(score[i] * np.sqrt(len(pieces) * len(devices)))
-        found.append(
-            Reading("line", period * load.step_s, evidence, count, np.empty((0, 2)), np.empty(0), stretches=stretches)
-        )
-    return found
+        near = maximum_filter1d(nats, 2 * (h // 2 + 1) + 1, mode="nearest")
+        worth = np.clip(near[np.minimum(base * h, nats.size - 1)] - _FLOOR, _MISSING_HARMONIC, _MOST_OF_HARMONIC)
+        score += np.where(base * h < nats.size, worth / np.sqrt(h), 0.0)
+    return score
 
 
 def _split(first: int, stop: int) -> IntArray:
@@ -101,21 +109,20 @@ def _split(first: int, stop: int) -> IntArray:
     return np.stack([edges[:-1], edges[1:]], axis=1)
 
 
-def _log_spectra(load: Load, pieces: IntArray, size: int, over: float) -> list[FloatArray]:
-    """Logarithm of the whitened power, summed over the pieces, of each channel of a device; shape (bins,) each."""
+def _log_spectra(load: Load, pieces: IntArray, size: int, over: float) -> FloatArray:
+    """Logarithm of the whitened power, summed over the pieces, of level and roughness; shape (channels, bins)."""
     mean = load.values.mean(axis=0)
     channels = [mean]
     if load.step_s < _ROUGHNESS_BELOW_S:
         rough = np.abs(np.diff(mean, prepend=mean[0]))
         channels.append(np.minimum(rough, 6 * median(rough) + 1e-9))
-    spectra = []
-    for channel in channels:
+    spectra = np.empty((len(channels), size // 2 + 1))
+    for row, channel in zip(spectra, channels, strict=True):
         power = np.zeros(size // 2 + 1)
         for a, b in pieces:
             power += np.abs(np.fft.rfft(_prepare(channel[a:b]), size)) ** 2
-        if power.any():
-            spectra.append(np.log(_whiten(power, over) + 1e-3))
-    return spectra or [np.zeros(size // 2 + 1)]
+        row[:] = np.log(_whiten(power, over) + 1e-3) if power.any() else 0.0
+    return spectra
 
 
 def _prepare(values: FloatArray) -> FloatArray:

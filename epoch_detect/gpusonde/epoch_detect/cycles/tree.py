@@ -33,6 +33,7 @@ _COMB_MEASURES = 8  # teeth from which on a comb measures better than a line
 _LEAST_CONFIDENCE = 0.1
 _LEAST_RATIO = 1.5  # of the periods of parent and child
 _AS_LIKELY = 0.5
+_STEADY = 0.8
 _SURE = 0.3
 _LINE_ERROR = 0.3  # of the resolution of the longest stretch
 _OF_USUAL_LENGTH = 0.3
@@ -264,10 +265,9 @@ def place_level(level: Level, job: Load) -> Cycle:
 
     Times are seconds of the activity; confidence, role and parent are left open.
     """
-    best, step_s = level.best, job.step_s
+    best, lock, step_s = level.best, level.lock, job.step_s
     starts, whole = best.starts_s, max(0, best.starts_s.size - 1)
     if best.source == "line":
-        lock = level.lock
         starts, whole = (lock.starts_s, lock.whole) if lock else (starts, round(best.count))
         longest = float((best.stretches[:, 1] - best.stretches[:, 0]).max()) * step_s
         half = _LINE_ERROR * best.period_s**2 / (longest * np.sqrt(len(best.stretches)))
@@ -279,6 +279,9 @@ def place_level(level: Level, job: Load) -> Cycle:
         lengths = lengths[np.abs(lengths / best.period_s - 1) < _OF_USUAL_LENGTH]
         spread = float(lengths.std()) if lengths.size > 1 else 0.1 * best.period_s
         half = 1.96 * spread / np.sqrt(max(lengths.size, 1)) + step_s / max(lengths.size, 1)
+    # Every event of a clock is a mark; where the waveform itself repeats, it shows the cycles without one, too.
+    if lock is not None and lock.steadiness >= _STEADY and lock.whole > whole:
+        starts, whole = lock.starts_s, lock.whole
     half = float(min(half, 0.5 * best.period_s))
     return Cycle(best.period_s, best.period_s - half, best.period_s + half, whole, starts, 0.0)
 
