@@ -51,6 +51,8 @@ _COMB_CLASSES = 9  # of each set
 _COMB_CELLS = 16  # per event
 _COMB_PADDING = 8
 _COMB_PEAKS = 3
+_COMB_FINE = 13
+_SAME_EVENTS = 2  # parts of the mean distance of events to which two classes must agree to be one
 _COMB_NEAR = 0.1  # of a period that an event may be off its tooth
 _LEAST_TEETH = 4
 
@@ -276,8 +278,8 @@ def read_events(load: Load) -> list[Reading]:
             clock = _read_clock(load, events, begin, end, depth)
             if clock is not None:
                 found.append(clock)
-            # Other smoothings often give the same dips, give or take a cell.
-            key = (begin // 2).tobytes()
+            # Other smoothings often give the same events, give or take a few cells.
+            key = np.round(_SAME_EVENTS * begin.size * (begin + end) / (begin[0] + end[-1])).tobytes()
             if number < _COMB_CLASSES and _COMB_EVENTS[0] <= begin.size <= _COMB_EVENTS[1] and key not in seen:
                 seen.add(key)
                 found += _read_combs(load, begin, end, events.depth[chosen])
@@ -371,9 +373,7 @@ def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -
         worth = float(score[i]) - np.log(index.size) - 2
         if worth <= 0:
             continue
-        turn = np.exp(-2j * np.pi * np.outer(unit * (index[i] + np.linspace(-1.2, 1.2, 49)), place))
-        sharp = np.abs(turn @ weight) ** 2 + 0.7 * np.abs(turn**2 @ weight) ** 2
-        best = unit * (index[i] + np.linspace(-1.2, 1.2, 49)[int(np.argmax(sharp))])
+        best = _refine_comb(place, weight, unit * index[i], 1.2 * unit)
         phase = float(np.angle(np.exp(2j * np.pi * best * place) @ weight)) / (2 * np.pi)
         tooth = np.round(place * best - phase)
         near = np.abs(place * best - phase - tooth) < _COMB_NEAR
@@ -390,6 +390,18 @@ def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -
             "comb", load.step_s / best, float(evidence), len(load) * best, marks, marks[:, 1], usual_depth,
             float(np.std((place * best - phase - tooth)[near])), taken,
         )  # fmt: skip  # fmt: skip
+
+
+def _refine_comb(place: FloatArray, weight: FloatArray, frequency: float, reach: float) -> float:
+    """Find the frequency near another one at which events at some places are most in phase, second harmonic included."""
+    around = np.linspace(-reach, reach, _COMB_FINE)
+    turn = np.exp(-2j * np.pi * np.multiply.outer(frequency + around, place - place[0]))
+    power = np.abs(turn @ weight) ** 2 + 0.7 * np.abs((turn * turn) @ weight) ** 2
+    peak = int(np.clip(np.argmax(power), 1, _COMB_FINE - 2))
+    left, middle, right = power[peak - 1 : peak + 2]
+    bend = left - 2 * middle + right
+    shift = float(np.clip(0.5 * (left - right) / bend, -1, 1)) if bend < 0 else 0.0
+    return float(frequency + around[peak] + shift * (around[1] - around[0]))
 
 
 def highest_peaks(score: FloatArray, most: int) -> list[int]:

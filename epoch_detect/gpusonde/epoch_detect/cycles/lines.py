@@ -37,6 +37,7 @@ _BINS = 32  # of a folded cycle
 _PIECE_CYCLES = 8
 _LEAST_PIECE = 48  # cells
 _ALIGNMENTS = 3
+_LOCKED_CELLS = 10_000
 _STRANGE = 3.0  # times as far from the mean cycle as the others: the ramp or the tail of a run
 _WHITENED_OVER = 1.5  # factor of frequency on either side
 
@@ -154,19 +155,19 @@ class PhaseLock:
     """A period followed through stretches of a load.
 
     Attributes:
+        stretches: Shape (stretches, 2), cells; those that hold two cycles.
+        period: Cells.
         agreement: Mean correlation of a piece of several cycles with the mean of the others, -1..1; NaN for one piece.
         steadiness: Length of the mean turn of the phase from piece to piece, 0 for noise and 1 for a steady cycle; NaN
             where no stretch has two pieces.
         explained: Share of the variance of the stretches that the mean of the other pieces explains.
-        starts_s: Shape (starts,), where cycles start, in seconds of the activity.
-        whole: Number of whole cycles, without those of the ramp and the tail of the run.
     """
 
+    stretches: IntArray
+    period: float
     agreement: float
     steadiness: float
     explained: float
-    starts_s: FloatArray
-    whole: int
 
 
 def lock_phase(load: Load, stretches: IntArray, period: float) -> PhaseLock | None:
@@ -177,31 +178,56 @@ def lock_phase(load: Load, stretches: IntArray, period: float) -> PhaseLock | No
         stretches: Shape (stretches, 2), cells.
         period: Cells.
     """
-    mean, thin = load.values.mean(axis=0), max(1, int(period / _BINS))
-    if thin > 1:
-        mean = mean[: mean.size // thin * thin].reshape(-1, thin).mean(axis=1)
-        stretches, period = stretches // thin, period / thin
-    stretches = stretches[stretches[:, 1] - stretches[:, 0] >= 2 * period]
-    if not len(stretches):
+    whole = stretches[stretches[:, 1] - stretches[:, 0] >= 2 * period]
+    if not len(whole):
         return None
-    pieces = _Pieces.cut(mean, stretches, period)
-    folded = pieces.fold(int(np.clip(period, 4, _BINS)))
-    template, shift = _align(folded)
-    bins = template.size
-    aligned = np.take_along_axis(folded, (np.arange(bins) + shift[:, None]) % bins, axis=1)
+    pieces = _Pieces.cut(load, whole, period, _LOCKED_CELLS)
+    template, shift, aligned = pieces.align()
     agreement = steadiness = explained = float("nan")
     if len(aligned) > 1:
         others = (aligned.sum(axis=0) - aligned) / (len(aligned) - 1)
         common = (aligned * others).sum(axis=1)
         norms = np.linalg.norm(aligned, axis=1) * np.linalg.norm(others, axis=1)
         agreement = float((common / (norms + 1e-12)).mean())
-        explained = float((common / bins * pieces.lengths).sum() / (pieces.values @ pieces.values + 1e-12))
-    joined = pieces.stretch[1:] == pieces.stretch[:-1]
+        explained = float((common / template.size * pieces.lengths).sum() / (pieces.values @ pieces.values + 1e-12))
+    joined = (pieces.stretch[1:] == pieces.stretch[:-1]) & (np.diff(pieces.number) == 1)
     if joined.any():
-        steadiness = float(np.abs(np.exp(2j * np.pi * np.diff(shift)[joined] / bins).mean()))
-    starts, whole = _place_starts(pieces, stretches, period, template, shift)
-    step = load.step_s * thin
-    return PhaseLock(agreement, steadiness, explained, load.start_s + step * starts, whole)
+        steadiness = float(np.abs(np.exp(2j * np.pi * np.diff(shift)[joined] / template.size).mean()))
+    return PhaseLock(whole, period, agreement, steadiness, explained)
+
+
+def place_cycles(load: Load, lock: PhaseLock) -> tuple[FloatArray, int]:
+    """Place the cycles of a phase-locked period.
+
+    Returns:
+        Where cycles start, in seconds of the activity, and the number of whole ones; without those of the ramp and the
+        tail of the run, which are not like the others.
+    """
+    pieces = _Pieces.cut(load, lock.stretches, lock.period)
+    template, shift, _ = pieces.align()
+    bins, origin = template.size, find_start_phase(template)
+    starts = []
+    for number, (a, b) in enumerate(lock.stretches):
+        here = pieces.stretch == number
+        turned = np.unwrap(shift[here], period=bins) / bins + origin
+        turned -= np.floor(turned[0])
+        edges = a + lock.period * np.arange(int((b - a) / lock.period) + 1)
+        places = edges + lock.period * np.interp(edges, pieces.middle[here], turned)
+        starts.append(places[(places >= a) & (places < b)])
+    places = np.concatenate(starts)
+    if not places.size:
+        return places, 0
+    stretch = np.repeat(np.arange(len(starts)), [s.size for s in starts])
+    ends = np.append(places[1:], np.inf)
+    inside = (stretch == np.append(stretch[1:], -1)) | (places + lock.period <= lock.stretches[stretch, 1] + 1)
+    ends = np.where(inside, np.minimum(ends, places + 1.5 * lock.period), places)
+    strange = pieces.measure_strangeness(places, ends, template)
+    usual = _STRANGE * median(strange[inside]) if inside.any() else np.inf
+    like = np.flatnonzero(inside & (strange <= usual))
+    if not like.size:
+        return load.to_s(places), 0
+    alike = slice(like[0], like[-1] + 1)
+    return load.to_s(places[alike]), int(inside[alike].sum())
 
 
 @dataclass(frozen=True)
@@ -209,103 +235,88 @@ class _Pieces:
     """Pieces of about eight cycles, without their linear trends.
 
     Attributes:
-        values: Shape (cells,), all pieces one behind the other.
+        period: Cells of the load.
+        values: Shape (cells,), all pieces one behind the other; cells of a long period are averaged.
+        place: Shape (cells,), cells of the load.
         phase: Shape (cells,), cycles since the beginning of the stretch.
         piece: Shape (cells,), which piece each cell is of.
         lengths: Shape (pieces,), cells.
         stretch: Shape (pieces,), which stretch each is of.
+        number: Shape (pieces,), which of all pieces each is.
         middle: Shape (pieces,), its middle in cells of the load.
     """
 
+    period: float
     values: FloatArray
+    place: FloatArray
     phase: FloatArray
     piece: IntArray
     lengths: IntArray
     stretch: IntArray
+    number: IntArray
     middle: FloatArray
 
     @classmethod
-    def cut(cls, mean: FloatArray, stretches: IntArray, period: float) -> _Pieces:
-        """Cut the stretches."""
-        sizes = stretches[:, 1] - stretches[:, 0]
-        parts = np.maximum(1, np.round(sizes / max(_PIECE_CYCLES * period, _LEAST_PIECE))).astype(np.int64)
-        edges = [np.linspace(a, b, k + 1).astype(np.int64) for (a, b), k in zip(stretches, parts, strict=True)]
-        first = np.concatenate([e[:-1] for e in edges])
-        lengths = np.concatenate([np.diff(e) for e in edges])
-        stretch = np.repeat(np.arange(len(stretches)), parts)
+    def cut(cls, load: Load, stretches: IntArray, period: float, most_cells: int | None = None) -> _Pieces:
+        """Cut stretches; where they are long, take pairs of pieces evenly out of them."""
+        mean, thin = load.values.mean(axis=0), max(1, int(period / _BINS))
+        if thin > 1:
+            mean = mean[: mean.size // thin * thin].reshape(-1, thin).mean(axis=1)
+        spans = np.minimum(stretches // thin, mean.size)
+        sizes = spans[:, 1] - spans[:, 0]
+        parts = np.maximum(1, np.round(sizes / max(_PIECE_CYCLES * period / thin, _LEAST_PIECE))).astype(np.int64)
+        edges = [np.linspace(a, b, k + 1).astype(np.int64) for (a, b), k in zip(spans, parts, strict=True)]
+        first, lengths = np.concatenate([e[:-1] for e in edges]), np.concatenate([np.diff(e) for e in edges])
+        stretch, number = np.repeat(np.arange(len(spans)), parts), np.arange(lengths.size)
+        if most_cells is not None and lengths.sum() > most_cells:
+            kept = number // 2 % -(-int(lengths.sum()) // most_cells) == 0
+            first, lengths, stretch, number = first[kept], lengths[kept], stretch[kept], number[kept]
         piece = np.repeat(np.arange(lengths.size), lengths)
         begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        place = np.arange(piece.size) - begins[piece]
-        values = mean[first[piece] + place]
+        beside = np.arange(piece.size) - begins[piece]
+        place = first[piece] + beside
+        values = mean[place]
         values = values - (np.add.reduceat(values, begins) / lengths)[piece]
-        beside = place - 0.5 * (lengths - 1)[piece]
+        beside = beside - 0.5 * (lengths - 1)[piece]
         slope = np.add.reduceat(values * beside, begins) / np.maximum(np.add.reduceat(beside**2, begins), 1e-9)
         values = values - slope[piece] * beside
         most = _CLIPPED * 1.4826 * median(np.abs(values)) + 1e-9
-        phase = (first[piece] + place - stretches[stretch[piece], 0]) / period
-        return cls(np.clip(values, -most, most), phase, piece, lengths, stretch, first + 0.5 * lengths)
+        middles = (place + 0.5) * thin - 0.5
+        phase = (middles - stretches[stretch[piece], 0]) / period
+        return cls(
+            period, np.clip(values, -most, most), middles, phase, piece, lengths, stretch, number,
+            (first + 0.5 * lengths) * thin,
+        )  # fmt: skip
 
-    def fold(self, bins: int) -> FloatArray:
-        """Average each piece over its cycles; shape (pieces, bins)."""
+    def align(self) -> tuple[FloatArray, IntArray, FloatArray]:
+        """Average each piece over its cycles, and turn it until it resembles the mean of all.
+
+        Returns:
+            That mean, shape (bins,); by how many bins each was turned, shape (pieces,); and the turned pieces.
+        """
+        bins = int(np.clip(self.period, 4, _BINS))
         index = self.piece * bins + (self.phase % 1 * bins).astype(np.int64) % bins
         size = self.lengths.size * bins
         counts = np.bincount(index, minlength=size)
-        return (np.bincount(index, self.values, size) / np.maximum(counts, 1)).reshape(-1, bins)
+        folded = (np.bincount(index, self.values, size) / np.maximum(counts, 1)).reshape(-1, bins)
+        waves = np.fft.rfft(folded, axis=1)
+        template = folded[int(np.argmax((folded**2).sum(axis=1)))]
+        turned, shift = folded, np.zeros(len(folded), dtype=np.int64)
+        for _ in range(_ALIGNMENTS):
+            alike = np.fft.irfft(waves * np.conj(np.fft.rfft(template)), bins, axis=1)
+            shift = np.argmax(alike, axis=1)
+            turned = np.take_along_axis(folded, (np.arange(bins) + shift[:, None]) % bins, axis=1)
+            template = turned.mean(axis=0)
+        return template, shift, turned
 
-
-def _align(folded: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Turn each folded piece until it resembles the mean of all: the mean, and shape (pieces,) how many bins each."""
-    bins = folded.shape[1]
-    waves = np.fft.rfft(folded, axis=1)
-    template = folded[int(np.argmax((folded**2).sum(axis=1)))]
-    shift = np.zeros(len(folded), dtype=np.int64)
-    for _ in range(_ALIGNMENTS):
-        alike = np.fft.irfft(waves * np.conj(np.fft.rfft(template)), bins, axis=1)
-        shift = np.argmax(alike, axis=1)
-        template = np.take_along_axis(folded, (np.arange(bins) + shift[:, None]) % bins, axis=1).mean(axis=0)
-    return template, shift
-
-
-def _place_starts(
-    pieces: _Pieces, stretches: IntArray, period: float, template: FloatArray, shift: IntArray
-) -> tuple[FloatArray, int]:
-    """Place the starts in cells, and count the whole cycles; those at both ends of the run must be like the others."""
-    bins, origin = template.size, find_start_phase(template)
-    starts = []
-    for number, (a, b) in enumerate(stretches):
-        here = pieces.stretch == number
-        turned = np.unwrap(shift[here], period=bins) / bins + origin
-        turned -= np.floor(turned[0])
-        edges = a + period * (np.arange(int((b - a) / period) + 1)[:, None])
-        late = np.interp(edges.ravel(), pieces.middle[here], turned)
-        places = edges.ravel() + period * late
-        starts.append(places[(places >= a) & (places < b)])
-    places = np.concatenate(starts)
-    stretch = np.repeat(np.arange(len(starts)), [s.size for s in starts])
-    ends = np.append(places[1:], np.inf)
-    inside = (stretch == np.append(stretch[1:], -1)) | (places + period <= stretches[stretch, 1] + 1)
-    ends = np.where(inside, np.minimum(ends, places + 1.5 * period), places)
-    strange = _measure_strangeness(pieces, places, ends, template)
-    usual = _STRANGE * median(strange[inside]) if inside.any() else np.inf
-    like = np.flatnonzero(inside & (strange <= usual))
-    if not like.size:
-        return places, 0
-    places, inside = places[like[0] : like[-1] + 1], inside[like[0] : like[-1] + 1]
-    return places, int(inside.sum())
-
-
-def _measure_strangeness(pieces: _Pieces, starts: FloatArray, ends: FloatArray, template: FloatArray) -> FloatArray:
-    """Root of the mean squared distance of each cycle from the template; shape (cycles,)."""
-    begins = np.concatenate([[0], np.cumsum(pieces.lengths)[:-1]])
-    first = pieces.middle - 0.5 * pieces.lengths
-    cell = np.arange(pieces.values.size) - begins[pieces.piece] + first[pieces.piece]
-    cycle = np.clip(np.searchsorted(starts, cell, side="right") - 1, 0, starts.size - 1)
-    length = np.maximum(ends - starts, 1.0)[cycle]
-    phase = (cell - starts[cycle]) / length + find_start_phase(template)
-    inside = (cell >= starts[cycle]) & (cell < ends[cycle])
-    off = (pieces.values - template[(phase % 1 * template.size).astype(np.int64) % template.size]) ** 2
-    counts = np.bincount(cycle[inside], minlength=starts.size)
-    return np.asarray(np.sqrt(np.bincount(cycle[inside], off[inside], starts.size) / np.maximum(counts, 1)))
+    def measure_strangeness(self, starts: FloatArray, ends: FloatArray, template: FloatArray) -> FloatArray:
+        """Root of the mean squared distance of each cycle from the template; shape (cycles,)."""
+        cycle = np.clip(np.searchsorted(starts, self.place, side="right") - 1, 0, starts.size - 1)
+        phase = (self.place - starts[cycle]) / np.maximum(ends - starts, 1.0)[cycle] + find_start_phase(template)
+        inside = (self.place >= starts[cycle]) & (self.place < ends[cycle])
+        off = (self.values - template[(phase % 1 * template.size).astype(np.int64) % template.size]) ** 2
+        counts = np.bincount(cycle[inside], minlength=starts.size)
+        return np.asarray(np.sqrt(np.bincount(cycle[inside], off[inside], starts.size) / np.maximum(counts, 1)))
 
 
 def _refine(nats: FloatArray, base: int) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from gpusonde.epoch_detect.cycles.events import Load, Reading, read_events
-from gpusonde.epoch_detect.cycles.lines import PhaseLock, cut_stretches, lock_phase, read_lines
+from gpusonde.epoch_detect.cycles.lines import PhaseLock, cut_stretches, lock_phase, place_cycles, read_lines
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.result import Cycle
 from gpusonde.telemetry import FloatArray
@@ -268,7 +268,7 @@ def place_level(level: Level, job: Load) -> Cycle:
     best, lock, step_s = level.best, level.lock, job.step_s
     starts, whole = best.starts_s, max(0, best.starts_s.size - 1)
     if best.source == "line":
-        starts, whole = (lock.starts_s, lock.whole) if lock else (starts, round(best.count))
+        starts, whole = place_cycles(job, lock) if lock else (starts, round(best.count))
         longest = float((best.stretches[:, 1] - best.stretches[:, 0]).max()) * step_s
         half = _LINE_ERROR * best.period_s**2 / (longest * np.sqrt(len(best.stretches)))
     elif best.source == "comb":
@@ -280,8 +280,9 @@ def place_level(level: Level, job: Load) -> Cycle:
         spread = float(lengths.std()) if lengths.size > 1 else 0.1 * best.period_s
         half = 1.96 * spread / np.sqrt(max(lengths.size, 1)) + step_s / max(lengths.size, 1)
     # Every event of a clock is a mark; where the waveform itself repeats, it shows the cycles without one, too.
-    if lock is not None and lock.steadiness >= _STEADY and lock.whole > whole:
-        starts, whole = lock.starts_s, lock.whole
+    if best.source != "line" and lock is not None and lock.steadiness >= _STEADY:
+        found, more = place_cycles(job, lock)
+        starts, whole = (found, more) if more > whole else (starts, whole)
     half = float(min(half, 0.5 * best.period_s))
     return Cycle(best.period_s, best.period_s - half, best.period_s + half, whole, starts, 0.0)
 
