@@ -23,7 +23,14 @@ from gpusonde.epoch_detect.cycles.candidates import (
 from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
-from gpusonde.epoch_detect.cycles.idle_gaps import IDLE_LOAD, PreprocessedView, measure_load, preprocess, remove_gaps
+from gpusonde.epoch_detect.cycles.idle_gaps import (
+    IDLE_LOAD,
+    PreprocessedView,
+    join_around_idle,
+    measure_load,
+    preprocess,
+    remove_gaps,
+)
 from gpusonde.epoch_detect.cycles.roles import Settled, Told, settle
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
@@ -449,7 +456,8 @@ def _place(
     whole = among.restore_gaps(placed)
     if among.gap_removal and (signal := scale_signal(active)) is not None:
         whole = move_to_changes(signal, whole, fastest_first([active.names[i] for i in signal.rows]))
-    return _with_warm_up(active, drop_unseen_epochs(whole, active.time_us), match.period * step_s)
+    seen = join_around_idle(active, drop_unseen_epochs(whole, active.time_us))
+    return _with_warm_up(active, seen, match.period * step_s)
 
 
 def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:

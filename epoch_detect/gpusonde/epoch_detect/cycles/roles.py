@@ -8,17 +8,166 @@ before one is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from gpusonde.epoch_detect.cycles.events import Load
+from gpusonde.epoch_detect.cycles.scorer import Scorer
+from gpusonde.epoch_detect.cycles.signal import median
+from gpusonde.epoch_detect.cycles.tree import JudgedLevel
 from gpusonde.epoch_detect.result import Cycle, Role
+from gpusonde.telemetry import FloatArray
 
 _SAME = 0.1  # of the logarithm of a period that a user tells
 _TOLD = 0.98  # confidence of a role that follows from what was told
 _MORE = 0.02  # share by which a count may exceed what was told, or one
 _RATIO = 0.04  # by which the steps of an epoch may differ from what was told
+_SURE = 0.3
+_AS_LIKELY = 0.5
+_LEAST_RATIO = 1.5
+_WORKS = 0.25  # of the high level
 _LEAST_CONFIDENCE = 0.3  # of a level that may stand in for one that was refuted
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleFeatures:
+    """What is known of the place of a level in the tree, and of what happens at its marks; NaN where it does not apply."""
+
+    log_period_s: float
+    log_cells: float
+    log_count: float
+    confidence: float
+    template: float  # probability that the template matching gives it as an epoch
+    chosen: float
+    line: float
+    steadiness: float
+    depth: float
+    log_width_s: float
+    width_share: float
+    shorter: float  # levels that are about as likely to be real
+    longer: float
+    log_ratio_shorter: float
+    log_ratio_longer: float
+    shared_marks: float  # share of the marks of the next longer level at which this one has a mark, too
+    mark_load: float  # mean load in the marks, in units of that of training
+    mark_least: float  # the least
+    mark_busy: float  # share of the marks in which the GPU works
+    mark_steady: float  # how evenly long they are: standard deviation over mean
+    mark_traffic: float  # traffic in the marks, in units of that of training
+    mark_most_traffic: float
+    head: float  # cycles before the first mark
+    tail: float  # cycles after the last one
+    metrics: float
+    devices: float
+
+
+ROLE_FEATURES = tuple(field.name for field in fields(RoleFeatures))
+JUDGED_ROLES = (Role.STEP, Role.EVALUATION, Role.CHECKPOINT, Role.EPOCH, Role.TRIAL)
+
+
+def describe_roles(job: Load, levels: Sequence[JudgedLevel]) -> FloatArray:
+    """Describe judged levels for the scorers of the roles; shape (levels, features).
+
+    Args:
+        job: What the job does.
+        levels: Shortest first.
+    """
+    rows = [_describe(job, levels, i) for i in range(len(levels))]
+    return np.array([[getattr(row, name) for name in ROLE_FEATURES] for row in rows]).reshape(-1, len(ROLE_FEATURES))
+
+
+def judge_roles(features: FloatArray) -> FloatArray:
+    """Say how likely each level has each role, shape (levels, roles); they add up to at most one."""
+    found = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
+    return found / np.maximum(1.0, found.sum(axis=1, keepdims=True))
+
+
+def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatures:
+    judged = levels[index]
+    level, known = judged.level, judged.level.features
+    likely = [x for x in levels if x.confidence >= min(_SURE, _AS_LIKELY * judged.confidence)]
+    shorter = [x.level.period_s for x in likely if x.level.period_s < level.period_s / _LEAST_RATIO]
+    longer = [x.level for x in likely if x.level.period_s > level.period_s * _LEAST_RATIO]
+    marked = next((r for r in level.readings if len(r.marks_s)), None)
+    above = next((r for x in longer for r in x.readings if len(r.marks_s)), None)
+    content = _MarkContent.measure(job, np.empty((0, 2)) if marked is None else marked.marks_s)
+    width = marked.width_s if marked else np.nan
+    return RoleFeatures(
+        log_period_s=np.log(level.period_s),
+        log_cells=known.log_cells,
+        log_count=known.log_cycles,
+        confidence=judged.confidence,
+        template=known.template,
+        chosen=known.chosen,
+        line=known.line,
+        steadiness=known.steadiness,
+        depth=known.depth,
+        log_width_s=np.log(max(width, 1e-3)),
+        width_share=known.width_share,
+        shorter=len(shorter),
+        longer=len(longer),
+        log_ratio_shorter=np.log(level.period_s / max(shorter)) if shorter else np.nan,
+        log_ratio_longer=np.log(longer[0].period_s / level.period_s) if longer else np.nan,
+        shared_marks=_share_marks(marked.marks_s, above.marks_s) if marked and above else np.nan,
+        mark_load=content.load,
+        mark_least=content.least,
+        mark_busy=content.busy,
+        mark_steady=content.steady,
+        mark_traffic=content.traffic,
+        mark_most_traffic=content.most_traffic,
+        head=(marked.marks_s[0, 0] - job.start_s) / level.period_s if marked else np.nan,
+        tail=(job.end_s - marked.marks_s[-1, 1]) / level.period_s if marked else np.nan,
+        metrics=len(job.names),
+        devices=known.devices,
+    )
+
+
+def _share_marks(own_s: FloatArray, other_s: FloatArray) -> float:
+    """Share of the marks of another level at which this one has a mark."""
+    apart = np.abs(other_s.mean(axis=1)[:, None] - own_s.mean(axis=1)).min(axis=1)
+    return float((apart <= 0.5 * (median(np.diff(own_s)) + median(np.diff(other_s)))).mean())
+
+
+@dataclass(frozen=True)
+class _MarkContent:
+    """What a job does in the marks of a level, in units of what it does elsewhere; NaN where nothing is known."""
+
+    load: float
+    least: float
+    busy: float
+    steady: float
+    traffic: float
+    most_traffic: float
+
+    @classmethod
+    def measure(cls, job: Load, marks_s: FloatArray) -> _MarkContent:
+        """Measure it."""
+        nothing = float("nan")
+        cells = np.clip(np.round((marks_s - job.start_s) / job.step_s).astype(np.int64), 0, len(job))
+        cells = cells[cells[:, 1] > cells[:, 0]]
+        if not len(cells):
+            return cls(nothing, nothing, nothing, nothing, nothing, nothing)
+        inside = np.zeros(len(job) + 1, dtype=np.int64)
+        np.add.at(inside, cells[:, 0], 1)
+        np.add.at(inside, cells[:, 1], -1)
+        within = np.cumsum(inside)[:-1] > 0
+        load = job.values.mean(axis=0)
+        usual = median(load[~within]) if (~within).any() else 1.0
+        sums = np.concatenate([[0.0], np.cumsum(load)])
+        mean = (sums[cells[:, 1]] - sums[cells[:, 0]]) / (cells[:, 1] - cells[:, 0])
+        least = np.minimum.reduceat(np.append(load, np.inf), cells.ravel())[::2]
+        widths = (cells[:, 1] - cells[:, 0]).astype(np.float64)
+        traffic = most = nothing
+        if len(job.traffic) and (~within).any():
+            rate = job.traffic.sum(axis=0)
+            outside = float(rate[~within].mean()) + 1e-3
+            traffic = float(rate[within].mean()) / outside
+            most = float(np.median(np.maximum.reduceat(np.append(rate, 0.0), cells.ravel())[::2])) / outside
+        return cls(
+            median(mean) / max(usual, 1e-3), median(least) / max(usual, 1e-3), float((load[within] > _WORKS).mean()),
+            float(widths.std() / widths.mean()), traffic, most,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
