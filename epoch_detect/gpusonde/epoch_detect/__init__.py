@@ -2,11 +2,12 @@
 
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
-from gpusonde.epoch_detect.result import Cycle, EpochDetection, Hypothesis, Role, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, Verdict
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
 
 __all__ = [
     "Cycle",
+    "Deviation",
     "EpochDetection",
     "EpochEvent",
     "EpochStatus",

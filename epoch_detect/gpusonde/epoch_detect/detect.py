@@ -77,7 +77,9 @@ def _detect_cycles(job: Sequence[Trace], metrics: Sequence[str] | None, told: To
     origin = min((float(time_s[0]) for time_s in times if time_s.size), default=0.0)
     devices = [_remember(trace, time_s - origin, metrics) for trace, time_s in zip(job, times, strict=True)]
     whole = devices[0] if len(devices) == 1 else average_ticks(devices)
-    return shifted(analyse(whole, devices=devices if len(devices) > 1 else (), told=told), origin)
+    names = [trace.gpu_uuid or str(number) for number, trace in enumerate(job)]
+    apart = dict(zip(names, devices, strict=True)) if len(set(names)) == len(devices) > 1 else {}
+    return shifted(analyse(whole, devices=apart, told=told), origin)
 
 
 def _remember(trace: Trace, time_s: FloatArray, metrics: Sequence[str] | None) -> Ticks:

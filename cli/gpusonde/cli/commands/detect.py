@@ -130,6 +130,10 @@ class DetectPayload(TotalsPayload):
         list[dict[str, Any]],
         JsonKey("periods considered, the chosen one first", holds="gpusonde.epoch_detect.result.Hypothesis"),
     ]
+    deviations: Annotated[
+        list[dict[str, Any]],
+        JsonKey("GPUs of the job that do otherwise", holds="gpusonde.epoch_detect.result.Deviation"),
+    ]
     warnings: list[str]
     plot: str | None
     epoch_table: Annotated[list[TraceEpochPayload], JsonKey("the epochs")]
@@ -251,6 +255,7 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
         "level": detection.level,
         "cycles": [_cycle_payload(cycle) for cycle in detection.cycles],
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in detection.hypotheses],
+        "deviations": [dataclasses.asdict(deviation) for deviation in detection.deviations],
         "warnings": [*trace.warnings, *detection.warnings],
         "plot": None if args.plot is None else str(args.plot),
         "epoch_table": table_payload(progress),
@@ -299,5 +304,7 @@ def _render(
             f"cycle of {formatting.seconds(cycle.period_s)} x {cycle.count}: confidence "
             f"{formatting.probability(cycle.confidence)}, role {role}{inside}{told}"
         )
+    for deviation in detection.deviations:
+        screen.line(f"GPU {deviation.gpu} deviates: {deviation.kind} ({deviation.amount:.3g})")
     if args.plot is not None:
         screen.line(f"picture: {args.plot}")

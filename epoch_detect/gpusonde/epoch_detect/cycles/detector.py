@@ -7,8 +7,9 @@ Idle gaps are removed (``idle_gaps``), candidates matched (``candidates``, ``tem
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from gpusonde.epoch_detect.cycles.candidates import (
     match_candidates,
     match_whole,
 )
+from gpusonde.epoch_detect.cycles.deviations import find_deviations
 from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
@@ -129,7 +131,7 @@ class CachedMatch:
 def analyse(
     ticks: Ticks,
     *,
-    devices: Sequence[Ticks] = (),
+    devices: Mapping[str, Ticks] = MappingProxyType({}),
     ended: bool = True,
     told: Told = _NOTHING_TOLD,
     scorer: Scorer | None = None,
@@ -144,7 +146,7 @@ def analyse(
 def analyse_and_cache(
     ticks: Ticks,
     *,
-    devices: Sequence[Ticks] = (),
+    devices: Mapping[str, Ticks] = MappingProxyType({}),
     ended: bool = True,
     told: Told = _NOTHING_TOLD,
     scorer: Scorer | None = None,
@@ -153,7 +155,7 @@ def analyse_and_cache(
 
     Args:
         ticks: Any number of ticks, idle around the activity included; of a job on several GPUs their mean.
-        devices: The ticks of each GPU of such a job, on the same axis.
+        devices: The ticks of each GPU of such a job by its name, on the same axis.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
         told: What is known of the job; it refutes levels before one is chosen.
         scorer: Judges the hypotheses; None for the shipped one.
@@ -170,7 +172,9 @@ def analyse_and_cache(
         detection, cached, templates = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None, []
     else:
         detection, cached, templates = _choose_epochs(found, ticks.names, scorer, ended=ended)
-    settled = settle(_find_cycles(activity, devices, templates), told, ended=ended)
+    job = scale_load(activity.active, activity.idle)
+    loads = {} if job is None else _device_loads(devices, activity, job)
+    settled = settle(_find_cycles(job, list(loads.values()), templates), told, ended=ended)
     level = level_of(detection.period_s, settled.cycles) if settled.epoch is None else settled.epoch
     if level in settled.refuted:
         level = _next_best(settled)
@@ -181,30 +185,34 @@ def analyse_and_cache(
         cached = None
     cycles = tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in nest(settled.cycles))
     warnings = (*detection.warnings, *settled.warnings)
-    return replace(detection, cycles=cycles, level=level, warnings=warnings), cached
+    compared_s = cycles[level].period_s if level is not None else max((c.period_s for c in cycles), default=math.nan)
+    deviations = find_deviations(list(devices), list(loads.values()), compared_s)
+    return replace(detection, cycles=cycles, level=level, deviations=deviations, warnings=warnings), cached
 
 
-def _find_cycles(activity: Activity, devices: Sequence[Ticks], templates: list[Reading]) -> list[Cycle]:
+def _find_cycles(job: Load | None, devices: Sequence[Load], templates: list[Reading]) -> list[Cycle]:
     """Find the levels of the tree of cycles, shortest first, in seconds of the activity."""
-    job = scale_load(activity.active, activity.idle)
     if job is None:
         return []
-    loads = [load for device in devices if (load := _device_load(device, activity, job)) is not None]
-    judged = judge_levels(find_levels(job, loads or [job], templates))
+    working = [device for device in devices if device.values.any()]
+    judged = judge_levels(find_levels(job, working or [job], templates))
     placed = [replace(place_level(j.level, job), confidence=j.confidence) for j in judged]
     return sorted(placed, key=lambda cycle: cycle.period_s)
 
 
-def _device_load(ticks: Ticks, activity: Activity, job: Load) -> Load | None:
-    """Put what one GPU of a job does on the grid of the job; None if it does hardly anything."""
-    first, stop = active_range(ticks)
-    if stop - first < LEAST_TICKS:
-        return None
-    load = scale_load(ticks.slice(first, stop), measure_idle(ticks))
-    if load is None:
-        return None
-    own_s = ticks.time_us[first] * 1e-6 + load.start_s + load.step_s * np.arange(len(load))
-    return load.moved_to(job, own_s, activity.time_map.restore(job.start_s + job.step_s * np.arange(len(job))))
+def _device_loads(devices: Mapping[str, Ticks], activity: Activity, job: Load) -> dict[str, Load]:
+    """Put what each GPU of a job does on the grid of the job; one that does nothing stays there with nothing."""
+    grid_s = activity.time_map.restore(job.start_s + job.step_s * np.arange(len(job)))
+    loads = {}
+    for name, ticks in devices.items():
+        first, stop = active_range(ticks)
+        load = scale_load(ticks.slice(first, stop), measure_idle(ticks)) if stop - first >= LEAST_TICKS else None
+        if load is None:
+            loads[name] = replace(job, values=np.zeros_like(job.values), traffic=np.zeros_like(job.traffic))
+        else:
+            own_s = ticks.time_us[first] * 1e-6 + load.start_s + load.step_s * np.arange(len(load))
+            loads[name] = load.moved_to(job, own_s, grid_s)
+    return loads
 
 
 def _place_level(

@@ -306,7 +306,8 @@ def _read_clock(load: Load, events: EventSet, begin: IntArray, end: IntArray, de
     period = median(lengths)
     if spread <= _EVEN:
         # The mean is better, without those in which there was a stall or more of other work.
-        period = float(lengths[np.abs(lengths / period - 1) < _INLIER].mean())
+        like = lengths[np.abs(lengths / period - 1) < _INLIER]
+        period = float(like.mean()) if like.size else period
     return Reading(
         "clock", period * load.step_s, float(evidence), inside / usual,
         load.to_s(np.stack([begin, end], axis=1)), load.to_s(_place_starts(events, begin, end, long, usual)),
