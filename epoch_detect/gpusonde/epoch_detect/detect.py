@@ -68,6 +68,16 @@ def detect(
 
 
 def _detect_cycles(job: Sequence[Trace], metrics: Sequence[str] | None, told: Told) -> EpochDetection:
+    whole, devices, origin = _gather(job, metrics)
+    return shifted(analyse(whole, devices=devices, told=told), origin)
+
+
+def gather_ticks(job: Sequence[Trace], metrics: Sequence[str] | None = None) -> tuple[Ticks, dict[str, Ticks]]:
+    """Return the ticks of a job, of several GPUs their mean, and those of each GPU by its name where there are several."""
+    return _gather(job, metrics)[:2]
+
+
+def _gather(job: Sequence[Trace], metrics: Sequence[str] | None) -> tuple[Ticks, dict[str, Ticks], float]:
     if len(job) == 1:
         times = [job[0].time_s]
     else:
@@ -76,10 +86,12 @@ def _detect_cycles(job: Sequence[Trace], metrics: Sequence[str] | None, told: To
         times = [trace.time_s + by for trace, by in zip(job, later, strict=True)]
     origin = min((float(time_s[0]) for time_s in times if time_s.size), default=0.0)
     devices = [_remember(trace, time_s - origin, metrics) for trace, time_s in zip(job, times, strict=True)]
-    whole = devices[0] if len(devices) == 1 else average_ticks(devices)
-    names = [trace.gpu_uuid or str(number) for number, trace in enumerate(job)]
-    apart = dict(zip(names, devices, strict=True)) if len(set(names)) == len(devices) > 1 else {}
-    return shifted(analyse(whole, devices=apart, told=told), origin)
+    if len(devices) == 1:
+        return devices[0], {}, origin
+    names = [trace.gpu_uuid for trace in job]
+    if len(set(names)) < len(names) or not all(names):
+        names = [str(number) for number in range(len(job))]
+    return average_ticks(devices), dict(zip(names, devices, strict=True)), origin
 
 
 def _remember(trace: Trace, time_s: FloatArray, metrics: Sequence[str] | None) -> Ticks:

@@ -38,7 +38,7 @@ from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
 from gpusonde.epoch_detect.cycles.signal import scale_signal
 from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
-from gpusonde.epoch_detect.cycles.tree import find_levels, judge_levels, level_of, nest, place_level
+from gpusonde.epoch_detect.cycles.tree import Level, find_levels, judge_levels, level_of, nest, place_level
 from gpusonde.epoch_detect.result import Cycle, EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, active_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
@@ -248,6 +248,19 @@ def _next_best(settled: Settled) -> int | None:
 
 def _is_refuted(detection: EpochDetection, told: Told) -> bool:
     return told.total_epochs is not None and detection.epoch_starts_s.size > told.total_epochs + 1
+
+
+def find_readings(
+    ticks: Ticks, devices: Mapping[str, Ticks], *, ended: bool = True
+) -> tuple[Load, list[Level]] | None:
+    """Find every level that some reading speaks for, to fit what judges them; None where there is nothing to read."""
+    activity = find_activity(ticks)
+    if isinstance(activity, str) or (job := scale_load(activity.active, activity.idle)) is None:
+        return None
+    found = find_hypotheses(activity, ended=ended)
+    templates = [] if isinstance(found, str) else _choose_epochs(found, ticks.names, None, ended=ended)[2]
+    loads = [load for load in _device_loads(devices, activity, job).values() if load.values.any()]
+    return job, find_levels(job, loads or [job], templates)
 
 
 def _choose_epochs(

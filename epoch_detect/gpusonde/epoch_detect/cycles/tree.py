@@ -249,7 +249,11 @@ def judge_levels(levels: Sequence[Level], scorer: Scorer | None = None) -> list[
         return []
     scorer = scorer or Scorer.shipped("levels", LEVEL_FEATURES)
     table = np.array([[getattr(level.features, name) for name in LEVEL_FEATURES] for level in levels])
-    confidence = scorer.probability(table)
+    return keep_likeliest(levels, scorer.probability(table))
+
+
+def keep_likeliest(levels: Sequence[Level], confidence: FloatArray) -> list[JudgedLevel]:
+    """Keep at most five levels of different period that are likely enough to be told; likeliest first."""
     kept: list[JudgedLevel] = []
     for i in np.argsort(-confidence, kind="stable"):
         level = levels[i]
