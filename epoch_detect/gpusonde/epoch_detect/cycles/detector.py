@@ -33,7 +33,7 @@ from gpusonde.epoch_detect.cycles.idle_gaps import (
     preprocess,
     remove_gaps,
 )
-from gpusonde.epoch_detect.cycles.roles import Settled, Told, settle
+from gpusonde.epoch_detect.cycles.roles import NamedLevel, Settled, Told, describe_roles, name_levels, settle
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
 from gpusonde.epoch_detect.cycles.signal import scale_signal
@@ -62,6 +62,9 @@ _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
 _NOTHING_TOLD = Told()
+_LIKELIER = 0.2  # by how much another level must be likelier than that of the template matching to be the best guess
+_LEAST_GUESS = 0.7  # of a level where the template matching finds none
+_TOLD = 0.98  # confidence of what follows from what was told
 _IDLE = 2  # percentile of the values of all ticks
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
@@ -174,30 +177,54 @@ def analyse_and_cache(
         detection, cached, templates = _choose_epochs(found, ticks.names, scorer, ended=ended)
     job = scale_load(activity.active, activity.idle)
     loads = {} if job is None else _device_loads(devices, activity, job)
-    settled = settle(_find_cycles(job, list(loads.values()), templates), told, ended=ended)
-    level = level_of(detection.period_s, settled.cycles) if settled.epoch is None else settled.epoch
-    if level in settled.refuted:
-        level = _next_best(settled)
-    if level is None and told and _is_refuted(detection, told):
+    named = [] if job is None else _find_levels(job, list(loads.values()), templates)
+    settled = settle(named, told, ended=ended)
+    cycles = nest(level.cycle for level in settled.levels)
+    likeliest = level_of(detection.period_s, cycles)
+    level = choose_level(settled, likeliest if detection.verdict != Verdict.NONE else None)
+    if level is None and likeliest in settled.refuted:
         detection = replace(detection, verdict=Verdict.NONE, reason="what was told refutes every cycle as the epoch")
-    elif level is not None and level_of(detection.period_s, settled.cycles) != level:
-        detection = _place_level(detection, settled.cycles[level], activity, found, ended=ended)
         cached = None
-    cycles = tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in nest(settled.cycles))
-    warnings = (*detection.warnings, *settled.warnings)
+    elif level is not None and (level != likeliest or detection.verdict == Verdict.NONE):
+        detection, cached = _place_level(detection, cycles[level], activity, found, ended=ended), None
+    if level is not None:
+        detection = replace(detection, confidence=_TOLD if level == settled.epoch else settled.levels[level].guess)
     compared_s = cycles[level].period_s if level is not None else max((c.period_s for c in cycles), default=math.nan)
-    deviations = find_deviations(list(devices), list(loads.values()), compared_s)
-    return replace(detection, cycles=cycles, level=level, deviations=deviations, warnings=warnings), cached
+    return replace(
+        detection,
+        cycles=tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in cycles),
+        level=level,
+        deviations=find_deviations(list(devices), list(loads.values()), compared_s),
+        warnings=(*detection.warnings, *settled.warnings),
+    ), cached
 
 
-def _find_cycles(job: Load | None, devices: Sequence[Load], templates: list[Reading]) -> list[Cycle]:
+def choose_level(settled: Settled, likeliest: int | None) -> int | None:
+    """Choose the level that is the best guess of the epoch: that of the template matching unless something refutes it.
+
+    Args:
+        settled: The levels.
+        likeliest: That of the template matching; None if it gives none.
+    """
+    if settled.epoch is not None:
+        return settled.epoch
+    guess = np.array([level.guess for level in settled.levels])
+    guess[list(settled.refuted)] = 0.0
+    best = int(np.argmax(guess)) if guess.size else None
+    if best is None or guess[best] == 0:
+        return None
+    if likeliest is None or likeliest in settled.refuted:
+        return best if guess[best] >= _LEAST_GUESS else None
+    return best if guess[best] >= guess[likeliest] + _LIKELIER else likeliest
+
+
+def _find_levels(job: Load, devices: Sequence[Load], templates: list[Reading]) -> list[NamedLevel]:
     """Find the levels of the tree of cycles, shortest first, in seconds of the activity."""
-    if job is None:
-        return []
     working = [device for device in devices if device.values.any()]
     judged = judge_levels(find_levels(job, working or [job], templates))
+    judged.sort(key=lambda found: found.level.period_s)
     placed = [replace(place_level(j.level, job), confidence=j.confidence) for j in judged]
-    return sorted(placed, key=lambda cycle: cycle.period_s)
+    return name_levels(describe_roles(job, judged), placed)
 
 
 def _device_loads(devices: Mapping[str, Ticks], activity: Activity, job: Load) -> dict[str, Load]:
@@ -238,16 +265,6 @@ def _place_level(
         period_s=cycle.period_s, period_low_s=cycle.period_low_s, period_high_s=cycle.period_high_s,
         confidence=cycle.confidence, epoch_starts_s=starts[:-1], epoch_ends_s=starts[1:],
     )  # fmt: skip
-
-
-def _next_best(settled: Settled) -> int | None:
-    """Index of the likeliest level that nothing refutes; None if there is none."""
-    free = [i for i in range(len(settled.cycles)) if i not in settled.refuted]
-    return max(free, key=lambda i: settled.cycles[i].confidence, default=None)
-
-
-def _is_refuted(detection: EpochDetection, told: Told) -> bool:
-    return told.total_epochs is not None and detection.epoch_starts_s.size > told.total_epochs + 1
 
 
 def find_readings(

@@ -28,6 +28,9 @@ _AS_LIKELY = 0.5
 _LEAST_RATIO = 1.5
 _WORKS = 0.25  # of the high level
 _LEAST_CONFIDENCE = 0.3  # of a level that may stand in for one that was refuted
+_LEAST_TOTAL = 2
+_LEAST_ROLE = 0.5
+_LEAST_LEFT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +80,16 @@ def describe_roles(job: Load, levels: Sequence[JudgedLevel]) -> FloatArray:
     return np.array([[getattr(row, name) for name in ROLE_FEATURES] for row in rows]).reshape(-1, len(ROLE_FEATURES))
 
 
-def judge_roles(features: FloatArray) -> FloatArray:
-    """Say how likely each level has each role, shape (levels, roles); they add up to at most one."""
-    found = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
-    return found / np.maximum(1.0, found.sum(axis=1, keepdims=True))
+def name_levels(features: FloatArray, cycles: Sequence[Cycle]) -> list[NamedLevel]:
+    """Say how likely each level has each role, and is the best guess of the epoch.
+
+    Two roles may be as right: the evaluation after each epoch has the epoch's period.
+    """
+    if not cycles:
+        return []
+    roles = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
+    guess = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
+    return [NamedLevel(c, r, float(g)) for c, r, g in zip(cycles, roles, guess, strict=True)]
 
 
 def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatures:
@@ -189,106 +198,150 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """Levels whose roles were settled by what was told.
+class NamedLevel:
+    """A level of the tree with what speaks for each of its names.
 
     Attributes:
-        cycles: The levels; one that follows from what was told may have come in.
-        epoch: Index of the level that is the epoch; None if nothing says which.
+        cycle: The level, placed.
+        roles: Shape (roles,), probability of each of :data:`JUDGED_ROLES`.
+        guess: Probability that it is the best guess of the epoch.
+    """
+
+    cycle: Cycle
+    roles: FloatArray
+    guess: float
+
+    def named(self, role: Role, confidence: float) -> NamedLevel:
+        """Give it a role."""
+        return replace(self, cycle=replace(self.cycle, role=role, role_confidence=confidence))
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Levels with their roles.
+
+    Attributes:
+        levels: The levels, shortest first; one that follows from what was told may have come in.
+        epoch: Index of the level that is the epoch by what was told; None if that does not say.
         refuted: Indices of levels that cannot be the epoch.
         warnings: What was told and fits nothing.
     """
 
-    cycles: tuple[Cycle, ...]
+    levels: tuple[NamedLevel, ...]
     epoch: int | None
     refuted: frozenset[int]
     warnings: tuple[str, ...]
 
 
-def settle(cycles: Sequence[Cycle], told: Told, *, ended: bool) -> Settled:
-    """Let what a user tells refute and name levels.
+def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
+    """Let what a user tells refute and name levels, and the fitted probabilities the others.
 
     Args:
-        cycles: The levels, shortest first.
+        found: The levels, shortest first.
         told: What is known.
         ended: Whether the run is over; while it is not, it may have fewer epochs than the job.
     """
-    levels, warnings = list(cycles), []
+    levels, warnings = list(found), []
     for period_s, role in told.roles:
-        off = [abs(np.log(c.period_s / period_s)) for c in levels]
+        off = [abs(np.log(x.cycle.period_s / period_s)) for x in levels]
         if off and min(off) <= _SAME:
             at = int(np.argmin(off))
-            levels[at] = replace(levels[at], role=role, role_confidence=1.0)
+            levels[at] = levels[at].named(role, 1.0)
         else:
             warnings.append(f"no cycle of about {period_s:g} s was found, so that none can be the {role}")
-    named = {i for i, c in enumerate(levels) if c.role_confidence == 1.0}
-    refuted = {i for i in named if levels[i].role != Role.EPOCH}
-    epoch = next((i for i in named if levels[i].role == Role.EPOCH), None)
+    named = {i for i, x in enumerate(levels) if x.cycle.role_confidence == 1.0}
+    refuted = {i for i in named if levels[i].cycle.role != Role.EPOCH}
+    epoch = next((i for i in named if levels[i].cycle.role == Role.EPOCH), None)
     if told.total_epochs is not None:
-        refuted |= {i for i, c in enumerate(levels) if c.count > _at_most(told.total_epochs)} - {epoch}
+        refuted |= {i for i, x in enumerate(levels) if x.cycle.count > _at_most(told.total_epochs)} - {epoch}
     if epoch is None and told.steps_per_epoch is not None:
         epoch = _by_steps(levels, told.steps_per_epoch, refuted)
         if epoch is None:
             warnings.append(f"no two cycles are as {told.steps_per_epoch} steps to an epoch")
-    if epoch is None and told.total_epochs is not None:
-        epoch = _by_count(levels, told.total_epochs, refuted, ended=ended)
-    if epoch is None or levels[epoch].role_confidence == 1.0:
-        return Settled(tuple(levels), epoch, frozenset(refuted), tuple(warnings))
-    levels[epoch] = replace(levels[epoch], role=Role.EPOCH, role_confidence=_TOLD)
-    order = sorted(range(len(levels)), key=lambda i: levels[i].period_s)
+    if epoch is None and told.total_epochs is not None and ended:
+        epoch = _by_count(levels, told.total_epochs, refuted)
+    if epoch is not None and levels[epoch].cycle.role_confidence < 1.0:
+        levels[epoch] = levels[epoch].named(Role.EPOCH, _TOLD)
+    order = sorted(range(len(levels)), key=lambda i: levels[i].cycle.period_s)
     place = {old: new for new, old in enumerate(order)}
-    return Settled(
-        tuple(levels[i] for i in order), place[epoch], frozenset(place[i] for i in refuted), tuple(warnings)
-    )
+    epoch = None if epoch is None else place[epoch]
+    refuted = {place[i] for i in refuted}
+    ordered = [_name(levels[i], place[i], epoch, place[i] in refuted) for i in order]
+    return Settled(tuple(ordered), epoch, frozenset(refuted), tuple(warnings))
+
+
+def _name(level: NamedLevel, at: int, epoch: int | None, refuted: bool) -> NamedLevel:
+    """Give a level the likeliest role that nothing excludes, if it is likely enough."""
+    if level.cycle.role_confidence > 0:
+        return level
+    excluded = set()
+    if refuted or epoch is not None:
+        excluded.add(Role.EPOCH)
+    if epoch is not None:
+        excluded |= {Role.STEP} if at > epoch else {Role.TRIAL}
+    left = np.array([role not in excluded for role in JUDGED_ROLES])
+    # What is excluded leaves its probability to the others.
+    likely = np.where(left, level.roles, 0.0) / max(_LEAST_LEFT, 1.0 - float(level.roles[~left].max(initial=0.0)))
+    best = int(np.argmax(likely))
+    if likely[best] < _LEAST_ROLE:
+        return level
+    return level.named(JUDGED_ROLES[best], float(min(likely[best], _TOLD)))
 
 
 def _at_most(total: int) -> float:
     return total + max(1.0, _MORE * total)
 
 
-def _by_steps(levels: list[Cycle], steps: int, refuted: set[int]) -> int | None:
+def _by_steps(levels: list[NamedLevel], steps: int, refuted: set[int]) -> int | None:
     """Index of the level that has so many of a shorter one, which is the step; a new one if there is only the step."""
     pairs = [
-        (abs(np.log(b.period_s / a.period_s / steps)), i, j)
+        (abs(np.log(b.cycle.period_s / a.cycle.period_s / steps)), i, j)
         for i, a in enumerate(levels)
         for j, b in enumerate(levels)
-        if b.period_s > a.period_s and j not in refuted and a.role in (Role.STEP, Role.UNKNOWN)
+        if b.cycle.period_s > a.cycle.period_s and j not in refuted and a.cycle.role in (Role.STEP, Role.UNKNOWN)
     ]
     off, step, epoch = min(pairs, default=(np.inf, 0, 0))
     if off <= _RATIO:
-        if levels[step].role_confidence < 1:
-            levels[step] = replace(levels[step], role=Role.STEP, role_confidence=_TOLD)
+        if levels[step].cycle.role_confidence < 1:
+            levels[step] = levels[step].named(Role.STEP, _TOLD)
         return epoch
-    known = next((c for c in levels if c.role == Role.STEP and c.role_confidence == 1.0), None)
-    if known is None or known.starts_s.size <= steps:
+    known = [x for x in levels if x.cycle.role == Role.STEP and x.cycle.role_confidence == 1.0]
+    if not known or known[0].cycle.starts_s.size <= steps:
         return None
-    levels.append(_every(known, steps))
+    levels.append(_every(known[0], steps))
     return len(levels) - 1
 
 
-def _by_count(levels: list[Cycle], total: int, refuted: set[int], *, ended: bool) -> int | None:
+def _by_count(levels: list[NamedLevel], total: int, refuted: set[int]) -> int | None:
     """Index of the level with as many cycles as the job has epochs, or of a new one that so many of a shorter make."""
-    free = [i for i in range(len(levels)) if i not in refuted and levels[i].role in (Role.EPOCH, Role.UNKNOWN)]
-    equal = [i for i in free if abs(levels[i].count - total) <= max(1.0, _MORE * total)]
-    if equal and ended:
-        return max(equal, key=lambda i: levels[i].confidence)
+    free = [i for i, x in enumerate(levels) if i not in refuted and x.cycle.role in (Role.EPOCH, Role.UNKNOWN)]
+    equal = [i for i in free if abs(levels[i].cycle.count - total) <= max(1.0, _MORE * total)]
+    if equal and total > 1:
+        return max(equal, key=lambda i: levels[i].guess)
     children = [
-        (levels[i].confidence, i, times)
-        for i in range(len(levels))
-        if levels[i].confidence >= _LEAST_CONFIDENCE and levels[i].role != Role.STEP
-        if (times := round(levels[i].count / total)) > 1 and abs(levels[i].count - times * total) <= 1
+        (x.cycle.confidence, i, times)
+        for i, x in enumerate(levels)
+        if x.cycle.confidence >= _LEAST_CONFIDENCE and x.cycle.role != Role.STEP
+        if (times := round(x.cycle.count / total)) > 1 and abs(x.cycle.count - times * total) <= 1
     ]
-    if children and ended and not free and total > 1:
-        _, child, times = max(children)
-        levels.append(_every(levels[child], times))
-        return len(levels) - 1
-    return None
+    if not children or free or total < _LEAST_TOTAL:
+        return None
+    _, child, times = max(children)
+    levels.append(_every(levels[child], times))
+    return len(levels) - 1
 
 
-def _every(cycle: Cycle, times: int) -> Cycle:
+def _every(level: NamedLevel, times: int) -> NamedLevel:
     """Make the level of which each cycle holds so many of another one."""
-    starts = cycle.starts_s[::times]
-    bounds = {name: times * getattr(cycle, name) for name in ("period_s", "period_low_s", "period_high_s")}
-    return replace(
-        cycle, **bounds, count=cycle.count // times, starts_s=starts, role=Role.UNKNOWN, role_confidence=0.0
+    cycle = level.cycle
+    made = replace(
+        cycle,
+        period_s=times * cycle.period_s,
+        period_low_s=times * cycle.period_low_s,
+        period_high_s=times * cycle.period_high_s,
+        count=cycle.count // times,
+        starts_s=cycle.starts_s[::times],
+        role=Role.UNKNOWN,
+        role_confidence=0.0,
     )
+    return NamedLevel(made, np.zeros(len(JUDGED_ROLES)), cycle.confidence)
