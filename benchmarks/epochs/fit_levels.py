@@ -153,8 +153,8 @@ def fit_levels(samples: Sequence[Sample], folder: Path) -> list[list[JudgedLevel
     return told
 
 
-def fit_roles(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], folder: Path) -> None:
-    """Fit what says which role a level has, and which level is the best guess."""
+def fit_roles(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], folder: Path) -> np.ndarray:
+    """Fit what says which role a level has, and which level is the best guess; return the probability of the latter."""
     rows, group, roles, guess, known = [], [], [], [], []
     for each, judged in zip(samples, told, strict=True):
         ordered = sorted(judged, key=lambda j: j.level.period_s)
@@ -169,7 +169,7 @@ def fit_roles(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], fold
     for role in JUDGED_ROLES:
         has = np.array([role in r for r in roles])
         fit_all(table[sure], has[sure], groups[sure], ROLE_FEATURES, folder / f"role_{role}.npz", 80)
-    fit_all(table, np.array(guess), groups, ROLE_FEATURES, folder / "guess.npz", 80)
+    return fit_all(table, np.array(guess), groups, ROLE_FEATURES, folder / "guess.npz", 80)
 
 
 def _is_near(period_s: float, others: Iterable[float], ratio: float) -> bool:
