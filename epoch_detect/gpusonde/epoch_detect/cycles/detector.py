@@ -255,10 +255,12 @@ def _place_level(
         chosen = max(near, key=lambda h: h.score)
         _, epochs = place_hypothesis(found, chosen, ended=ended)
         if epochs.regular.sum() >= _LEAST_CYCLES:
-            return _detection(
+            placed = _detection(
                 activity.active.names, activity.time_map, chosen.preprocessed.signal.step_s, epochs, cycle.confidence,
                 detection.hypotheses,
             )  # fmt: skip
+            if level_of(placed.period_s, [cycle]) is not None:
+                return placed
     if cycle.starts_s.size < _LEAST_CYCLES + 1:
         return replace(detection, verdict=Verdict.NONE, reason="no two whole epochs lie inside the activity")
     starts = activity.time_map.restore(cycle.starts_s)

@@ -308,8 +308,8 @@ BoolArray = npt.NDArray[np.bool_]
 # More than any file of one machine or test set holds; a column of random text must not become a million traces.
 MAX_TRACES = 65_536
 
-# A sampler that was held up takes the missed ticks at once, and rows get copied: 0.15 % of the ticks of Python samplers on
-# busy hosts repeat a time. Where many do, the rows of several GPUs stand in one column, or the times are too coarse.
+# A sampler that was held up takes the missed ticks at once, and rows get copied: 0.15 % of the ticks of Python samplers
+# on busy hosts repeat a time. Where many do, rows of several GPUs stand in one column, or the times are too coarse.
 _MAX_REPEATED_SHARE = 0.01
 _FEW_REPEATED = 3  # of which that share says nothing, in a file of a few hundred ticks
 _SHARE_OF_SHORT_FILE = 0.1
