@@ -42,8 +42,10 @@ _LONG_ENOUGH = 0.2  # of the longest interval of a class: a shorter one belongs 
 _INLIER = 0.08
 _MOST_MISSED = 3  # usual intervals in one in which marks are missing
 _CHANCE = 0.2  # that an interval is within that by accident
-_LEAST_SHARE = 0.5
-_LEAST_COVER = 0.3
+_LEAST_OF_TEMPO = 4  # intervals of a second length
+LEAST_EVIDENCE = -1.5  # nats: weak readings are for the scorer to judge
+_LEAST_SHARE = 0.3
+_LEAST_COVER = 0.2
 _LEAST_PERIOD = 3  # cells
 _LONGEST_FIRST = 1.5  # usual cycles
 _EVEN = 0.03  # relative spread of the intervals up to which their mean is better than their median
@@ -279,9 +281,7 @@ def read_events(load: Load) -> list[Reading]:
         for number, chosen in enumerate(event_classes(events)):
             begin, end = events.begin[chosen], events.end[chosen]
             depth = median(events.depth[chosen])
-            clock = _read_clock(load, events, begin, end, depth)
-            if clock is not None:
-                found.append(clock)
+            found += _read_clocks(load, events, begin, end, depth)
             # Other smoothings often give the same events, give or take a few cells.
             key = np.round(_SAME_EVENTS * begin.size * (begin + end) / (begin[0] + end[-1])).tobytes()
             if number < _COMB_CLASSES and _COMB_EVENTS[0] <= begin.size <= _COMB_EVENTS[1] and key not in seen:
@@ -290,12 +290,46 @@ def read_events(load: Load) -> list[Reading]:
     return found
 
 
-def _read_clock(load: Load, events: EventSet, begin: IntArray, end: IntArray, depth: float) -> Reading | None:
+def _read_clocks(load: Load, events: EventSet, begin: IntArray, end: IntArray, depth: float) -> Iterator[Reading]:
+    """Read the one or two lengths that the intervals between events have: a job may change its tempo."""
     train = (begin[1:] - end[:-1]) - (events.off[begin[1:]] - events.off[end[:-1]])
     long = train > _LONG_ENOUGH * max(int(train.max()), 1)
     if long.sum() < 2:
-        return None
-    usual = median(train[long])
+        return
+    for usual in _usual_lengths(np.sort(train[long]).astype(np.float64)):
+        found = _read_clock(load, events, begin, end, depth, train, long, usual)
+        if found is not None:
+            yield found
+
+
+def _usual_lengths(lengths: FloatArray) -> list[float]:
+    """Medians of the two groups of like lengths with most members.
+
+    Args:
+        lengths: Shape (intervals,), increasing.
+    """
+    found: list[float] = []
+    for _ in range(2):
+        stop = np.searchsorted(lengths, lengths * (1 + 2 * _INLIER), side="right")
+        members = stop - np.arange(lengths.size)
+        if not lengths.size or members.max() < (_LEAST_OF_TEMPO if found else 1):
+            break
+        first = int(np.argmax(members))
+        found.append(median(lengths[first : stop[first]]))
+        lengths = np.delete(lengths, np.arange(first, stop[first]))
+    return found
+
+
+def _read_clock(
+    load: Load,
+    events: EventSet,
+    begin: IntArray,
+    end: IntArray,
+    depth: float,
+    train: IntArray,
+    long: BoolArray,
+    usual: float,
+) -> Reading | None:
     # Where a mark was missed, an interval is a multiple.
     times = np.clip(np.round(train / usual), 1, _MOST_MISSED)
     near = np.abs(train / usual / times - 1) < _INLIER / times
@@ -304,10 +338,10 @@ def _read_clock(load: Load, events: EventSet, begin: IntArray, end: IntArray, de
     if single.sum() < 2 or usual < _LEAST_PERIOD or inside <= 0:
         return None
     worth = float((1 / times[near]).sum())
-    share, cover = worth / long.sum(), float(train[near].sum()) / inside
+    share, cover = worth / float(long.sum()), float(train[near].sum()) / inside
     spread = float(np.std(train[near] / times[near])) / usual
     evidence = count_nats(worth, int(long.sum())) * min(1.0, cover / 0.8) - 2 * np.log(1 + spread / 0.01)
-    if share < _LEAST_SHARE or cover < _LEAST_COVER or evidence <= 0:
+    if share < _LEAST_SHARE or cover < _LEAST_COVER or evidence <= LEAST_EVIDENCE:
         return None
     by_begin, by_end = np.diff(begin)[single], np.diff(end)[single]
     lengths = by_begin if by_begin.std() < by_end.std() else by_end

@@ -46,6 +46,9 @@ class RoleFeatures:
     chosen: float
     line: float
     steadiness: float
+    explained: float
+    spread: float
+    cover: float
     depth: float
     log_width_s: float
     width_share: float
@@ -112,6 +115,9 @@ def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatu
         chosen=known.chosen,
         line=known.line,
         steadiness=known.steadiness,
+        explained=known.explained,
+        spread=known.spread,
+        cover=known.cover,
         depth=known.depth,
         log_width_s=np.log(max(width, 1e-3)),
         width_share=known.width_share,

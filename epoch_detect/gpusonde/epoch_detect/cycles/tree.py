@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from gpusonde.epoch_detect.cycles.events import Load, Reading, read_events
+from gpusonde.epoch_detect.cycles.events import LEAST_EVIDENCE, Load, Reading, read_events
 from gpusonde.epoch_detect.cycles.lines import PhaseLock, cut_stretches, lock_phase, place_cycles, read_lines
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.result import Cycle
@@ -202,7 +202,7 @@ def _describe(
             LevelFeatures(
                 log_cells=np.log(period[i] / job.step_s),
                 log_cycles=np.log(len(job) * job.step_s / period[i]),
-                clock=np.log1p(max(0.0, evidence[i, 0])),
+                clock=np.log1p(max(0.0, clock.evidence - LEAST_EVIDENCE)) if clock else 0.0,
                 comb=np.log1p(max(0.0, evidence[i, 1])),
                 line=np.log1p(max(0.0, evidence[i, 2])),
                 template=evidence[i, 3],
