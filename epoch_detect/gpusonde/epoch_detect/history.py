@@ -76,6 +76,12 @@ class History:
             if self._merged == 1:
                 take = min(time_us.size - done, self._capacity - self._count)
                 self._push(time_us[done : done + take], rows[:, done : done + take])
+            elif not self._pending_time and time_us.size - done >= self._merged:
+                groups = min((time_us.size - done) // self._merged, self._capacity - self._count)
+                take = groups * self._merged
+                whole = slice(done, done + take)
+                times = time_us[whole].reshape(groups, self._merged).sum(axis=1) // self._merged
+                self._push(times, _mean(rows[:, whole].reshape(len(self.names), groups, self._merged)))
             else:
                 take = min(time_us.size - done, self._merged - len(self._pending_time))
                 self._pending_time.extend(time_us[done : done + take].tolist())
@@ -136,7 +142,7 @@ class History:
 
     def _flush(self) -> None:
         time = np.array([sum(self._pending_time) // len(self._pending_time)], dtype=np.int64)
-        self._push(time, _mean(np.array(self._pending_values).T[:, None, :]))
+        self._push(time, _mean(np.ascontiguousarray(np.array(self._pending_values).T)[:, None, :]))
         self._pending_time, self._pending_values = [], []
 
     def _compact(self) -> None:
