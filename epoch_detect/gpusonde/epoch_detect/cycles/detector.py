@@ -63,7 +63,7 @@ _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
 _NOTHING_TOLD = Told()
-_LIKELIER = 0.15  # by how much another level must be likelier than that of the template matching to be the best guess
+_LIKELIER = 0.25  # by how much another level must be likelier than that of the template matching to be the best guess
 _LEAST_GUESS = 0.65  # of a level where the template matching finds none
 _TOLD = 0.98  # confidence of what follows from what was told
 _IDLE = 2  # percentile of the values of all ticks
@@ -212,12 +212,13 @@ def choose_level(settled: Settled, likeliest: int | None) -> int | None:
         return settled.epoch
     guess = np.array([level.guess for level in settled.levels])
     guess[list(settled.refuted)] = 0.0
-    best = int(np.argmax(guess)) if guess.size else None
-    if best is None or guess[best] == 0:
-        return None
     if likeliest is None or likeliest in settled.refuted:
-        return best if guess[best] >= _LEAST_GUESS else None
-    return best if guess[best] >= guess[likeliest] + _LIKELIER else likeliest
+        best = int(np.argmax(guess)) if guess.size else None
+        return best if best is not None and guess[best] >= _LEAST_GUESS else None
+    # What template matching chose is refuted by events or lines only, not by another template.
+    guess[[not level.measured for level in settled.levels]] = 0.0
+    guess[likeliest] = settled.levels[likeliest].guess + _LIKELIER
+    return int(np.argmax(guess))
 
 
 def _find_levels(job: Load, devices: Sequence[Load], templates: list[Reading]) -> list[NamedLevel]:

@@ -30,6 +30,7 @@ _WORKS = 0.25  # of the high level
 _LEAST_CONFIDENCE = 0.3  # of a level that may stand in for one that was refuted
 _LEAST_TOTAL = 2
 _LEAST_ROLE = 0.5
+_ONE_METRIC = 0.65  # the most that a single metric, such as the power of a node, can say of a role
 _AS_RIGHT = 0.15
 _LEAST_LEFT = 0.05
 
@@ -93,7 +94,11 @@ def name_levels(features: FloatArray, cycles: Sequence[Cycle]) -> list[NamedLeve
         return []
     roles = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
     guess = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
-    return [NamedLevel(c, r, float(g)) for c, r, g in zip(cycles, roles, guess, strict=True)]
+    alone = features[:, ROLE_FEATURES.index("metrics")] <= 1
+    roles[alone] = np.minimum(roles[alone], _ONE_METRIC)
+    seen = features[:, [ROLE_FEATURES.index("line"), ROLE_FEATURES.index("depth")]]
+    measured = (seen[:, 0] > 0) | np.isfinite(seen[:, 1])
+    return [NamedLevel(c, r, float(g), bool(m)) for c, r, g, m in zip(cycles, roles, guess, measured, strict=True)]
 
 
 def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatures:
@@ -212,11 +217,13 @@ class NamedLevel:
         cycle: The level, placed.
         roles: Shape (roles,), probability of each of :data:`JUDGED_ROLES`.
         guess: Probability that it is the best guess of the epoch.
+        measured: Whether events or a line show it, not template matching alone.
     """
 
     cycle: Cycle
     roles: FloatArray
     guess: float
+    measured: bool = True
 
     def named(self, role: Role, confidence: float) -> NamedLevel:
         """Give it a role."""

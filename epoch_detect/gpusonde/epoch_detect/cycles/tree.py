@@ -29,6 +29,7 @@ _LEAST_CELLS = 4
 _LEAST_CYCLES = 1.8
 _LOCKED = 12  # levels whose lines are phase-locked
 _AS_GOOD = 0.9
+_CLOCK_MEASURES = 2.0  # nats from which on it measures better than the others
 _COMB_MEASURES = 8  # teeth from which on a comb measures better than a line
 _LEAST_CONFIDENCE = 0.15  # of a level that is told
 _LEAST_RATIO = 1.5  # of the periods of parent and child
@@ -161,7 +162,8 @@ def _strongest(group: Sequence[Reading], source: str) -> Reading | None:
 def _best_measure(group: Sequence[Reading]) -> Reading:
     for source in _SOURCES:
         reading = _strongest(group, source)
-        if reading is not None and (source != "comb" or reading.count >= _COMB_MEASURES):
+        measures = (source != "comb" or reading.count >= _COMB_MEASURES) if reading is not None else False
+        if reading is not None and measures and (source != "clock" or reading.evidence >= _CLOCK_MEASURES):
             return reading
     return group[0]
 
