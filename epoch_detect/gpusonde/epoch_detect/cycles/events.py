@@ -274,7 +274,8 @@ def event_classes(events: EventSet) -> Iterator[BoolArray]:
 
 def read_events(load: Load) -> list[Reading]:
     """Read the training clock and the event comb of every class of events."""
-    found, seen = [], set()
+    found: list[Reading] = []
+    seen: set[bytes] = set()
     busy = load.values.mean(axis=0)
     sets = find_events(load.values, busy) + (find_events(load.traffic, busy) if len(load.traffic) else [])
     for events in sets:

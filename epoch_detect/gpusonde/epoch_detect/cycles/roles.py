@@ -94,11 +94,13 @@ def name_levels(features: FloatArray, cycles: Sequence[Cycle]) -> list[NamedLeve
         return []
     roles = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
     guess = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
-    alone = features[:, ROLE_FEATURES.index("metrics")] <= 1
-    roles[alone] = np.minimum(roles[alone], _ONE_METRIC)
+    surest = np.where(features[:, ROLE_FEATURES.index("metrics")] <= 1, _ONE_METRIC, _TOLD)
     seen = features[:, [ROLE_FEATURES.index("line"), ROLE_FEATURES.index("depth")]]
     measured = (seen[:, 0] > 0) | np.isfinite(seen[:, 1])
-    return [NamedLevel(c, r, float(g), bool(m)) for c, r, g, m in zip(cycles, roles, guess, measured, strict=True)]
+    return [
+        NamedLevel(c, r, float(g), bool(m), float(most))
+        for c, r, g, m, most in zip(cycles, roles, guess, measured, surest, strict=True)
+    ]
 
 
 def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatures:
@@ -218,12 +220,14 @@ class NamedLevel:
         roles: Shape (roles,), probability of each of :data:`JUDGED_ROLES`.
         guess: Probability that it is the best guess of the epoch.
         measured: Whether events or a line show it, not template matching alone.
+        surest: Highest confidence that what was recorded allows for a role.
     """
 
     cycle: Cycle
     roles: FloatArray
     guess: float
     measured: bool = True
+    surest: float = _TOLD
 
     def named(self, role: Role, confidence: float) -> NamedLevel:
         """Give it a role."""
@@ -302,7 +306,7 @@ def _name(level: NamedLevel, at: int, epoch: int | None, refuted: bool) -> Named
         best = as_epoch
     if likely[best] < _LEAST_ROLE:
         return level
-    return level.named(JUDGED_ROLES[best], float(min(likely[best], _TOLD)))
+    return level.named(JUDGED_ROLES[best], float(min(likely[best], level.surest)))
 
 
 def _at_most(total: int) -> float:
