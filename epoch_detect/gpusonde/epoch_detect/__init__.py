@@ -1,16 +1,21 @@
 """Finding training epochs in GPU metrics: the published detector and a better one, offline and streaming."""
 
+from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
-from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, Verdict
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
 
 __all__ = [
+    "Cycle",
+    "Deviation",
     "EpochDetection",
     "EpochEvent",
     "EpochStatus",
     "EpochTracker",
     "EventKind",
     "Hypothesis",
+    "Role",
+    "Told",
     "TrackedEpoch",
     "Verdict",
     "detect",

@@ -36,6 +36,63 @@ class Hypothesis:
     score: float
 
 
+class Role(str, Enum):
+    """What a level of the tree of cycles is judged to be; members compare equal to their text."""
+
+    STEP = "step"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    EPOCH = "epoch"
+    TRIAL = "trial"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One level of the tree of cycles of a job.
+
+    Attributes:
+        period_s: Typical seconds from start to start.
+        period_low_s: Lower end of the 95 % interval of ``period_s``.
+        period_high_s: Upper end of it.
+        count: How many whole cycles were seen.
+        starts_s: Shape (cycles,), starts of the cycles in the trace's own time.
+        confidence: Probability, 0..1, that the job has a level within 10 % of ``period_s``.
+        role: What the level is judged to be; ``unknown`` where the metrics cannot tell.
+        role_confidence: Probability, 0..1, that ``role`` is right, given that the level is real; 0 for ``unknown``.
+        parent: Index of the level, in the same tuple, that this one is nested in; None for the outermost.
+    """
+
+    period_s: float
+    period_low_s: float
+    period_high_s: float
+    count: int
+    starts_s: FloatArray
+    confidence: float
+    role: Role = Role.UNKNOWN
+    role_confidence: float = 0.0
+    parent: int | None = None
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What one GPU of a job does otherwise than the others.
+
+    Attributes:
+        gpu: Its UUID, or its place in the list of the traces.
+        kind: ``idle``; ``lag``, behind the others or ahead of them; ``missing``, without some of their cycles; or
+            ``unlike``, at something else.
+        amount: Its mean load, 0..1; the seconds that it is behind; how many cycles; or its correlation with the others.
+    """
+
+    gpu: str
+    kind: str
+    amount: float
+
+
 @dataclass(frozen=True)
 class EpochDetection:
     """The epochs of one trace.
@@ -51,7 +108,10 @@ class EpochDetection:
         epoch_ends_s: Shape (epochs,); an epoch ends where the next one starts unless a stall or a hole lies between.
         mode: Which detector answered: ``default``, ``paper`` or ``notebook``.
         metrics: Metrics that were used.
+        cycles: The levels of the tree of cycles, shortest first, at most five.
+        level: Index in ``cycles`` of the level that ``period_s`` and the epochs tell; None if it is none of them.
         hypotheses: Best readings of the trace, the chosen one first: where cycles nest, P and k P.
+        deviations: GPUs of the job that do otherwise than the others.
         warnings: What was left out, for the user to see.
     """
 
@@ -65,7 +125,10 @@ class EpochDetection:
     epoch_ends_s: FloatArray = field(default_factory=lambda: np.empty(0))
     mode: str = "default"
     metrics: tuple[str, ...] = ()
+    cycles: tuple[Cycle, ...] = ()
+    level: int | None = None
     hypotheses: tuple[Hypothesis, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -11,19 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
-from gpusonde.epoch_detect.cycles.detector import (
-    CachedMatch,
-    analyse_and_cache,
-    analyse_in_steps,
-    append_epochs,
-    extend_match,
-)
+from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
-from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.
@@ -521,7 +516,9 @@ def _detection_fields(found: EpochDetection) -> dict[str, object]:
         "verdict": str(found.verdict),
         "epoch_starts_s": found.epoch_starts_s.tolist(),
         "epoch_ends_s": found.epoch_ends_s.tolist(),
+        "cycles": [{**vars(c), "starts_s": c.starts_s.tolist(), "role": str(c.role)} for c in found.cycles],
         "hypotheses": [[h.period_s, h.cycles, h.score] for h in found.hypotheses],
+        "deviations": [[d.gpu, d.kind, d.amount] for d in found.deviations],
     }
 
 
@@ -554,5 +551,14 @@ def _cached_from(fields: dict[str, Any]) -> CachedMatch:
 def _detection_from(fields: dict[str, Any]) -> EpochDetection:
     arrays = {name: np.array(fields[name], dtype=np.float64) for name in ("epoch_starts_s", "epoch_ends_s")}
     hypotheses = tuple(Hypothesis(*row) for row in fields["hypotheses"])
+    deviations = tuple(Deviation(*row) for row in fields.get("deviations", ()))
     texts = {"metrics": tuple(fields["metrics"]), "warnings": tuple(fields["warnings"])}
-    return EpochDetection(**{**fields, **arrays, **texts, "hypotheses": hypotheses})
+    cycles = tuple(_cycle_from(each) for each in fields.get("cycles", ()))
+    return EpochDetection(
+        **{**fields, **arrays, **texts, "cycles": cycles, "hypotheses": hypotheses, "deviations": deviations}
+    )
+
+
+def _cycle_from(fields: dict[str, Any]) -> Cycle:
+    starts_s = np.array(fields["starts_s"], dtype=np.float64)
+    return Cycle(**{**fields, "starts_s": starts_s, "role": Role(fields["role"])})

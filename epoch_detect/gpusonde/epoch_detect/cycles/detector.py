@@ -1,4 +1,4 @@
-"""The default detector: from remembered ticks to epochs.
+"""Epochs by template matching: from remembered ticks to the likeliest cycle, and its epochs.
 
 Idle gaps are removed (``idle_gaps``), candidates matched (``candidates``, ``template_matching``), hypotheses judged
 (``features``, ``scorer``), and the epochs of the likeliest one placed (``boundaries``, ``segments``).
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -24,9 +23,17 @@ from gpusonde.epoch_detect.cycles.candidates import (
     match_candidates,
     match_whole,
 )
+from gpusonde.epoch_detect.cycles.events import Reading
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
-from gpusonde.epoch_detect.cycles.idle_gaps import IDLE_LOAD, PreprocessedView, measure_load, preprocess, remove_gaps
+from gpusonde.epoch_detect.cycles.idle_gaps import (
+    IDLE_LOAD,
+    PreprocessedView,
+    join_around_idle,
+    measure_load,
+    preprocess,
+    remove_gaps,
+)
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
 from gpusonde.epoch_detect.cycles.signal import median, scale_signal
@@ -46,8 +53,10 @@ SHORT_CYCLE_TICKS = 20  # below, an iteration and an epoch look the same
 _LEAST_CONFIDENCE = 0.40
 _LEAST_CONFIDENCE_OF_FEW = 0.35  # of two or three cycles, which the scorer hardly ever sees where there are none
 _FEW_CYCLES = 3
-_LEAST_CYCLES = 2
+LEAST_CYCLES = 2
+NO_TWO_WHOLE = "no two whole epochs lie inside the activity"
 _REPORTED_HYPOTHESES = 3
+_TEMPLATES = 6  # hypotheses that are readings of levels
 _SAME = 0.06  # hypotheses this close in length are one hypothesis
 _LEAST_BUSY = 0.2  # of the ticks of the activity; training with long pauses works for a half or more
 _WARM_UP = 0.5  # periods that warm-up before the first level change may take
@@ -60,11 +69,10 @@ _AS_LIKELY = 0.9  # of the probability of the likeliest hypothesis
 _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
+_IDLE = 2  # percentile of the values of all ticks
 _SAME_BOUNDARY = 0.1  # periods by which a boundary may differ that two looks found
 _IRREGULAR = 0.5  # of the logarithm of the duration, beside the usual one
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class SelectedHypothesis:
 
     def relative_half_width(self) -> float:
         """Return half the interval of the mean duration, as a ratio; infinite where there is none."""
-        if self.epochs.regular.sum() < _LEAST_CYCLES:
+        if self.epochs.regular.sum() < LEAST_CYCLES:
             return math.inf
         mean, low, high = mean_period(self.epochs, self.hypothesis.preprocessed.signal.step_s)
         return 0.5 * (high - low) / mean
@@ -129,61 +137,51 @@ class CachedMatch:
     confidence: float
 
 
-def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -> EpochDetection:
-    """Find the epochs in ticks; times are seconds on the ticks' own axis.
-
-    Args and returns are those of :func:`analyse_and_cache`, without the match to cache.
-    """
-    return analyse_and_cache(ticks, ended=ended, scorer=scorer)[0]
-
-
-def analyse_and_cache(
-    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None, scope: Scope = EVERYTHING
-) -> tuple[EpochDetection, CachedMatch | None]:
-    """Find the epochs in ticks; times are seconds on the ticks' own axis.
-
-    Args:
-        ticks: Any number of ticks, idle around the activity included.
-        ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
-        scorer: Judges the hypotheses; None for the shipped one.
-        scope: Which periods to look for.
-
-    Returns:
-        The detection, ``none`` with the reason where there is nothing to find; and the match that
-        :func:`extend_match` goes on from, if epochs were found.
-    """
-    return _complete(analyse_in_steps(ticks, ended=ended, scorer=scorer, scope=scope))
-
-
-def analyse_in_steps(
-    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None, scope: Scope = EVERYTHING
-) -> Generator[None, None, tuple[EpochDetection, CachedMatch | None]]:
-    """Do what :func:`analyse_and_cache` does, with a pause after each small part of the work."""
-    found = yield from _find_in_steps(ticks, ended=ended, scope=scope)
-    if isinstance(found, str):
-        return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
+def choose_epochs(
+    found: CycleHypotheses, names: tuple[str, ...], scorer: Scorer | None, *, ended: bool
+) -> Generator[None, None, tuple[EpochDetection, CachedMatch | None, list[Reading]]]:
+    """Tell the epochs of the likeliest hypothesis, its match to cache, and the likeliest ones as readings of levels."""
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
     yield
     order = np.argsort(-probabilities, kind="stable")
     hypotheses = _hypotheses([(found.hypotheses[i], float(probabilities[i])) for i in order])
-    nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
+    nothing = EpochDetection(Verdict.NONE, "", metrics=names, hypotheses=hypotheses)
     chosen, confidence = found.hypotheses[order[0]], float(probabilities[order[0]])
     if confidence >= min(_LEAST_CONFIDENCE, _LEAST_CONFIDENCE_OF_FEW):
         choice = choose(found, probabilities, ended=ended)
         yield
         chosen, confidence = choice.hypothesis, choice.probability
+    templates = _to_readings([(chosen, confidence), *((found.hypotheses[i], float(probabilities[i])) for i in order)])
     if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.match.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
         reason = f"the likeliest cycle, {chosen.usual_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
-        return replace(nothing, reason=reason), None
+        return replace(nothing, reason=reason), None, templates
     signal, epochs = chosen.preprocessed.signal, choice.epochs
-    if epochs.regular.sum() < _LEAST_CYCLES:
-        return replace(nothing, reason="no two whole epochs lie inside the activity"), None
+    if epochs.regular.sum() < LEAST_CYCLES:
+        return replace(nothing, reason=NO_TWO_WHOLE), None, templates
     cached = CachedMatch(
         chosen.preprocessed.gap_removal, signal.rows,
         replace(Pattern.from_hypothesis(chosen), template=choice.match.template),
         find_other_periods(chosen, found.hypotheses), choice.match.agreement, confidence,
     )  # fmt: skip
-    return _detection(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses), cached
+    detection = tell_epochs(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses)
+    return detection, cached, templates
+
+
+def _to_readings(ranked: list[tuple[CycleHypothesis, float]]) -> list[Reading]:
+    """Return the likeliest hypotheses of different length as readings of levels."""
+    kept: list[Reading] = []
+    for hypothesis, probability in ranked:
+        if all(abs(np.log(hypothesis.usual_s / k.period_s)) > _SAME for k in kept):
+            starts, count = hypothesis.starts_s, hypothesis.match.cycles
+            kept.append(
+                Reading(
+                    "template", hypothesis.usual_s, probability, count, np.empty((0, 2)), starts,
+                    spread=hypothesis.match.scatter, score=hypothesis.score,
+                )
+            )  # fmt: skip
+        if len(kept) == _TEMPLATES:
+            break
+    return kept
 
 
 def _hypotheses(ranked: list[tuple[CycleHypothesis, float]]) -> tuple[Hypothesis, ...]:
@@ -261,9 +259,9 @@ def extend_match(ticks: Ticks, cached: CachedMatch, hypotheses: tuple[Hypothesis
     if match is None or match.agreement < _HOLDING * cached.agreement:
         return None
     epochs = _place(active, among, match, view.step_s, cached.others, ended=False)
-    if epochs.regular.sum() < _LEAST_CYCLES:
+    if epochs.regular.sum() < LEAST_CYCLES:
         return None
-    return _detection(active.names, time_map, among.signal.step_s, epochs, cached.confidence, hypotheses)
+    return tell_epochs(active.names, time_map, among.signal.step_s, epochs, cached.confidence, hypotheses)
 
 
 def append_epochs(known: EpochDetection, latest: EpochDetection, step_s: float) -> EpochDetection | None:
@@ -290,8 +288,8 @@ def append_epochs(known: EpochDetection, latest: EpochDetection, step_s: float) 
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
     lengths = ends - starts
     regular = np.abs(np.log(lengths / median(lengths))) < _IRREGULAR
-    regular[0] &= regular[1:].sum() < _LEAST_CYCLES
-    if regular.sum() < _LEAST_CYCLES:
+    regular[0] &= regular[1:].sum() < LEAST_CYCLES
+    if regular.sum() < LEAST_CYCLES:
         return None
     period, low, high = mean_period(Epochs(starts, ends, regular), step_s)
     return replace(
@@ -310,7 +308,7 @@ def _count_cycles(cycles: int, period_s: float) -> str:
     return f"{cycles} cycles of {period_s:.4g} s"
 
 
-def _detection(
+def tell_epochs(
     names: tuple[str, ...],
     time_map: TimeMap,
     step_s: float,
@@ -318,6 +316,7 @@ def _detection(
     confidence: float,
     hypotheses: tuple[Hypothesis, ...],
 ) -> EpochDetection:
+    """Put placed epochs in the words of the answer."""
     period, low, high = mean_period(epochs, step_s)
     # What an agent read often enough once, it may read less often since: the iteration would have been seen then.
     tick_s = measure_closest_step(time_map.short_s, step_s)
@@ -337,18 +336,23 @@ def _detection(
     )
 
 
-def find_hypotheses(ticks: Ticks, *, ended: bool = True, scope: Scope = EVERYTHING) -> CycleHypotheses | str:
-    """Find every hypothesis with its features; or say why there is none.
+@dataclass(frozen=True)
+class Activity:
+    """The active part of some ticks.
 
-    Args:
-        ticks: Any number of ticks.
-        ended: Whether the run is over.
-        scope: Which periods to look for.
+    Attributes:
+        active: The ticks from the first to the last at which the GPU was active, long holes shortened.
+        time_map: From their time to that of the ticks.
+        idle: Shape (metrics,), low values of all ticks: those of an idle GPU if there was idle.
     """
-    return _complete(_find_in_steps(ticks, ended=ended, scope=scope))
+
+    active: Ticks
+    time_map: TimeMap
+    idle: FloatArray
 
 
-def _find_in_steps(ticks: Ticks, *, ended: bool, scope: Scope) -> Generator[None, None, CycleHypotheses | str]:
+def find_activity(ticks: Ticks) -> Activity | str:
+    """Cut ticks to where the GPU works; or say why there is nothing to look at."""
     if len(ticks) < LEAST_TICKS:
         return f"{len(ticks)} ticks; at least {LEAST_TICKS} are needed"
     has_value = np.isfinite(ticks.values).any(axis=0)
@@ -362,6 +366,26 @@ def _find_in_steps(ticks: Ticks, *, ended: bool, scope: Scope) -> Generator[None
     busy = float(active_ticks(active).mean())
     if busy < _LEAST_BUSY:
         return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
+    return Activity(active, time_map, measure_idle(ticks))
+
+
+def measure_idle(ticks: Ticks) -> FloatArray:
+    """Return a low value of each metric, shape (metrics,): that of an idle GPU, if it was idle."""
+    finite = [row[np.isfinite(row)] for row in ticks.values]
+    return np.array([float(np.percentile(row, _IDLE)) if row.size else np.nan for row in finite])
+
+
+def find_hypotheses(
+    activity: Activity, *, ended: bool = True, scope: Scope = EVERYTHING
+) -> Generator[None, None, CycleHypotheses | str]:
+    """Find every hypothesis with its features, with a pause after each part of the work; or say why there is none.
+
+    Args:
+        activity: Where the GPU works.
+        ended: Whether the run is over.
+        scope: Which periods to look for.
+    """
+    active, time_map = activity.active, activity.time_map
     candidates: list[tuple[PeriodCandidate, PreprocessedView]] = []
     varies = False
     for view in preprocess(active):
@@ -380,16 +404,6 @@ def _find_in_steps(ticks: Ticks, *, ended: bool, scope: Scope) -> Generator[None
     return CycleHypotheses(active, time_map, kept, features)
 
 
-def _complete(steps: Generator[None, None, _Result]) -> _Result:
-    """Do all of some work that pauses, at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
-
-
 def _place(
     active: Ticks,
     among: PreprocessedView,
@@ -404,7 +418,8 @@ def _place(
     whole = among.restore_gaps(placed)
     if among.gap_removal and (signal := scale_signal(active)) is not None:
         whole = move_to_changes(signal, whole, fastest_first([active.names[i] for i in signal.rows]))
-    return _with_warm_up(active, drop_unseen_epochs(whole, active.time_us), match.period * step_s)
+    seen = join_around_idle(active, drop_unseen_epochs(whole, active.time_us))
+    return _with_warm_up(active, seen, match.period * step_s)
 
 
 def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:
@@ -421,7 +436,7 @@ def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:
     if epochs.starts_s[0] > _WARM_UP * period_s and np.median(measure_load(active)[before]) > IDLE_LOAD:
         return epochs
     regular = epochs.regular.copy()
-    regular[0] &= regular[1:].sum() < _LEAST_CYCLES
+    regular[0] &= regular[1:].sum() < LEAST_CYCLES
     return replace(epochs, starts_s=np.concatenate([[0.0], epochs.starts_s[1:]]), regular=regular)
 
 
