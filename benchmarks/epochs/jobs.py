@@ -28,6 +28,7 @@ from numpy.random import Generator
 from simulation import COPY, IDLE, TO_HOST, Level, Recording, Step, Timeline, load, log_uniform, seen
 
 from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect.evaluation import TrueLevel, Truth
 from gpusonde.telemetry import Trace
 
 BLIND = frozenset(
@@ -77,6 +78,21 @@ class Job:
         shown = [level for level in self.levels if level.visible and level.role is not Role.UNKNOWN]
         chosen = [level for level in shown if level.role is Role.EPOCH] or shown
         return tuple(period for level in chosen for period in (level.period_s, *level.regimes_s))
+
+    @property
+    def truth(self) -> Truth | None:
+        """What its traces are scored with; None for a training that the recording shows nothing of."""
+        if self.run_state == "training" and not self.periods_s:
+            return None
+        levels = tuple(
+            TrueLevel(
+                (each.period_s, *each.regimes_s), (each.role, *each.also), each.visible, tuple(each.starts_s.tolist())
+            )
+            for each in self.levels
+        )
+        first = self.periods_s[:1]
+        starts = next((level.starts_s for level in levels if level.periods_s[:1] == first), ())
+        return Truth(self.periods_s, starts, self.kind, levels)
 
     @property
     def visible(self) -> tuple[Level, ...]:
