@@ -17,7 +17,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
 import gpusonde.epoch_detect.cycles.scorer as scorer_module
-from gpusonde.epoch_detect.cycles.detector import CycleHypotheses, choose, find_hypotheses, mean_period
+from gpusonde.epoch_detect.cycles.detector import CycleHypotheses, choose, find_activity, find_hypotheses, mean_period
 from gpusonde.epoch_detect.cycles.features import FEATURES
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.detect import round_to_wire_times
@@ -63,7 +63,8 @@ def hypotheses(made: Example, number: int) -> CycleHypotheses | None:
     names, values = select_values(made.trace, None)
     history = History(names)
     history.append(round_to_wire_times(made.trace.time_s), values)
-    found = find_hypotheses(history.ticks(), ended=number % 3 > 0)
+    activity = find_activity(history.ticks())
+    found = activity if isinstance(activity, str) else find_hypotheses(activity, ended=number % 3 > 0)
     return found if isinstance(found, CycleHypotheses) else None
 
 

@@ -1,11 +1,13 @@
 """Finding training epochs in GPU metrics: the published detector and a better one, offline and streaming."""
 
+from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
-from gpusonde.epoch_detect.result import Cycle, EpochDetection, Hypothesis, Role, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, Verdict
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
 
 __all__ = [
     "Cycle",
+    "Deviation",
     "EpochDetection",
     "EpochEvent",
     "EpochStatus",
@@ -13,6 +15,7 @@ __all__ = [
     "EventKind",
     "Hypothesis",
     "Role",
+    "Told",
     "TrackedEpoch",
     "Verdict",
     "detect",

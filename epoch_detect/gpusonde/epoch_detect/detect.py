@@ -1,4 +1,4 @@
-"""``detect``: the epochs of one trace, by any of the detectors."""
+"""``detect``: the cycles and the epochs of a job, from the traces of its GPUs, by any of the detectors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 
 from gpusonde.epoch_detect.cycles.detector import analyse
+from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.result import EpochDetection
-from gpusonde.epoch_detect.ticks import IntArray, select_values, warn_of_holes
+from gpusonde.epoch_detect.ticks import IntArray, Ticks, average_ticks, select_values, warn_of_holes
 from gpusonde.telemetry import FloatArray, Trace
 
 Mode = Literal["default", "paper", "notebook"]
@@ -19,57 +20,94 @@ Engine = Literal["port", "luminol"]
 
 
 def detect(
-    trace: Trace, *, mode: Mode = "default", metrics: Sequence[str] | None = None, engine: Engine = "port"
+    traces: Trace | Sequence[Trace],
+    *,
+    told: Told | None = None,
+    mode: Mode = "default",
+    metrics: Sequence[str] | None = None,
+    engine: Engine = "port",
 ) -> EpochDetection:
-    """Find the training epochs of a trace.
+    """Find the cycles of a job, and which of them are its epochs.
 
     Values are rounded to float32 and times to whole microseconds after the first tick, as they are on the wire, so that
     a file and the same ticks out of the collector give the same answer. Idle around the activity does not matter.
 
     Args:
-        trace: The ticks of one GPU.
+        traces: The ticks of one GPU, or of each GPU of one job, whose times count from the same moment unless each says
+            from which.
+        told: What is known of the job; it refutes levels before one of them is chosen.
         mode: ``default`` for our detector; ``paper`` for the published one as its text has it; ``notebook`` for the
-            variant in its authors' notebook.
+            variant in its authors' notebook. The published ones look at the first trace only.
         metrics: Which metrics to use; None for all that tell what the GPU is doing. The published detectors look at
             one metric only: the first one here, or DRAM activity or the nearest thing the trace has.
         engine: For the published detectors: our exact port of Luminol, or the package ``luminol`` itself.
 
     Returns:
-        The detection, in the trace's own time. Its warnings name a long stretch without ticks.
+        The detection, in the first trace's own time. Its warnings name a long stretch without ticks.
 
     Raises:
-        gpusonde.telemetry.TraceError: The trace does not hold one of ``metrics``.
+        gpusonde.telemetry.TraceError: A trace does not hold one of ``metrics``.
         gpusonde.errors.MissingExtraError: The engine ``luminol`` is not installed.
-        ValueError: An unknown mode or engine.
+        ValueError: An unknown mode or engine, or no trace.
     """
     if engine not in ("port", "luminol"):
         raise ValueError(f"unknown engine {engine!r}; choose port or luminol")
+    job = [traces] if isinstance(traces, Trace) else list(traces)
+    if not job:
+        raise ValueError("no trace was given; give that of each GPU of the job")
     if mode in ("paper", "notebook"):
         # Its signal processing is slow to import, and most who detect epochs never ask for it.
         from gpusonde.epoch_detect.published.paper import NOTEBOOK, PAPER, detect_with_luminol  # noqa: PLC0415
 
-        found = detect_with_luminol(trace, PAPER if mode == "paper" else NOTEBOOK, metrics=metrics, engine=engine)
+        found = detect_with_luminol(job[0], PAPER if mode == "paper" else NOTEBOOK, metrics=metrics, engine=engine)
     elif mode == "default":
-        found = _detect_cycles(trace, metrics)
+        found = _detect_cycles(job, metrics, told or Told())
     else:
         raise ValueError(f"unknown mode {mode!r}; choose default, paper or notebook")
-    return replace(found, warnings=(*found.warnings, *warn_of_holes(trace.time_s)))
+    return replace(found, warnings=(*found.warnings, *warn_of_holes(job[0].time_s)))
 
 
-def _detect_cycles(trace: Trace, metrics: Sequence[str] | None) -> EpochDetection:
+def _detect_cycles(job: Sequence[Trace], metrics: Sequence[str] | None, told: Told) -> EpochDetection:
+    whole, devices, origin = _gather(job, metrics)
+    return shifted(analyse(whole, devices=devices, told=told), origin)
+
+
+def gather_ticks(job: Sequence[Trace], metrics: Sequence[str] | None = None) -> tuple[Ticks, dict[str, Ticks]]:
+    """Return the ticks of a job, of several GPUs their mean, and those of each GPU by its name where there are several."""
+    return _gather(job, metrics)[:2]
+
+
+def _gather(job: Sequence[Trace], metrics: Sequence[str] | None) -> tuple[Ticks, dict[str, Ticks], float]:
+    if len(job) == 1:
+        times = [job[0].time_s]
+    else:
+        known = [trace.origin_unix_s for trace in job if trace.origin_unix_s is not None]
+        later = [(trace.origin_unix_s or 0.0) - known[0] if len(known) == len(job) else 0.0 for trace in job]
+        times = [trace.time_s + by for trace, by in zip(job, later, strict=True)]
+    origin = min((float(time_s[0]) for time_s in times if time_s.size), default=0.0)
+    devices = [_remember(trace, time_s - origin, metrics) for trace, time_s in zip(job, times, strict=True)]
+    if len(devices) == 1:
+        return devices[0], {}, origin
+    names = [trace.gpu_uuid for trace in job]
+    if len(set(names)) < len(names) or not all(names):
+        names = [str(number) for number in range(len(job))]
+    return average_ticks(devices), dict(zip(names, devices, strict=True)), origin
+
+
+def _remember(trace: Trace, time_s: FloatArray, metrics: Sequence[str] | None) -> Ticks:
     names, values = select_values(trace, metrics)
     history = History(names)
-    history.append(round_to_wire_times(trace.time_s), values)
-    found = analyse(history.ticks())
-    origin = float(trace.time_s[0]) if len(trace) else 0.0
-    return shifted(found, origin)
+    history.append(_to_microseconds(time_s), values)
+    return history.ticks()
 
 
 def round_to_wire_times(time_s: FloatArray) -> IntArray:
     """Whole microseconds after the first tick, shape (n,)."""
-    if not time_s.size:
-        return np.empty(0, dtype=np.int64)
-    times: IntArray = np.round((time_s - time_s[0]) * 1e6).astype(np.int64)
+    return _to_microseconds(time_s - time_s[:1])
+
+
+def _to_microseconds(time_s: FloatArray) -> IntArray:
+    times: IntArray = np.round(time_s * 1e6).astype(np.int64)
     return times
 
 
@@ -79,4 +117,5 @@ def shifted(detection: EpochDetection, by_s: float) -> EpochDetection:
         detection,
         epoch_starts_s=detection.epoch_starts_s + by_s,
         epoch_ends_s=detection.epoch_ends_s + by_s,
+        cycles=tuple(replace(cycle, starts_s=cycle.starts_s + by_s) for cycle in detection.cycles),
     )

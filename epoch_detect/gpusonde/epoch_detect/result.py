@@ -78,6 +78,22 @@ class Cycle:
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """What one GPU of a job does otherwise than the others.
+
+    Attributes:
+        gpu: Its UUID, or its place in the list of the traces.
+        kind: ``idle``; ``lag``, behind the others or ahead of them; ``missing``, without some of their cycles; or
+            ``unlike``, at something else.
+        amount: Its mean load, 0..1; the seconds that it is behind; how many cycles; or its correlation with the others.
+    """
+
+    gpu: str
+    kind: str
+    amount: float
+
+
+@dataclass(frozen=True)
 class EpochDetection:
     """The epochs of one trace.
 
@@ -95,6 +111,7 @@ class EpochDetection:
         cycles: The levels of the tree of cycles, shortest first, at most five.
         level: Index in ``cycles`` of the level that ``period_s`` and the epochs tell; None if it is none of them.
         hypotheses: Best readings of the trace, the chosen one first: where cycles nest, P and k P.
+        deviations: GPUs of the job that do otherwise than the others.
         warnings: What was left out, for the user to see.
     """
 
@@ -111,6 +128,7 @@ class EpochDetection:
     cycles: tuple[Cycle, ...] = ()
     level: int | None = None
     hypotheses: tuple[Hypothesis, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -30,6 +30,7 @@ _NOT_ACTIVITY = frozenset({Unit.BYTES, Unit.CELSIUS, Unit.MEGAHERTZ, Unit.COUNT,
 _BUSY_SHARE = 0.05  # of a metric's own high level; warm-up before the first epoch reaches about a tenth of it
 _LEAST_HOLE_S = 10.0  # recorded logs have holes of up to 9 s from a busy driver
 _LEAST_HOLE_TICKS = 20
+_HIGH = 97  # percentile that is a metric's usual high level
 _LEVEL_RANK = 20  # a metric's high level is its 20th largest value: idle around the activity does not move it
 
 
@@ -104,6 +105,35 @@ def select_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[st
     if metrics is not None and not names:
         raise TraceError("no metric was chosen; leave the choice out to use all that the trace has")
     return names, np.array([trace.values[n] for n in names]).reshape(len(names), len(trace))
+
+
+def average_ticks(devices: Sequence[Ticks]) -> Ticks:
+    """Average the GPUs of one job, each scaled to the usual high level of all; on the times of the one seen longest.
+
+    Args:
+        devices: One or more, times counted from the same moment; metrics that one of them lacks are left out.
+    """
+    axis = max(devices, key=lambda d: int(d.time_us[-1] - d.time_us[0]) if len(d) else -1)
+    names = [name for name in axis.names if all(name in d.names for d in devices if len(d))]
+    rows = []
+    for name in names:
+        columns, highs = [], []
+        for device in devices:
+            column = device.values[device.names.index(name)].astype(np.float64) if len(device) else np.empty(0)
+            finite = np.isfinite(column)
+            high = float(np.percentile(column[finite], _HIGH)) if finite.sum() >= LEAST_TICKS else 0.0
+            if high > 0:
+                place = np.interp(axis.time_us, device.time_us[finite], column[finite], left=np.nan, right=np.nan)
+                columns.append(place / high)
+                highs.append(high)
+        if columns:
+            scaled = np.array(columns)
+            seen = np.isfinite(scaled)
+            mean = np.where(seen, scaled, 0.0).sum(axis=0) / np.maximum(seen.sum(axis=0), 1)
+            rows.append(np.where(seen.any(axis=0), mean * float(np.mean(highs)), np.nan))
+        else:
+            rows.append(np.full(len(axis), np.nan))
+    return Ticks(axis.time_us, np.array(rows, dtype=np.float32).reshape(len(names), len(axis)), tuple(names))
 
 
 def holes(steps: FloatArray | IntArray) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
-from gpusonde.epoch_detect.result import Cycle, EpochDetection, Hypothesis, Role, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
 
 _FIRST_ANALYSIS_S = 5.0
@@ -396,6 +396,7 @@ def _detection_fields(found: EpochDetection) -> dict[str, object]:
         "epoch_ends_s": found.epoch_ends_s.tolist(),
         "cycles": [{**vars(c), "starts_s": c.starts_s.tolist(), "role": str(c.role)} for c in found.cycles],
         "hypotheses": [[h.period_s, h.cycles, h.score] for h in found.hypotheses],
+        "deviations": [[d.gpu, d.kind, d.amount] for d in found.deviations],
     }
 
 
@@ -428,9 +429,10 @@ def _cached_from(fields: dict[str, Any]) -> CachedMatch:
 def _detection_from(fields: dict[str, Any]) -> EpochDetection:
     arrays = {name: np.array(fields[name], dtype=np.float64) for name in ("epoch_starts_s", "epoch_ends_s")}
     hypotheses = tuple(Hypothesis(*row) for row in fields["hypotheses"])
+    deviations = tuple(Deviation(*row) for row in fields.get("deviations", ()))
     texts = {"metrics": tuple(fields["metrics"]), "warnings": tuple(fields["warnings"])}
     cycles = tuple(_cycle_from(each) for each in fields.get("cycles", ()))
-    return EpochDetection(**{**fields, **arrays, **texts, "cycles": cycles, "hypotheses": hypotheses})
+    return EpochDetection(**{**fields, **arrays, **texts, "cycles": cycles, "hypotheses": hypotheses, "deviations": deviations})
 
 
 def _cycle_from(fields: dict[str, Any]) -> Cycle:

@@ -1,11 +1,11 @@
-"""``gpusonde detect``: the epochs of one trace."""
+"""``gpusonde detect``: the cycles and the epochs of one job, from the traces of its GPUs."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
@@ -25,14 +25,17 @@ from gpusonde.cli.runs_view import (
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.epoch_detect import EpochDetection
+    from gpusonde.epoch_detect import Cycle, EpochDetection, Role
     from gpusonde.telemetry import Trace
 
 
-def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Options that say how a trace file is to be read."""
+ALL_GPUS = "all"
+
+
+def add_trace_options(parser: argparse.ArgumentParser, every: str = "") -> None:
+    """Options that say how a trace file is to be read; ``every`` says what all its GPUs are good for."""
     group = parser.add_argument_group("reading the trace")
-    group.add_argument("--gpu", metavar="GPU", help="which GPU of the file: index from 0, UUID or trace_id")
+    group.add_argument("--gpu", metavar="GPU", help=f"which GPU of the file: index from 0, UUID or trace_id{every}")
     group.add_argument(
         "--gpus",
         type=positive_integer,
@@ -64,6 +67,42 @@ def read_chosen_trace(args: argparse.Namespace, path: Path) -> Trace:
         raise UsageError(str(error)) from error
 
 
+def read_job(args: argparse.Namespace) -> list[Trace]:
+    """Read the traces of the GPUs of a job: of each file the one that ``--gpu`` names, or all of them.
+
+    Raises:
+        UsageError: An option is out of its range.
+    """
+    from gpusonde.telemetry import TraceError, read_traces
+
+    if args.gpu != ALL_GPUS:
+        return [read_chosen_trace(args, path) for path in args.trace]
+    found: list[Trace] = []
+    for path in args.trace:
+        try:
+            with error_context(path):
+                found += read_traces(path, gpus=args.gpus, interval_s=args.interval_s)
+        except TraceError:
+            raise
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    return found
+
+
+class CyclePayload(TypedDict):
+    """A level of the tree of cycles."""
+
+    period_s: Annotated[float, JsonKey("from start to start")]
+    period_low_s: Annotated[float, JsonKey("its 95 % interval")]
+    period_high_s: Annotated[float, JsonKey("its 95 % interval")]
+    count: Annotated[int, JsonKey("whole cycles seen")]
+    confidence: Annotated[float, JsonKey("probability that the job has a level within 10 % of `period_s`")]
+    role: Annotated[str, JsonKey("`step`, `evaluation`, `checkpoint`, `epoch`, `trial`, or `unknown`")]
+    role_confidence: Annotated[float, JsonKey("probability that `role` is right; 0 for `unknown`")]
+    parent: Annotated[int | None, JsonKey("index in `cycles` of the level that this one is nested in")]
+    starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
+
+
 class DetectPayload(TotalsPayload):
     """What ``gpusonde detect`` prints."""
 
@@ -85,9 +124,15 @@ class DetectPayload(TotalsPayload):
     epochs: int
     epoch_starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
     end_s: Annotated[float, JsonKey("end of the last epoch")]
+    level: Annotated[int | None, JsonKey("index in `cycles` of the level that `period_s` and the epochs tell")]
+    cycles: Annotated[list[CyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
     hypotheses: Annotated[
         list[dict[str, Any]],
         JsonKey("periods considered, the chosen one first", holds="gpusonde.epoch_detect.result.Hypothesis"),
+    ]
+    deviations: Annotated[
+        list[dict[str, Any]],
+        JsonKey("GPUs of the job that do otherwise", holds="gpusonde.epoch_detect.result.Deviation"),
     ]
     warnings: list[str]
     plot: str | None
@@ -98,28 +143,42 @@ class DetectPayload(TotalsPayload):
 def add_detect_options(parser: Parser) -> None:
     """Declare ``gpusonde detect``."""
     parser.description = (
-        "Find the training epochs of one trace: gpusonde's CSV or Parquet, an nvidia-smi -lms log or a dcgmi dmon log."
+        "Find the cycles of one job and its training epochs: in gpusonde's CSV or Parquet, an nvidia-smi -lms log or a "
+        "dcgmi dmon log. Several files, or --gpu all, are the GPUs of one job."
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="trace file")
-    add_trace_options(parser)
+    parser.add_argument("trace", type=Path, nargs="+", metavar="TRACE", help="trace file")
+    add_trace_options(parser, every="; all for one answer of all")
     group = add_detection_options(parser)
     group.add_argument(
         "--total-epochs",
         type=positive_integer,
         metavar="N",
-        help="epochs the job is to run for; says when it will be done",
+        help="epochs the job is to run for; refutes other cycles, and says when it will be done",
+    )
+    group.add_argument(
+        "--steps-per-epoch", type=positive_integer, metavar="N", help="optimizer steps in an epoch; refutes other cycles"
+    )
+    group.add_argument(
+        "--role",
+        type=_told_role,
+        action="append",
+        default=[],
+        metavar="S=ROLE",
+        help="what a cycle is, such as 36s=evaluation (repeatable; step, evaluation, checkpoint, epoch, trial)",
     )
     group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
 
 
 def run_detect(args: argparse.Namespace) -> int:
     """Detect, print, and draw where asked."""
-    from gpusonde.epoch_detect import detect
+    from gpusonde.epoch_detect import Told, detect
 
     output = Output(as_json=args.json)
-    trace = read_chosen_trace(args, args.trace)
-    with output.progress(f"looking for epochs in {args.trace.name}"), error_context(args.trace):
-        detection = detect(trace, mode=args.mode, metrics=args.metric)
+    job = read_job(args)
+    trace = job[0]
+    told = Told(args.total_epochs, args.steps_per_epoch, tuple(args.role))
+    with output.progress(f"looking for epochs in {args.trace[0].name}"), error_context(args.trace[0]):
+        detection = detect(job, told=told, mode=args.mode, metrics=args.metric)
     progress = summarise_trace(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
@@ -127,6 +186,17 @@ def run_detect(args: argparse.Namespace) -> int:
         _payload(args, trace, detection, progress), lambda screen: _render(screen, args, trace, detection, progress)
     )
     return 0
+
+
+def _told_role(text: str) -> tuple[float, Role]:
+    """Argument type: the period of a cycle and its role."""
+    from gpusonde.epoch_detect import Role
+
+    period, _, name = text.partition("=")
+    roles = [str(role) for role in Role if role is not Role.UNKNOWN]
+    if name not in roles:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 36s=evaluation, with one of {', '.join(roles)}")
+    return positive_number(period.removesuffix("s")), Role(name)
 
 
 def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
@@ -164,7 +234,7 @@ def headline(detection: EpochDetection) -> str:
 
 def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress) -> DetectPayload:
     return {
-        "trace": str(args.trace),
+        "trace": str(args.trace[0]),
         "gpu_uuid": trace.gpu_uuid or None,
         "gpu_model": trace.gpu_model or None,
         "generated": trace.attributes.get("generated"),
@@ -182,12 +252,29 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
         "epochs": len(detection.epoch_starts_s),
         "epoch_starts_s": detection.epoch_starts_s.tolist(),
         "end_s": detection.end_s,
+        "level": detection.level,
+        "cycles": [_cycle_payload(cycle) for cycle in detection.cycles],
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in detection.hypotheses],
+        "deviations": [dataclasses.asdict(deviation) for deviation in detection.deviations],
         "warnings": [*trace.warnings, *detection.warnings],
         "plot": None if args.plot is None else str(args.plot),
         "epoch_table": table_payload(progress),
         **totals_payload(progress),
         "estimate": progress.estimate,
+    }
+
+
+def _cycle_payload(cycle: Cycle) -> CyclePayload:
+    return {
+        "period_s": cycle.period_s,
+        "period_low_s": cycle.period_low_s,
+        "period_high_s": cycle.period_high_s,
+        "count": cycle.count,
+        "confidence": cycle.confidence,
+        "role": str(cycle.role),
+        "role_confidence": cycle.role_confidence,
+        "parent": cycle.parent,
+        "starts_s": cycle.starts_s.tolist(),
     }
 
 
@@ -201,17 +288,23 @@ def _render(
     gpu = " ".join(filter(None, (trace.gpu_model, trace.gpu_uuid)))
     ticks = f"{formatting.count(len(trace), 'tick')} in {formatting.seconds(trace.duration_s)}"
     screen.heading(headline(detection))
-    screen.line(f"{args.trace}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
+    names = ", ".join(str(path) for path in args.trace)
+    screen.line(f"{names}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
     screen.line(
         f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {formatting.probability(detection.confidence)}"
     )
     if detection.reason:
         screen.line(detection.reason)
     render_progress(screen, progress)
-    if len(detection.hypotheses) > 1:
-        others = "; ".join(
-            f"{formatting.seconds(h.period_s)} x {h.cycles} (score {h.score:.2f})" for h in detection.hypotheses
+    for index, cycle in enumerate(detection.cycles):
+        role = str(cycle.role) if cycle.role_confidence == 0 else f"{cycle.role} {cycle.role_confidence:.2f}"
+        inside = "" if cycle.parent is None else f", within {formatting.seconds(detection.cycles[cycle.parent].period_s)}"
+        told = ", told above" if index == detection.level else ""
+        screen.line(
+            f"cycle of {formatting.seconds(cycle.period_s)} x {cycle.count}: confidence "
+            f"{formatting.probability(cycle.confidence)}, role {role}{inside}{told}"
         )
-        screen.line(f"periods considered: {others}")
+    for deviation in detection.deviations:
+        screen.line(f"GPU {deviation.gpu} deviates: {deviation.kind} ({deviation.amount:.3g})")
     if args.plot is not None:
         screen.line(f"picture: {args.plot}")

@@ -21,7 +21,12 @@ from gpusonde.epoch_detect.cycles.signal import (
     remove_trend,
     smooth,
 )
-from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
+from gpusonde.epoch_detect.cycles.template_matching import (
+    Search,
+    TemplateMatch,
+    match_template,
+    match_templates,
+)
 from gpusonde.telemetry import FloatArray
 
 _SHORTEST = 16  # samples per period that a level is made for: 16 ... 40; the finest level takes shorter ones, too
@@ -182,18 +187,27 @@ class CycleHypothesis:
         return median(distances) if distances.size else self.period_s
 
 
-def match_candidate(candidate: PeriodCandidate, preprocessed: PreprocessedView) -> CycleHypothesis | None:
-    """Match cycles in the part of the signal that resembles itself best; None if there are not two."""
-    values, first = candidate.level.values, 0
-    span = int(_EXAMINED_CYCLES * candidate.period)
-    if values.shape[1] > span:
-        first = _best_part(candidate, span)
-        values = values[:, first : first + span]
-    match = match_template(values, candidate.period)
-    if match is None:
-        return None
-    score = score_consistency(match, candidate)
-    return CycleHypothesis(match.period * candidate.level.step_s, match, candidate, score, preprocessed, first)
+def match_candidates(candidates: list[tuple[PeriodCandidate, PreprocessedView]]) -> list[CycleHypothesis]:
+    """Match cycles of each candidate, in the part of its signal that resembles itself best.
+
+    Args:
+        candidates: Each with the view of the activity in which it was found.
+
+    Returns:
+        Those of which there are two cycles at least, in order.
+    """
+    parts = [_best_part(candidate) for candidate, _ in candidates]
+    searches = [
+        Search(candidate.level.values[:, first:stop], candidate.period)
+        for (candidate, _), (first, stop) in zip(candidates, parts, strict=True)
+    ]
+    return [
+        CycleHypothesis(
+            match.period * candidate.level.step_s, match, candidate, score_consistency(match, candidate), view, first
+        )
+        for (candidate, view), (first, _), match in zip(candidates, parts, match_templates(searches), strict=True)
+        if match is not None
+    ]
 
 
 def match_whole(hypothesis: CycleHypothesis) -> TemplateMatch:
@@ -235,9 +249,13 @@ def keep_distinct(hypotheses: list[CycleHypothesis]) -> list[CycleHypothesis]:
     return kept
 
 
-def _best_part(candidate: PeriodCandidate, span: int) -> int:
-    values, lag = candidate.level.values, round(candidate.period)
-    product = (values[:, :-lag] * values[:, lag:]).sum(axis=0)
+def _best_part(candidate: PeriodCandidate) -> tuple[int, int]:
+    """Return the first cell to examine, and one past the last."""
+    values, lag, span = candidate.level.values, round(candidate.period), int(_EXAMINED_CYCLES * candidate.period)
+    if values.shape[1] <= span:
+        return 0, values.shape[1]
+    product = np.einsum("mn,mn->n", values[:, :-lag], values[:, lag:])
     sums = np.concatenate([[0.0], np.cumsum(product)])
     inside = min(span - lag, product.size)
-    return int(np.argmax(sums[inside:] - sums[:-inside]))
+    first = int(np.argmax(sums[inside:] - sums[:-inside]))
+    return first, first + span

@@ -7,7 +7,9 @@ Idle gaps are removed (``idle_gaps``), candidates matched (``candidates``, ``tem
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,17 +18,28 @@ from gpusonde.epoch_detect.cycles.candidates import (
     CycleHypothesis,
     find_candidates,
     keep_distinct,
-    match_candidate,
+    match_candidates,
     match_whole,
 )
+from gpusonde.epoch_detect.cycles.deviations import find_deviations
+from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
-from gpusonde.epoch_detect.cycles.idle_gaps import IDLE_LOAD, PreprocessedView, measure_load, preprocess, remove_gaps
+from gpusonde.epoch_detect.cycles.idle_gaps import (
+    IDLE_LOAD,
+    PreprocessedView,
+    join_around_idle,
+    measure_load,
+    preprocess,
+    remove_gaps,
+)
+from gpusonde.epoch_detect.cycles.roles import NamedLevel, Settled, Told, describe_roles, name_levels, settle
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
 from gpusonde.epoch_detect.cycles.signal import scale_signal
 from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
-from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
+from gpusonde.epoch_detect.cycles.tree import Level, find_levels, judge_levels, level_of, nest, place_level
+from gpusonde.epoch_detect.result import Cycle, EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, active_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
 
@@ -48,6 +61,11 @@ _AS_LIKELY = 0.9  # of the probability of the likeliest hypothesis
 _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
+_NOTHING_TOLD = Told()
+_LIKELIER = 0.2  # by how much another level must be likelier than that of the template matching to be the best guess
+_LEAST_GUESS = 0.7  # of a level where the template matching finds none
+_TOLD = 0.98  # confidence of what follows from what was told
+_IDLE = 2  # percentile of the values of all ticks
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
 
@@ -113,49 +131,191 @@ class CachedMatch:
     confidence: float
 
 
-def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -> EpochDetection:
-    """Find the epochs in ticks; times are seconds on the ticks' own axis.
+def analyse(
+    ticks: Ticks,
+    *,
+    devices: Mapping[str, Ticks] = MappingProxyType({}),
+    ended: bool = True,
+    told: Told = _NOTHING_TOLD,
+    scorer: Scorer | None = None,
+) -> EpochDetection:
+    """Find the cycles and the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args and returns are those of :func:`analyse_and_cache`, without the match to cache.
     """
-    return analyse_and_cache(ticks, ended=ended, scorer=scorer)[0]
+    return analyse_and_cache(ticks, devices=devices, ended=ended, told=told, scorer=scorer)[0]
 
 
 def analyse_and_cache(
-    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None
+    ticks: Ticks,
+    *,
+    devices: Mapping[str, Ticks] = MappingProxyType({}),
+    ended: bool = True,
+    told: Told = _NOTHING_TOLD,
+    scorer: Scorer | None = None,
 ) -> tuple[EpochDetection, CachedMatch | None]:
-    """Find the epochs in ticks; times are seconds on the ticks' own axis.
+    """Find the cycles and the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args:
-        ticks: Any number of ticks, idle around the activity included.
+        ticks: Any number of ticks, idle around the activity included; of a job on several GPUs their mean.
+        devices: The ticks of each GPU of such a job by its name, on the same axis.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
+        told: What is known of the job; it refutes levels before one is chosen.
         scorer: Judges the hypotheses; None for the shipped one.
 
     Returns:
         The detection, ``none`` with the reason where there is nothing to find; and the match that
         :func:`extend_match` goes on from, if epochs were found.
     """
-    found = find_hypotheses(ticks, ended=ended)
+    activity = find_activity(ticks)
+    if isinstance(activity, str):
+        return EpochDetection(Verdict.NONE, activity, metrics=ticks.names), None
+    found = find_hypotheses(activity, ended=ended)
     if isinstance(found, str):
-        return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
+        detection, cached, templates = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None, []
+    else:
+        detection, cached, templates = _choose_epochs(found, ticks.names, scorer, ended=ended)
+    job = scale_load(activity.active, activity.idle)
+    loads = {} if job is None else _device_loads(devices, activity, job)
+    named = [] if job is None else _find_levels(job, list(loads.values()), templates)
+    settled = settle(named, told, ended=ended)
+    cycles = nest(level.cycle for level in settled.levels)
+    likeliest = level_of(detection.period_s, cycles)
+    level = choose_level(settled, likeliest if detection.verdict != Verdict.NONE else None)
+    if level is None and likeliest in settled.refuted:
+        detection = replace(detection, verdict=Verdict.NONE, reason="what was told refutes every cycle as the epoch")
+        cached = None
+    elif level is not None and (level != likeliest or detection.verdict == Verdict.NONE):
+        detection, cached = _place_level(detection, cycles[level], activity, found, ended=ended), None
+    if level is not None:
+        detection = replace(detection, confidence=_TOLD if level == settled.epoch else settled.levels[level].guess)
+    compared_s = cycles[level].period_s if level is not None else max((c.period_s for c in cycles), default=math.nan)
+    return replace(
+        detection,
+        cycles=tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in cycles),
+        level=level,
+        deviations=find_deviations(list(devices), list(loads.values()), compared_s),
+        warnings=(*detection.warnings, *settled.warnings),
+    ), cached
+
+
+def choose_level(settled: Settled, likeliest: int | None) -> int | None:
+    """Choose the level that is the best guess of the epoch: that of the template matching unless something refutes it.
+
+    Args:
+        settled: The levels.
+        likeliest: That of the template matching; None if it gives none.
+    """
+    if settled.epoch is not None:
+        return settled.epoch
+    guess = np.array([level.guess for level in settled.levels])
+    guess[list(settled.refuted)] = 0.0
+    best = int(np.argmax(guess)) if guess.size else None
+    if best is None or guess[best] == 0:
+        return None
+    if likeliest is None or likeliest in settled.refuted:
+        return best if guess[best] >= _LEAST_GUESS else None
+    return best if guess[best] >= guess[likeliest] + _LIKELIER else likeliest
+
+
+def _find_levels(job: Load, devices: Sequence[Load], templates: list[Reading]) -> list[NamedLevel]:
+    """Find the levels of the tree of cycles, shortest first, in seconds of the activity."""
+    working = [device for device in devices if device.values.any()]
+    judged = judge_levels(find_levels(job, working or [job], templates))
+    judged.sort(key=lambda found: found.level.period_s)
+    placed = [replace(place_level(j.level, job), confidence=j.confidence) for j in judged]
+    return name_levels(describe_roles(job, judged), placed)
+
+
+def _device_loads(devices: Mapping[str, Ticks], activity: Activity, job: Load) -> dict[str, Load]:
+    """Put what each GPU of a job does on the grid of the job; one that does nothing stays there with nothing."""
+    grid_s = activity.time_map.restore(job.start_s + job.step_s * np.arange(len(job)))
+    loads = {}
+    for name, ticks in devices.items():
+        first, stop = active_range(ticks)
+        load = scale_load(ticks.slice(first, stop), measure_idle(ticks)) if stop - first >= LEAST_TICKS else None
+        if load is None:
+            loads[name] = replace(job, values=np.zeros_like(job.values), traffic=np.zeros_like(job.traffic))
+        else:
+            own_s = ticks.time_us[first] * 1e-6 + load.start_s + load.step_s * np.arange(len(load))
+            loads[name] = load.moved_to(job, own_s, grid_s)
+    return loads
+
+
+def _place_level(
+    detection: EpochDetection, cycle: Cycle, activity: Activity, found: CycleHypotheses | str, *, ended: bool
+) -> EpochDetection:
+    """Tell the epochs of another level than the likeliest hypothesis has."""
+    near = [] if isinstance(found, str) else [
+        h for h in found.hypotheses if abs(np.log(h.usual_s / cycle.period_s)) < _SAME
+    ]  # fmt: skip
+    if near and not isinstance(found, str):
+        chosen = max(near, key=lambda h: h.score)
+        _, epochs = place_hypothesis(found, chosen, ended=ended)
+        if epochs.regular.sum() >= _LEAST_CYCLES:
+            return _detection(
+                activity.active.names, activity.time_map, chosen.preprocessed.signal.step_s, epochs, cycle.confidence,
+                detection.hypotheses,
+            )  # fmt: skip
+    if cycle.starts_s.size < _LEAST_CYCLES + 1:
+        return replace(detection, verdict=Verdict.NONE, reason="no two whole epochs lie inside the activity")
+    starts = activity.time_map.restore(cycle.starts_s)
+    return replace(
+        detection, verdict=Verdict.EPOCHS, reason=f"{starts.size - 1} cycles of {cycle.period_s:.4g} s repeat",
+        period_s=cycle.period_s, period_low_s=cycle.period_low_s, period_high_s=cycle.period_high_s,
+        confidence=cycle.confidence, epoch_starts_s=starts[:-1], epoch_ends_s=starts[1:],
+    )  # fmt: skip
+
+
+def find_readings(
+    ticks: Ticks, devices: Mapping[str, Ticks], *, ended: bool = True
+) -> tuple[Load, list[Level]] | None:
+    """Find every level that some reading speaks for, to fit what judges them; None where there is nothing to read."""
+    activity = find_activity(ticks)
+    if isinstance(activity, str) or (job := scale_load(activity.active, activity.idle)) is None:
+        return None
+    found = find_hypotheses(activity, ended=ended)
+    templates = [] if isinstance(found, str) else _choose_epochs(found, ticks.names, None, ended=ended)[2]
+    loads = [load for load in _device_loads(devices, activity, job).values() if load.values.any()]
+    return job, find_levels(job, loads or [job], templates)
+
+
+def _choose_epochs(
+    found: CycleHypotheses, names: tuple[str, ...], scorer: Scorer | None, *, ended: bool
+) -> tuple[EpochDetection, CachedMatch | None, list[Reading]]:
+    """Return the epochs of the likeliest hypothesis, its match to cache, and the likeliest ones as readings."""
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
     order = np.argsort(-probabilities, kind="stable")
     hypotheses = _hypotheses([(found.hypotheses[i], float(probabilities[i])) for i in order])
     choice = choose(found, probabilities, ended=ended)
     chosen, confidence = choice.hypothesis, choice.probability
-    nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
+    templates = _to_readings([(chosen, confidence), *((found.hypotheses[i], float(probabilities[i])) for i in order)])
+    nothing = EpochDetection(Verdict.NONE, "", metrics=names, hypotheses=hypotheses)
     if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.match.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
         reason = f"the likeliest cycle, {chosen.usual_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
-        return replace(nothing, reason=reason), None
+        return replace(nothing, reason=reason), None, templates
     signal, epochs = chosen.preprocessed.signal, choice.epochs
     if epochs.regular.sum() < _LEAST_CYCLES:
-        return replace(nothing, reason="no two whole epochs lie inside the activity"), None
+        return replace(nothing, reason="no two whole epochs lie inside the activity"), None, templates
     cached = CachedMatch(
         chosen.preprocessed.gap_removal, signal.rows,
         replace(Pattern.from_hypothesis(chosen), template=choice.match.template),
         find_other_periods(chosen, found.hypotheses), choice.match.agreement, confidence,
     )  # fmt: skip
-    return _detection(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses), cached
+    detection = _detection(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses)
+    return detection, cached, templates
+
+
+def _to_readings(ranked: list[tuple[CycleHypothesis, float]]) -> list[Reading]:
+    """Return the likeliest hypotheses of different length as readings of levels."""
+    kept: list[Reading] = []
+    for hypothesis, probability in ranked:
+        if all(abs(np.log(hypothesis.usual_s / k.period_s)) > _SAME for k in kept):
+            starts, count = hypothesis.starts_s, hypothesis.match.cycles
+            kept.append(Reading("template", hypothesis.usual_s, probability, count, np.empty((0, 2)), starts))
+        if len(kept) == _REPORTED_HYPOTHESES:
+            break
+    return kept
 
 
 def _hypotheses(ranked: list[tuple[CycleHypothesis, float]]) -> tuple[Hypothesis, ...]:
@@ -263,13 +423,23 @@ def _detection(
     )
 
 
-def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | str:
-    """Find every hypothesis with its features; or say why there is none.
+@dataclass(frozen=True)
+class Activity:
+    """The active part of some ticks.
 
-    Args:
-        ticks: Any number of ticks.
-        ended: Whether the run is over.
+    Attributes:
+        active: The ticks from the first to the last at which the GPU was active, long holes shortened.
+        time_map: From their time to that of the ticks.
+        idle: Shape (metrics,), low values of all ticks: those of an idle GPU if there was idle.
     """
+
+    active: Ticks
+    time_map: TimeMap
+    idle: FloatArray
+
+
+def find_activity(ticks: Ticks) -> Activity | str:
+    """Cut ticks to where the GPU works; or say why there is nothing to look at."""
     if len(ticks) < LEAST_TICKS:
         return f"{len(ticks)} ticks; at least {LEAST_TICKS} are needed"
     has_value = np.isfinite(ticks.values).any(axis=0)
@@ -283,15 +453,27 @@ def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | st
     busy = float(active_ticks(active).mean())
     if busy < _LEAST_BUSY:
         return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
+    return Activity(active, time_map, measure_idle(ticks))
+
+
+def measure_idle(ticks: Ticks) -> FloatArray:
+    """Return a low value of each metric, shape (metrics,): that of an idle GPU, if it was idle."""
+    finite = [row[np.isfinite(row)] for row in ticks.values]
+    return np.array([float(np.percentile(row, _IDLE)) if row.size else np.nan for row in finite])
+
+
+def find_hypotheses(activity: Activity, *, ended: bool = True) -> CycleHypotheses | str:
+    """Find every hypothesis with its features; or say why there is none.
+
+    Args:
+        activity: Where the GPU works.
+        ended: Whether the run is over.
+    """
+    active, time_map = activity.active, activity.time_map
     found = list(preprocess(active))
     if not found:
         return "every metric is constant while the GPU works"
-    every = [
-        r
-        for s in found
-        for c in find_candidates(s.signal)
-        if (r := match_candidate(c, s)) and r.match.cycles >= _LEAST_CYCLES
-    ]
+    every = match_candidates([(candidate, view) for view in found for candidate in find_candidates(view.signal)])
     if not every:
         return "nothing repeats"
     kept = keep_distinct(every)
@@ -312,7 +494,8 @@ def _place(
     whole = among.restore_gaps(placed)
     if among.gap_removal and (signal := scale_signal(active)) is not None:
         whole = move_to_changes(signal, whole, fastest_first([active.names[i] for i in signal.rows]))
-    return _with_warm_up(active, drop_unseen_epochs(whole, active.time_us), match.period * step_s)
+    seen = join_around_idle(active, drop_unseen_epochs(whole, active.time_us))
+    return _with_warm_up(active, seen, match.period * step_s)
 
 
 def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:

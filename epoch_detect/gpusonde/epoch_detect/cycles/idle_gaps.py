@@ -25,6 +25,10 @@ _OUTLYING = 2.0  # usual gaps: a longer one is cut to one
 _LONGEST_GAPS = 1.1  # usual epochs; one that is idle for longer ends before its gaps
 _AS_LONG = 0.2  # by how much the work in an epoch that pauses may differ from that of the others, as a ratio
 _LEAST_REGULAR = 2
+_NO_WORK = 0.1  # of the usual work of an epoch
+_WHOLE = 0.9  # the same: less is a part of an epoch
+_ONE = 1.25  # the same of two parts that are one epoch
+_PARTING = 0.2  # usual lengths that idle between two parts takes beyond what an epoch usually idles
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,51 @@ def _find_idle_gaps(active: Ticks) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     low[[0, -1]] = False
     edges = np.flatnonzero(np.diff(low.astype(np.int8))) + 1
     return edges[::2], edges[1::2]
+
+
+def join_around_idle(active: Ticks, epochs: Epochs) -> Epochs:
+    """Leave out epochs without work, and make one of two that an idle stretch parted.
+
+    A template that repeats bridges a stretch of nearly a whole number of periods with epochs that nobody trained.
+    """
+    if epochs.starts_s.size < _LEAST_REGULAR:
+        return epochs
+    time_s = (active.time_us - active.time_us[0]) * 1e-6
+    load, seconds = measure_load(active), np.diff(time_s, prepend=time_s[0])
+    idle = load < IDLE_LOAD
+    worked = _between(epochs, time_s, np.where(idle, 0.0, load) * seconds)
+    idled = _between(epochs, time_s, idle * seconds)
+    whole = epochs.regular if epochs.regular.any() else np.ones(worked.size, dtype=bool)
+    usual, length = median(worked[whole]), median((epochs.ends_s - epochs.starts_s)[whole])
+    if usual <= 0:
+        return epochs
+    share, usually_idle = worked / usual, median(idled[whole])
+    starts, ends, regular, parts = [], [], [], []
+    for start, end, certain, part, rest in zip(
+        epochs.starts_s, epochs.ends_s, epochs.regular, share, idled - usually_idle, strict=True
+    ):
+        if part < _NO_WORK:
+            parts += [rest] if parts else []
+            continue
+        rests = sum(parts[1:]) + rest if parts else 0.0
+        apart = bool(parts) and rests >= _PARTING * length and max(parts[0], part) < _WHOLE
+        if apart and parts[0] + part < _ONE:
+            ends[-1], regular[-1] = end, False
+            parts = [parts[0] + part]
+            continue
+        starts, ends, regular = [*starts, start], [*ends, end], [*regular, certain]
+        parts = [part, rest]
+    if len(starts) == epochs.starts_s.size:
+        return epochs
+    kept = np.array(regular, dtype=bool)
+    return Epochs(np.array(starts), np.array(ends), kept)
+
+
+def _between(epochs: Epochs, time_s: FloatArray, amount: FloatArray) -> FloatArray:
+    """Sum over each epoch of what the ticks have."""
+    total = np.cumsum(amount)
+    found: FloatArray = np.interp(epochs.ends_s, time_s, total) - np.interp(epochs.starts_s, time_s, total)
+    return found
 
 
 def measure_load(active: Ticks) -> FloatArray:

@@ -1,12 +1,14 @@
-"""How likely each hypothesis of a trace is the epoch: boosted trees over the features, fitted on generated traces.
+"""Probabilities from features: boosted trees, fitted on generated traces.
 
-The trees are fitted by ``benchmarks/epochs/fit_scorer.py`` and stored as plain arrays, so that evaluating them needs
-NumPy only and loading them runs no code.
+One scorer says how likely each hypothesis of a trace is the epoch, others how likely a level of the tree of cycles is
+real and what its role is. The trees are fitted by ``benchmarks/epochs/fit_scorer.py`` and ``fit_levels.py`` and stored
+as plain arrays, so that evaluating them needs NumPy only and loading them runs no code.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import IO
@@ -50,8 +52,12 @@ class Scorer:
     calibrated: FloatArray
 
     @classmethod
-    def load(cls, file: IO[bytes]) -> Scorer:
+    def load(cls, file: IO[bytes], features: Sequence[str] = FEATURES) -> Scorer:
         """Read a scorer.
+
+        Args:
+            file: The arrays.
+            features: What it must have been fitted to.
 
         Raises:
             ModelError: The file is something else, or was fitted to other features.
@@ -62,12 +68,10 @@ class Scorer:
                 arrays = [archive[name] for name in _ARRAYS]
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
-                f"not a scorer of epochs ({error}); fit one with benchmarks/epochs/fit_scorer.py"
+                f"not a scorer of epochs ({error}); fit one with the scripts in benchmarks/epochs"
             ) from error
-        if names != FEATURES:
-            raise ModelError(
-                "the scorer was fitted to other features; fit it anew with benchmarks/epochs/fit_scorer.py"
-            )
+        if names != tuple(features):
+            raise ModelError("the scorer was fitted to other features; fit it anew with the scripts in benchmarks/epochs")
         roots, feature, threshold, missing_left, left, right, value, base, raw, calibrated = arrays
         return cls(
             roots.astype(np.int64), feature.astype(np.int64), threshold.astype(np.float64), missing_left.astype(bool),
@@ -76,9 +80,9 @@ class Scorer:
         )  # fmt: skip
 
     @classmethod
-    def shipped(cls) -> Scorer:
-        """The scorer that is part of the package."""
-        return _shipped()
+    def shipped(cls, name: str = "scorer", features: tuple[str, ...] = FEATURES) -> Scorer:
+        """Return a scorer that is part of the package: that of hypotheses, or the one with a name."""
+        return _shipped(name, features)
 
     def probability(self, features: FloatArray) -> FloatArray:
         """Probability that a hypothesis is right.
@@ -104,6 +108,6 @@ class Scorer:
 
 
 @functools.cache
-def _shipped() -> Scorer:
-    with resources.files("gpusonde.epoch_detect.cycles").joinpath("scorer.npz").open("rb") as file:
-        return Scorer.load(file)
+def _shipped(name: str, features: tuple[str, ...]) -> Scorer:
+    with resources.files("gpusonde.epoch_detect.cycles").joinpath(f"{name}.npz").open("rb") as file:
+        return Scorer.load(file, features)

@@ -153,7 +153,7 @@ def autocorrelate(values: FloatArray, lags: int) -> FloatArray:
         Shape (lags,); 1 at lag 0.
     """
     n = values.shape[1]
-    size = _fast_length(n + lags)
+    size = fast_length(n + lags)
     power = np.abs(np.fft.rfft(values - values.mean(axis=1, keepdims=True), size)) ** 2
     raw = np.fft.irfft(power, size)[:, :lags]
     zero = np.maximum(raw[:, :1], 1e-30)
@@ -161,7 +161,7 @@ def autocorrelate(values: FloatArray, lags: int) -> FloatArray:
     return unbiased
 
 
-def _fast_length(n: int) -> int:
+def fast_length(n: int) -> int:
     """Smallest length >= n of the form 2^k or 3 * 2^k."""
     power = 1 << (n - 1).bit_length()
     return power * 3 // 4 if power * 3 // 4 >= n else power

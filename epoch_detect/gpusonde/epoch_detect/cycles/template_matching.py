@@ -3,16 +3,21 @@
 A template of one cycle is correlated with every position; dynamic programming then picks the sequence of positions that
 match best while their distances stay near the period, as in beat tracking (Ellis 2007, "Beat tracking by dynamic
 programming"). The sequence is local: it may begin and end anywhere, and it may jump over a stall, a hole or a restart.
+
+A trace has a hundred candidates and more, each of a few hundred positions: what is done for all those with as long a
+template at once costs little more than for one of them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.signal import median, quantile
+from gpusonde.epoch_detect.cycles.signal import fast_length, median, quantile
 from gpusonde.telemetry import FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -25,6 +30,7 @@ _CELLS = 32  # of a normalised cycle
 _REFINEMENTS = 3
 _LEAST_RESEMBLANCE = 0.52  # of the three windows in a row that are most alike; of true epochs it was never below 0.59
 _AS_LARGE = 0.75  # of the largest deviation from the usual level
+_NO_WINDOW = 1e-12  # variance of a cell below which a window is constant but for rounding
 _HOPELESS = 0.45  # mean correlation of a first sequence that further rounds would not save
 
 
@@ -66,6 +72,26 @@ class TemplateMatch:
         return int(self.starts.size)
 
 
+@dataclass(frozen=True)
+class Search:
+    """A cycle to look for.
+
+    Attributes:
+        values: Shape (metrics, n), without trend.
+        period: Cells, at least 4; ignored where a template is given.
+        template: Shape (metrics, window), the cycle to begin with; None to look for one.
+    """
+
+    values: FloatArray
+    period: float
+    template: FloatArray | None = None
+
+    @property
+    def window(self) -> int:
+        """Length of the template in cells."""
+        return max(4, round(self.period)) if self.template is None else int(self.template.shape[1])
+
+
 def match_template(values: FloatArray, period: float, template: FloatArray | None = None) -> TemplateMatch | None:
     """Find the sequence of cycles of about ``period`` cells that agree best.
 
@@ -77,74 +103,253 @@ def match_template(values: FloatArray, period: float, template: FloatArray | Non
     Returns:
         The sequence, or None if there are not two cycles that resemble one another.
     """
-    window = max(4, round(period)) if template is None else template.shape[1]
-    n = values.shape[1]
-    positions = n - window + 1
-    if positions < window + 1:
-        return None
-    cycles, norms = _windows(values, window)
-    unit = cycles / np.maximum(norms, 0.25 * median(norms) + 1e-9)[:, None]
-    if template is None:
-        mean_cycle, resemblance = _seed(unit, window)
-        if resemblance < _LEAST_RESEMBLANCE:
-            return None
+    return match_templates([Search(values, period, template)])[0]
+
+
+def match_templates(searches: Sequence[Search]) -> list[TemplateMatch | None]:
+    """Find the sequence of each of several cycles; see :func:`match_template`."""
+    found: list[TemplateMatch | None] = [None] * len(searches)
+    for places, matches in match_in_groups(searches):
+        for place, match in zip(places, matches, strict=True):
+            found[place] = match
+    return found
+
+
+def match_in_groups(searches: Sequence[Search]) -> Iterator[tuple[list[int], list[TemplateMatch | None]]]:
+    """Match several cycles, those of one length at a time.
+
+    Yields:
+        Indices of some searches, and what was found for them. What is never yielded has too few cells to tell.
+    """
+    groups: dict[tuple[int, int, bool], list[int]] = {}
+    for index, search in enumerate(searches):
+        metrics, n = search.values.shape
+        if n >= 2 * search.window:
+            groups.setdefault((search.window, metrics, search.template is None), []).append(index)
+    for members in groups.values():
+        # Longest first: those that still go on at some position then are the first ones.
+        members.sort(key=lambda i: -searches[i].values.shape[1])
+        yield members, _match_group([searches[i] for i in members])
+
+
+def _match_group(searches: list[Search]) -> list[TemplateMatch | None]:
+    """Match cycles of one length in as many metrics, longest signal first; all with a template, or none."""
+    found: list[TemplateMatch | None] = [None] * len(searches)
+    windows = _Windows([search.values for search in searches], searches[0].window)
+    members = np.arange(len(searches))
+    if searches[0].template is None:
+        seeds, resemblance = _seed(windows)
+        members = np.flatnonzero(resemblance >= _LEAST_RESEMBLANCE)
+        if not members.size:
+            return found
+        windows, templates = windows.choose(members), seeds[members]
     else:
-        mean_cycle = template.reshape(-1)
-    sequence: IntArray = np.empty(0, dtype=np.int64)
-    for _ in range(_REFINEMENTS):
-        correlations = unit @ (mean_cycle / (np.linalg.norm(mean_cycle) + 1e-12))
-        previous, sequence = sequence, find_best_sequence(correlations, window)
-        if sequence.size < 2:
-            return None
-        mean_cycle = unit[sequence].mean(axis=0)
-        if np.array_equal(previous, sequence) or correlations[sequence].mean() < _HOPELESS:
-            break
-    spread = float(correlations.std()) + 1e-9
-    return _describe(
-        values, cycles, sequence, window, float(correlations[sequence].mean() - correlations.mean()) / spread
-    )
+        templates = np.array([search.template for search in searches])
+    sequences: list[IntArray] = [np.empty(0, dtype=np.int64)] * len(searches)
+    for last in range(_REFINEMENTS - 1, -1, -1):
+        correlations = windows.correlate(templates)
+        previous = [sequences[i] for i in members]
+        current = _find_best_sequences(correlations, windows.positions, windows.window)
+        long_enough = np.array([sequence.size >= 2 for sequence in current])
+        if not long_enough.all():
+            if not long_enough.any():
+                break
+            kept = np.flatnonzero(long_enough)
+            members, windows, correlations = members[kept], windows.choose(kept), correlations[kept]
+            previous, current = [previous[i] for i in kept], [current[i] for i in kept]
+        places = _Places.of(current)
+        at_sequence = places.mean(np.take_along_axis(correlations, places.starts, axis=1))
+        done = np.array([np.array_equal(*pair) for pair in zip(previous, current, strict=True)])
+        done |= (at_sequence < _HOPELESS) | (last == 0)
+        if done.any():
+            over = np.flatnonzero(done)
+            here = windows.choose(over)
+            contrast = here.contrast(correlations[over], at_sequence[over])
+            chosen = [current[i] for i in over]
+            for place, match in zip(members[over], _describe(here, chosen, contrast), strict=True):
+                found[place] = match
+            if done.all():
+                break
+            kept = np.flatnonzero(~done)
+            members, windows, current = members[kept], windows.choose(kept), [current[i] for i in kept]
+            places = _Places.of(current)
+        for member, sequence in zip(members, current, strict=True):
+            sequences[member] = sequence
+        templates = windows.average(places)
+    return found
 
 
-def find_best_sequence(correlations: FloatArray, window: int) -> IntArray:
-    """Find the sequence of positions with the largest sum of (correlation - baseline - penalty for another period).
+@dataclass(frozen=True)
+class _Places:
+    """Some windows of each of several signals, padded to as many.
+
+    Attributes:
+        starts: Shape (signals, most), the positions; 0 where there are no more.
+        valid: Shape (signals, most), which of them are meant.
+    """
+
+    starts: IntArray
+    valid: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, sequences: list[IntArray]) -> _Places:
+        """Pad sequences."""
+        sizes = np.array([sequence.size for sequence in sequences])
+        starts = np.zeros((sizes.size, sizes.max()), dtype=np.int64)
+        valid = np.arange(starts.shape[1]) < sizes[:, None]
+        starts[valid] = np.concatenate(sequences)
+        return cls(starts, valid)
+
+    @property
+    def counts(self) -> IntArray:
+        """Shape (signals,), how many are meant."""
+        return np.add.reduce(self.valid, axis=1, dtype=np.int64)
+
+    def mean(self, values: FloatArray) -> FloatArray:
+        """Average values over the places of each signal, shape (signals,)."""
+        return np.asarray(np.add.reduce(values * self.valid, axis=1) / self.counts)
+
+
+class _Windows:
+    """All windows of one length of several signals, their means removed, without laying out any of them.
 
     Args:
-        correlations: Shape (positions,), correlation with the template.
+        signals: Each of shape (metrics, cells), longest first.
+        window: Cells.
+    """
+
+    def __init__(self, signals: list[FloatArray], window: int) -> None:
+        self.window = window
+        self.cells = np.array([signal.shape[1] for signal in signals])
+        self.positions: IntArray = self.cells - window + 1
+        self.values = np.zeros((len(signals), signals[0].shape[0], self.cells.max()))
+        for row, signal in zip(self.values, signals, strict=True):
+            row[:, : signal.shape[1]] = signal
+        self.energy = np.einsum("smn,smn->sn", self.values, self.values)
+        self.sums = _moving_sum(self.values, window)
+        squares = _moving_sum(self.energy, window) - np.einsum("smp,smp->sp", self.sums, self.sums) / window
+        squares[squares < _NO_WINDOW * window] = 0.0
+        sizes = np.sqrt(squares)
+        least = [0.25 * median(row[:count]) + 1e-9 for row, count in zip(sizes, self.positions.tolist(), strict=True)]
+        exists = (np.arange(sizes.shape[1]) < self.positions[:, None]) & (squares > 0)
+        # A window that hardly varies counts for less than its direction.
+        self.scale = np.where(exists, 1 / np.maximum(sizes, np.array(least)[:, None]), 0.0)
+        self._spectrum: npt.NDArray[np.complex128] | None = None
+
+    def choose(self, members: IntArray) -> _Windows:
+        """Return those of some of the signals."""
+        if members.size == self.cells.size:
+            return self
+        most = int(self.cells[members[0]])
+        chosen = object.__new__(_Windows)
+        chosen.window, chosen.cells, chosen.positions = self.window, self.cells[members], self.positions[members]
+        chosen.values, chosen.energy = self.values[members, :, :most], self.energy[members, :most]
+        positions = most - self.window + 1
+        chosen.sums, chosen.scale = self.sums[members, :, :positions], self.scale[members, :positions]
+        same = self._spectrum is not None and most == self.values.shape[2]
+        chosen._spectrum = self._spectrum[members] if same and self._spectrum is not None else None
+        return chosen
+
+    def at(self, places: _Places) -> FloatArray:
+        """Lay out some windows, shape (signals, most, metrics, window); others than meant are 0."""
+        signals = np.arange(self.cells.size)[:, None]
+        chosen: FloatArray = np.lib.stride_tricks.sliding_window_view(self.values, self.window, axis=2)[
+            signals, :, places.starts
+        ]
+        chosen -= np.add.reduce(chosen, axis=3, keepdims=True) / self.window
+        chosen *= places.valid[:, :, None, None]
+        return chosen
+
+    def average(self, places: _Places) -> FloatArray:
+        """Average some windows of each signal, scaled to one size; shape (signals, metrics, window)."""
+        weights = np.take_along_axis(self.scale, places.starts, axis=1) / places.counts[:, None]
+        averages: FloatArray = np.einsum("sp,spmw->smw", weights, self.at(places))
+        return averages
+
+    def resemble(self, shift: int) -> FloatArray:
+        """Correlate each window with that ``shift`` cells later, shape (signals, positions - shift)."""
+        products = np.einsum("smn,smn->sn", self.values[:, :, :-shift], self.values[:, :, shift:])
+        means = np.einsum("smp,smp->sp", self.sums[:, :, :-shift], self.sums[:, :, shift:]) / self.window
+        similar: FloatArray = _moving_sum(products, self.window) - means
+        similar *= self.scale[:, :-shift]
+        similar *= self.scale[:, shift:]
+        return similar
+
+    def correlate(self, templates: FloatArray) -> FloatArray:
+        """Correlate every window with its signal's template, shape (signals, positions); 0 beyond a signal's end."""
+        size = fast_length(self.values.shape[2])
+        if self._spectrum is None:
+            self._spectrum = np.fft.rfft(self.values, size)
+        spectrum = np.einsum("smf,smf->sf", self._spectrum, np.conj(np.fft.rfft(templates, size)))
+        correlations: FloatArray = np.fft.irfft(spectrum, size)[:, : self.scale.shape[1]] * self.scale
+        correlations /= np.sqrt(np.einsum("smw,smw->s", templates, templates))[:, None] + 1e-12
+        return correlations
+
+    def contrast(self, correlations: FloatArray, chosen: FloatArray) -> FloatArray:
+        """Return how many standard deviations a mean correlation lies above that of all positions."""
+        mean = np.add.reduce(correlations, axis=1) / self.positions
+        power = np.einsum("sp,sp->s", correlations, correlations) / self.positions
+        return np.asarray((chosen - mean) / (np.sqrt(np.maximum(power - mean**2, 0.0)) + 1e-9))
+
+
+def _moving_sum(values: FloatArray, width: int) -> FloatArray:
+    """Sum over each ``width`` cells along the last axis, shape (..., cells - width + 1)."""
+    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return np.asarray(sums[..., width:] - sums[..., :-width])
+
+
+def _find_best_sequences(correlations: FloatArray, positions: IntArray, window: int) -> list[IntArray]:
+    """Find for each signal the positions with the largest sum of (correlation - baseline - penalty for another period).
+
+    Args:
+        correlations: Shape (signals, most positions), correlation with the template.
+        positions: Shape (signals,), how many positions each signal has; decreasing.
         window: Period in cells.
 
     Returns:
-        Shape (cycles,), increasing positions.
+        For each signal increasing positions, at least one.
     """
     low, high = max(1, int(np.ceil(window * (1 - TOLERANCE)))), int(window * (1 + TOLERANCE)) + 1
     lags = np.arange(high, low - 1, -1)
     penalty = _TEMPO_WEIGHT * (np.log(lags / window) / np.log(1 + TOLERANCE)) ** 2
-    n = correlations.size
-    gain = correlations - _BASELINE
+    signals, n = correlations.shape
+    gain = np.where(np.arange(n) < positions[:, None], correlations - _BASELINE, -np.inf)
     # Padded by ``high`` on the left, so that every lag of every position exists; window i of the view then holds the
     # totals from lag ``high`` down to lag ``low`` of position i, also while they are being filled in.
-    total = np.full(n + high, -np.inf)
-    reachable = np.lib.stride_tricks.sliding_window_view(total, lags.size)
+    total = np.full((signals, n + high), -np.inf)
+    reachable = np.lib.stride_tricks.sliding_window_view(total, lags.size, axis=1)
     # Positions that are too far back for a step are there for a jump; ``jumps`` holds the best total of them per block.
-    jumps = np.full(-(-n // low), -np.inf)
-    farthest, best_jump = high, -np.inf
-    for block, begin in enumerate(range(0, n, low)):
+    jumps = np.full((signals, -(-n // low)), -np.inf)
+    farthest, best_jump = high, np.full(signals, -np.inf)
+    going = np.searchsorted(-positions, -np.arange(0, n, low), side="left").tolist()
+    for block, (begin, some) in enumerate(zip(range(0, n, low), going, strict=True)):
         end = min(begin + low, n)
         if begin > farthest:
-            best_jump = max(best_jump, float(np.maximum.reduce(total[farthest:begin])))
+            np.maximum(best_jump, np.maximum.reduce(total[:, farthest:begin], axis=1), out=best_jump)
             farthest = begin
-        jumps[block] = best_jump - _JUMP_COST
-        value = np.maximum.reduce(reachable[begin:end] - penalty, axis=1)
-        np.maximum(value, max(jumps[block], 0.0), out=value)
-        np.add(value, gain[begin:end], out=total[begin + high : end + high])
-    here = int(np.argmax(total[high:]))
+        jumps[:, block] = best_jump - _JUMP_COST
+        value = np.maximum.reduce(reachable[:some, begin:end] - penalty, axis=2)
+        np.maximum(value, np.maximum(jumps[:some, block], 0.0)[:, None], out=value)
+        np.add(value, gain[:some, begin:end], out=total[:some, begin + high : end + high])
+    return [
+        _trace_back(total[i], reachable[i], jumps[i].tolist(), penalty, low, high, here)
+        for i, here in enumerate(np.argmax(total[:, high:], axis=1).tolist())
+    ]
+
+
+def _trace_back(
+    total: FloatArray, reachable: FloatArray, jumps: list[float], penalty: FloatArray, low: int, high: int, here: int
+) -> IntArray:
+    """Follow the best totals of :func:`_find_best_sequences` back from the last position."""
     sequence = [here]
     while True:
         options = reachable[here] - penalty
         choice = int(options.argmax())
-        jump = float(jumps[here // low])
-        if max(float(options[choice]), jump) <= 0:
+        step, jump = float(options[choice]), jumps[here // low]
+        if max(step, jump) <= 0:
             return np.array(sequence[::-1], dtype=np.int64)
-        if options[choice] >= jump:
+        if step >= jump:
             here += choice - high
         else:
             here = int(np.argmax(total[high : here // low * low]))
@@ -213,72 +418,87 @@ def normalise_template(template: FloatArray) -> FloatArray:
     return np.asarray(shape / (np.linalg.norm(shape) + 1e-12))
 
 
-def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
-    """Return all windows, mean removed, metrics side by side: shape (positions, metrics * window); and their norms."""
-    view = np.lib.stride_tricks.sliding_window_view(values, window, axis=1)
-    mean = np.add.reduce(view, axis=2, keepdims=True) / window
-    apart = np.empty((view.shape[1], view.shape[0], window))
-    np.subtract(view.transpose(1, 0, 2), mean.transpose(1, 0, 2), out=apart)
-    cycles = apart.reshape(view.shape[1], -1)
-    return cycles, np.sqrt(np.add.reduce(cycles * cycles, axis=1))
+def _seed(windows: _Windows) -> tuple[FloatArray, FloatArray]:
+    """Average the three (or two) windows in a row that are most alike; and say how alike they are, -1..1.
 
-
-def _seed(unit: FloatArray, window: int) -> tuple[FloatArray, float]:
-    """Average the three (or two) windows in a row that are most alike; and say how alike they are, -1..1."""
-    positions = unit.shape[0]
+    Returns:
+        Shape (signals, metrics, window), and shape (signals,).
+    """
+    window, positions = windows.window, windows.positions
     slack = max(1, window // 10)
-    best = np.full(positions, -2.0)
-    for shift in sorted({window - slack, window, window + slack}):
-        if shift < positions:
-            similar = np.einsum("ij,ij->i", unit[:-shift], unit[shift:])
-            best[: similar.size] = np.maximum(best[: similar.size], similar)
-    if positions > 2 * window:
-        pair = best[: positions - window].copy()
-        ahead = best[window:]
+    place = np.arange(windows.scale.shape[1])
+    best = np.full(windows.scale.shape, -2.0)
+    for shift in (window - slack, window, window + slack):
+        if shift < place.size:
+            similar = windows.resemble(shift)
+            similar[place[:-shift] >= (positions - shift)[:, None]] = -2.0
+            np.maximum(best[:, : similar.shape[1]], similar, out=best[:, : similar.shape[1]])
+    first = np.argmax(best, axis=1)
+    resemblance = np.maximum.reduce(best, axis=1)
+    thrice = positions > 2 * window
+    if thrice.any():
+        pair, ahead = best[:, : place.size - window], best[:, window:]
         triple = np.where(ahead > -2, pair + ahead, -4.0)
-        first = int(np.argmax(triple))
-        rows = [first, first + window, min(first + 2 * window, positions - 1)]
-        resemblance = 0.5 * float(triple[first])
-    else:
-        first = int(np.argmax(best))
-        rows = [first, min(first + window, positions - 1)]
-        resemblance = float(best[first])
-    seed: FloatArray = unit[rows].mean(axis=0)
-    return seed, resemblance
+        triple[place[: triple.shape[1]] >= (positions - window)[:, None]] = -5.0
+        first = np.where(thrice, np.argmax(triple, axis=1), first)
+        resemblance = np.where(thrice, 0.5 * np.maximum.reduce(triple, axis=1), resemblance)
+    starts = np.minimum(first[:, None] + np.arange(3) * window, positions[:, None] - 1)
+    valid = np.ones(starts.shape, dtype=bool)
+    valid[:, 2] = thrice
+    return windows.average(_Places(starts, valid)), resemblance
 
 
-def _describe(
-    values: FloatArray, cycles: FloatArray, sequence: IntArray, window: int, contrast: float
-) -> TemplateMatch:
-    chosen = cycles[sequence]
-    others = (chosen.sum(axis=0) - chosen) / (sequence.size - 1)
-    norms = np.linalg.norm(chosen, axis=1)
-    correlation = (chosen * others).sum(axis=1) / (norms * np.linalg.norm(others, axis=1) + 1e-12)
-    variance = float((chosen**2).sum())
-    distances = np.diff(sequence)
-    joined = distances <= int(window * (1 + TOLERANCE)) + 1
-    regular = distances[joined]
-    period = float(np.mean(regular)) if regular.size else float(window)
-    overall = float(np.sqrt((values**2).mean() * cycles.shape[1])) + 1e-12
-    return TemplateMatch(
-        period=period,
-        starts=sequence,
-        joined=joined,
-        template=chosen.mean(axis=0).reshape(values.shape[0], window),
-        agreement=median(correlation),
-        explained=1.0 - float(((chosen - others) ** 2).sum()) / (variance + 1e-12),
-        scatter=float(np.std(regular) / period) if regular.size > 1 else 0.0,
-        coverage=min(1.0, sequence.size * window / values.shape[1]),
-        strength=min(1.0, median(norms) / overall),
-        weakest=quantile(correlation, 0.1),
-        neighbours=_neighbour_correlations(chosen / (norms[:, None] + 1e-12)),
-        contrast=contrast,
+def _describe(windows: _Windows, sequences: list[IntArray], contrast: FloatArray) -> list[TemplateMatch]:
+    """Say how alike the cycles of each signal's sequence are."""
+    places, window = _Places.of(sequences), windows.window
+    chosen, counts = windows.at(places), places.counts
+    metrics = chosen.shape[2]
+    flat = chosen.reshape(*places.starts.shape, -1)
+    sums = np.add.reduce(flat, axis=1)
+    others = (sums[:, None] - flat) / (counts - 1)[:, None, None]
+    power, other_power, product = (
+        np.einsum("spx,spx->sp", one, other) for one, other in ((flat, flat), (others, others), (flat, others))
     )
+    norms = np.sqrt(power)
+    correlation = product / (norms * np.sqrt(other_power) + 1e-12)
+    variance = np.add.reduce(power, axis=1)
+    left = np.add.reduce((power - 2 * product + other_power) * places.valid, axis=1)
+    explained = (1.0 - left / (variance + 1e-12)).tolist()
+    energy = np.add.reduce(windows.energy, axis=1) / (windows.cells * metrics)
+    overall = (np.sqrt(energy * (window * metrics)) + 1e-12).tolist()
+    neighbours = [_correlate_neighbours(flat, norms, counts, apart) for apart in (1, 2, 3)]
+    templates = (sums / counts[:, None]).reshape(-1, metrics, window)
+    found = []
+    for i, sequence in enumerate(sequences):
+        distances = np.diff(sequence)
+        joined = distances <= int(window * (1 + TOLERANCE)) + 1
+        regular = distances[joined].tolist()
+        period = sum(regular) / len(regular) if regular else float(window)
+        spread = sum((distance - period) ** 2 for distance in regular)
+        found.append(
+            TemplateMatch(
+                period=period,
+                starts=sequence,
+                joined=joined,
+                template=templates[i],
+                agreement=median(correlation[i, : sequence.size]),
+                explained=explained[i],
+                scatter=math.sqrt(spread / len(regular)) / period if len(regular) > 1 else 0.0,
+                coverage=min(1.0, sequence.size * window / int(windows.cells[i])),
+                strength=min(1.0, median(norms[i, : sequence.size]) / overall[i]),
+                weakest=quantile(correlation[i, : sequence.size], 0.1),
+                neighbours=(neighbours[0][i], neighbours[1][i], neighbours[2][i]),
+                contrast=float(contrast[i]),
+            )
+        )
+    return found
 
 
-def _neighbour_correlations(unit: FloatArray) -> tuple[float, float, float]:
-    one, two, three = (
-        float((unit[:-apart] * unit[apart:]).sum(axis=1).mean()) if unit.shape[0] > apart else float("nan")
-        for apart in (1, 2, 3)
-    )
-    return one, two, three
+def _correlate_neighbours(cycles: FloatArray, norms: FloatArray, counts: IntArray, apart: int) -> list[float]:
+    """Average the correlation of cycles so many places apart, for each signal; NaN for too few cycles."""
+    if cycles.shape[1] <= apart:
+        return [float("nan")] * cycles.shape[0]
+    products = np.einsum("spx,spx->sp", cycles[:, :-apart], cycles[:, apart:])
+    sums = np.add.reduce(products / ((norms[:, :-apart] + 1e-12) * (norms[:, apart:] + 1e-12)), axis=1).tolist()
+    pairs = (counts - apart).tolist()
+    return [total / count if count > 0 else float("nan") for total, count in zip(sums, pairs, strict=True)]

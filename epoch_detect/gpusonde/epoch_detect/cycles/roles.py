@@ -1,0 +1,347 @@
+"""What the levels of the tree of cycles are: step, evaluation, checkpoint, epoch, trial; or unknown.
+
+The metrics often cannot tell: an evaluation every thousand steps and one at the end of each epoch look the same. A role
+is told where fitted trees are sure enough of it, ``unknown`` elsewhere. What a user tells (:class:`Told`) refutes roles
+before one is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from gpusonde.epoch_detect.cycles.events import Load
+from gpusonde.epoch_detect.cycles.scorer import Scorer
+from gpusonde.epoch_detect.cycles.signal import median
+from gpusonde.epoch_detect.cycles.tree import JudgedLevel
+from gpusonde.epoch_detect.result import Cycle, Role
+from gpusonde.telemetry import FloatArray
+
+_SAME = 0.1  # of the logarithm of a period that a user tells
+_TOLD = 0.98  # confidence of a role that follows from what was told
+_MORE = 0.02  # share by which a count may exceed what was told, or one
+_RATIO = 0.04  # by which the steps of an epoch may differ from what was told
+_SURE = 0.3
+_AS_LIKELY = 0.5
+_LEAST_RATIO = 1.5
+_WORKS = 0.25  # of the high level
+_LEAST_CONFIDENCE = 0.3  # of a level that may stand in for one that was refuted
+_LEAST_TOTAL = 2
+_LEAST_ROLE = 0.5
+_LEAST_LEFT = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleFeatures:
+    """What is known of the place of a level in the tree, and of what happens at its marks; NaN where it does not apply."""
+
+    log_period_s: float
+    log_cells: float
+    log_count: float
+    confidence: float
+    template: float  # probability that the template matching gives it as an epoch
+    chosen: float
+    line: float
+    steadiness: float
+    depth: float
+    log_width_s: float
+    width_share: float
+    shorter: float  # levels that are about as likely to be real
+    longer: float
+    log_ratio_shorter: float
+    log_ratio_longer: float
+    shared_marks: float  # share of the marks of the next longer level at which this one has a mark, too
+    mark_load: float  # mean load in the marks, in units of that of training
+    mark_least: float  # the least
+    mark_busy: float  # share of the marks in which the GPU works
+    mark_steady: float  # how evenly long they are: standard deviation over mean
+    mark_traffic: float  # traffic in the marks, in units of that of training
+    mark_most_traffic: float
+    head: float  # cycles before the first mark
+    tail: float  # cycles after the last one
+    metrics: float
+    devices: float
+
+
+ROLE_FEATURES = tuple(field.name for field in fields(RoleFeatures))
+JUDGED_ROLES = (Role.STEP, Role.EVALUATION, Role.CHECKPOINT, Role.EPOCH, Role.TRIAL)
+
+
+def describe_roles(job: Load, levels: Sequence[JudgedLevel]) -> FloatArray:
+    """Describe judged levels for the scorers of the roles; shape (levels, features).
+
+    Args:
+        job: What the job does.
+        levels: Shortest first.
+    """
+    rows = [_describe(job, levels, i) for i in range(len(levels))]
+    return np.array([[getattr(row, name) for name in ROLE_FEATURES] for row in rows]).reshape(-1, len(ROLE_FEATURES))
+
+
+def name_levels(features: FloatArray, cycles: Sequence[Cycle]) -> list[NamedLevel]:
+    """Say how likely each level has each role, and is the best guess of the epoch.
+
+    Two roles may be as right: the evaluation after each epoch has the epoch's period.
+    """
+    if not cycles:
+        return []
+    roles = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
+    guess = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
+    return [NamedLevel(c, r, float(g)) for c, r, g in zip(cycles, roles, guess, strict=True)]
+
+
+def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatures:
+    judged = levels[index]
+    level, known = judged.level, judged.level.features
+    likely = [x for x in levels if x.confidence >= min(_SURE, _AS_LIKELY * judged.confidence)]
+    shorter = [x.level.period_s for x in likely if x.level.period_s < level.period_s / _LEAST_RATIO]
+    longer = [x.level for x in likely if x.level.period_s > level.period_s * _LEAST_RATIO]
+    marked = next((r for r in level.readings if len(r.marks_s)), None)
+    above = next((r for x in longer for r in x.readings if len(r.marks_s)), None)
+    content = _MarkContent.measure(job, np.empty((0, 2)) if marked is None else marked.marks_s)
+    width = marked.width_s if marked else np.nan
+    return RoleFeatures(
+        log_period_s=np.log(level.period_s),
+        log_cells=known.log_cells,
+        log_count=known.log_cycles,
+        confidence=judged.confidence,
+        template=known.template,
+        chosen=known.chosen,
+        line=known.line,
+        steadiness=known.steadiness,
+        depth=known.depth,
+        log_width_s=np.log(max(width, 1e-3)),
+        width_share=known.width_share,
+        shorter=len(shorter),
+        longer=len(longer),
+        log_ratio_shorter=np.log(level.period_s / max(shorter)) if shorter else np.nan,
+        log_ratio_longer=np.log(longer[0].period_s / level.period_s) if longer else np.nan,
+        shared_marks=_share_marks(marked.marks_s, above.marks_s) if marked and above else np.nan,
+        mark_load=content.load,
+        mark_least=content.least,
+        mark_busy=content.busy,
+        mark_steady=content.steady,
+        mark_traffic=content.traffic,
+        mark_most_traffic=content.most_traffic,
+        head=(marked.marks_s[0, 0] - job.start_s) / level.period_s if marked else np.nan,
+        tail=(job.end_s - marked.marks_s[-1, 1]) / level.period_s if marked else np.nan,
+        metrics=len(job.names),
+        devices=known.devices,
+    )
+
+
+def _share_marks(own_s: FloatArray, other_s: FloatArray) -> float:
+    """Share of the marks of another level at which this one has a mark."""
+    apart = np.abs(other_s.mean(axis=1)[:, None] - own_s.mean(axis=1)).min(axis=1)
+    return float((apart <= 0.5 * (median(np.diff(own_s)) + median(np.diff(other_s)))).mean())
+
+
+@dataclass(frozen=True)
+class _MarkContent:
+    """What a job does in the marks of a level, in units of what it does elsewhere; NaN where nothing is known."""
+
+    load: float
+    least: float
+    busy: float
+    steady: float
+    traffic: float
+    most_traffic: float
+
+    @classmethod
+    def measure(cls, job: Load, marks_s: FloatArray) -> _MarkContent:
+        """Measure it."""
+        nothing = float("nan")
+        cells = np.clip(np.round((marks_s - job.start_s) / job.step_s).astype(np.int64), 0, len(job))
+        cells = cells[cells[:, 1] > cells[:, 0]]
+        if not len(cells):
+            return cls(nothing, nothing, nothing, nothing, nothing, nothing)
+        inside = np.zeros(len(job) + 1, dtype=np.int64)
+        np.add.at(inside, cells[:, 0], 1)
+        np.add.at(inside, cells[:, 1], -1)
+        within = np.cumsum(inside)[:-1] > 0
+        load = job.values.mean(axis=0)
+        usual = median(load[~within]) if (~within).any() else 1.0
+        sums = np.concatenate([[0.0], np.cumsum(load)])
+        mean = (sums[cells[:, 1]] - sums[cells[:, 0]]) / (cells[:, 1] - cells[:, 0])
+        least = np.minimum.reduceat(np.append(load, np.inf), cells.ravel())[::2]
+        widths = (cells[:, 1] - cells[:, 0]).astype(np.float64)
+        traffic = most = nothing
+        if len(job.traffic) and (~within).any():
+            rate = job.traffic.sum(axis=0)
+            outside = float(rate[~within].mean()) + 1e-3
+            traffic = float(rate[within].mean()) / outside
+            most = float(np.median(np.maximum.reduceat(np.append(rate, 0.0), cells.ravel())[::2])) / outside
+        return cls(
+            median(mean) / max(usual, 1e-3), median(least) / max(usual, 1e-3), float((load[within] > _WORKS).mean()),
+            float(widths.std() / widths.mean()), traffic, most,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a user knows of the job.
+
+    Attributes:
+        total_epochs: Epochs that the whole job has; None if unknown.
+        steps_per_epoch: Optimizer steps in an epoch; None if unknown.
+        roles: (seconds, role): what the cycle of about so many seconds is.
+    """
+
+    total_epochs: int | None = None
+    steps_per_epoch: int | None = None
+    roles: tuple[tuple[float, Role], ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.total_epochs is not None or self.steps_per_epoch is not None or bool(self.roles)
+
+
+@dataclass(frozen=True)
+class NamedLevel:
+    """A level of the tree with what speaks for each of its names.
+
+    Attributes:
+        cycle: The level, placed.
+        roles: Shape (roles,), probability of each of :data:`JUDGED_ROLES`.
+        guess: Probability that it is the best guess of the epoch.
+    """
+
+    cycle: Cycle
+    roles: FloatArray
+    guess: float
+
+    def named(self, role: Role, confidence: float) -> NamedLevel:
+        """Give it a role."""
+        return replace(self, cycle=replace(self.cycle, role=role, role_confidence=confidence))
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Levels with their roles.
+
+    Attributes:
+        levels: The levels, shortest first; one that follows from what was told may have come in.
+        epoch: Index of the level that is the epoch by what was told; None if that does not say.
+        refuted: Indices of levels that cannot be the epoch.
+        warnings: What was told and fits nothing.
+    """
+
+    levels: tuple[NamedLevel, ...]
+    epoch: int | None
+    refuted: frozenset[int]
+    warnings: tuple[str, ...]
+
+
+def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
+    """Let what a user tells refute and name levels, and the fitted probabilities the others.
+
+    Args:
+        found: The levels, shortest first.
+        told: What is known.
+        ended: Whether the run is over; while it is not, it may have fewer epochs than the job.
+    """
+    levels, warnings = list(found), []
+    for period_s, role in told.roles:
+        off = [abs(np.log(x.cycle.period_s / period_s)) for x in levels]
+        if off and min(off) <= _SAME:
+            at = int(np.argmin(off))
+            levels[at] = levels[at].named(role, 1.0)
+        else:
+            warnings.append(f"no cycle of about {period_s:g} s was found, so that none can be the {role}")
+    named = {i for i, x in enumerate(levels) if x.cycle.role_confidence == 1.0}
+    refuted = {i for i in named if levels[i].cycle.role != Role.EPOCH}
+    epoch = next((i for i in named if levels[i].cycle.role == Role.EPOCH), None)
+    if told.total_epochs is not None:
+        refuted |= {i for i, x in enumerate(levels) if x.cycle.count > _at_most(told.total_epochs)} - {epoch}
+    if epoch is None and told.steps_per_epoch is not None:
+        epoch = _by_steps(levels, told.steps_per_epoch, refuted)
+        if epoch is None:
+            warnings.append(f"no two cycles are as {told.steps_per_epoch} steps to an epoch")
+    if epoch is None and told.total_epochs is not None and ended:
+        epoch = _by_count(levels, told.total_epochs, refuted)
+    if epoch is not None and levels[epoch].cycle.role_confidence < 1.0:
+        levels[epoch] = levels[epoch].named(Role.EPOCH, _TOLD)
+    order = sorted(range(len(levels)), key=lambda i: levels[i].cycle.period_s)
+    place = {old: new for new, old in enumerate(order)}
+    epoch = None if epoch is None else place[epoch]
+    refuted = {place[i] for i in refuted}
+    ordered = [_name(levels[i], place[i], epoch, place[i] in refuted) for i in order]
+    return Settled(tuple(ordered), epoch, frozenset(refuted), tuple(warnings))
+
+
+def _name(level: NamedLevel, at: int, epoch: int | None, refuted: bool) -> NamedLevel:
+    """Give a level the likeliest role that nothing excludes, if it is likely enough."""
+    if level.cycle.role_confidence > 0:
+        return level
+    excluded = set()
+    if refuted or epoch is not None:
+        excluded.add(Role.EPOCH)
+    if epoch is not None:
+        excluded |= {Role.STEP} if at > epoch else {Role.TRIAL}
+    left = np.array([role not in excluded for role in JUDGED_ROLES])
+    # What is excluded leaves its probability to the others.
+    likely = np.where(left, level.roles, 0.0) / max(_LEAST_LEFT, 1.0 - float(level.roles[~left].max(initial=0.0)))
+    best = int(np.argmax(likely))
+    if likely[best] < _LEAST_ROLE:
+        return level
+    return level.named(JUDGED_ROLES[best], float(min(likely[best], _TOLD)))
+
+
+def _at_most(total: int) -> float:
+    return total + max(1.0, _MORE * total)
+
+
+def _by_steps(levels: list[NamedLevel], steps: int, refuted: set[int]) -> int | None:
+    """Index of the level that has so many of a shorter one, which is the step; a new one if there is only the step."""
+    pairs = [
+        (abs(np.log(b.cycle.period_s / a.cycle.period_s / steps)), i, j)
+        for i, a in enumerate(levels)
+        for j, b in enumerate(levels)
+        if b.cycle.period_s > a.cycle.period_s and j not in refuted and a.cycle.role in (Role.STEP, Role.UNKNOWN)
+    ]
+    off, step, epoch = min(pairs, default=(np.inf, 0, 0))
+    if off <= _RATIO:
+        if levels[step].cycle.role_confidence < 1:
+            levels[step] = levels[step].named(Role.STEP, _TOLD)
+        return epoch
+    known = [x for x in levels if x.cycle.role == Role.STEP and x.cycle.role_confidence == 1.0]
+    if not known or known[0].cycle.starts_s.size <= steps:
+        return None
+    levels.append(_every(known[0], steps))
+    return len(levels) - 1
+
+
+def _by_count(levels: list[NamedLevel], total: int, refuted: set[int]) -> int | None:
+    """Index of the level with as many cycles as the job has epochs, or of a new one that so many of a shorter make."""
+    free = [i for i, x in enumerate(levels) if i not in refuted and x.cycle.role in (Role.EPOCH, Role.UNKNOWN)]
+    equal = [i for i in free if abs(levels[i].cycle.count - total) <= max(1.0, _MORE * total)]
+    if equal and total > 1:
+        return max(equal, key=lambda i: levels[i].guess)
+    children = [
+        (x.cycle.confidence, i, times)
+        for i, x in enumerate(levels)
+        if x.cycle.confidence >= _LEAST_CONFIDENCE and x.cycle.role != Role.STEP
+        if (times := round(x.cycle.count / total)) > 1 and abs(x.cycle.count - times * total) <= 1
+    ]
+    if not children or free or total < _LEAST_TOTAL:
+        return None
+    _, child, times = max(children)
+    levels.append(_every(levels[child], times))
+    return len(levels) - 1
+
+
+def _every(level: NamedLevel, times: int) -> NamedLevel:
+    """Make the level of which each cycle holds so many of another one."""
+    cycle = level.cycle
+    made = replace(
+        cycle,
+        period_s=times * cycle.period_s,
+        period_low_s=times * cycle.period_low_s,
+        period_high_s=times * cycle.period_high_s,
+        count=cycle.count // times,
+        starts_s=cycle.starts_s[::times],
+        role=Role.UNKNOWN,
+        role_confidence=0.0,
+    )
+    return NamedLevel(made, np.zeros(len(JUDGED_ROLES)), cycle.confidence)
