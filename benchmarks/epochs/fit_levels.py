@@ -94,9 +94,13 @@ def _read(
     return Sample(number, small, tuple(levels), real, guesses, all_known)
 
 
-def fit(table: np.ndarray, right: np.ndarray, features: Sequence[str], iterations: int) -> HistGradientBoostingClassifier:
+def fit(
+    table: np.ndarray, right: np.ndarray, features: Sequence[str], iterations: int
+) -> HistGradientBoostingClassifier:
     """Fit boosted trees."""
-    sign = [(name in SPEAKS_FOR) - (name in SPEAKS_AGAINST) for name in features] if features is LEVEL_FEATURES else None
+    sign = (
+        [(name in SPEAKS_FOR) - (name in SPEAKS_AGAINST) for name in features] if features is LEVEL_FEATURES else None
+    )
     return HistGradientBoostingClassifier(
         max_iter=iterations, max_leaf_nodes=12, learning_rate=0.05, min_samples_leaf=30, l2_regularization=5,
         random_state=0, monotonic_cst=sign,

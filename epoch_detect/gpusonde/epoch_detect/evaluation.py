@@ -57,13 +57,15 @@ class Truth:
         periods_s: Right periods: one, or several where the trace has several regimes; none for a negative.
         epoch_starts_s: Shape (epochs,), in the trace's own time; may be empty where only the period is known.
         shape: Kind of trace, to group by.
-        levels: All true levels, also those that are not visible; None where not all of them are known.
+        levels: True levels, also those that are not visible; None where only ``periods_s`` are known.
+        levels_complete: Whether these are all; otherwise nothing is known of what is told besides.
     """
 
     periods_s: tuple[float, ...]
     epoch_starts_s: tuple[float, ...] = ()
     shape: str = ""
     levels: tuple[TrueLevel, ...] | None = None
+    levels_complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def read_truth(path: str | Path) -> TruthFile:
     """Read a truth file, or the manifest of a folder of traces.
 
     A truth file is a JSON object: trace id -> ``period_s`` (seconds; null for a trace without epochs) and, where known,
-    ``regimes_s`` (more periods that are right), ``epoch_starts_s``, ``shape`` and ``levels``: all levels of the tree of
-    cycles, each an object of ``period_s`` and, where known, ``regimes_s``, ``roles``, ``visible`` (false for what the
-    trace cannot show) and ``starts_s``.
+    ``regimes_s`` (more periods that are right), ``epoch_starts_s``, ``shape`` and ``levels``: the levels of the tree of
+    cycles (all of them unless ``levels_complete`` is false), each an object of ``period_s`` and, where known,
+    ``regimes_s``, ``roles``, ``visible`` (false for what the trace cannot show) and ``starts_s``.
 
     A manifest is a JSON list of objects with ``file``, ``period_s``, ``trust`` (how far this can be trusted),
     ``epoch_or_cycle_starts_s`` and ``regular_window`` (start and end, in seconds, of the stretch that ``period_s``
@@ -198,7 +200,8 @@ def _truth(entry: _Entry) -> Truth:
     periods = () if period is None else (period, *regimes)
     levels = entry.entries("levels")
     told = None if levels is None else tuple(_true_level(each) for each in levels)
-    return Truth(periods, entry.times("epoch_starts_s"), entry.text("shape"), told)
+    complete = entry.flag("levels_complete")
+    return Truth(periods, entry.times("epoch_starts_s"), entry.text("shape"), told, complete)
 
 
 def _true_level(entry: _Entry) -> TrueLevel:
@@ -463,6 +466,7 @@ def _score_level(told: Cycle, truth: Truth) -> LevelScore:
     else:
         near = min(truth.levels, key=lambda level: _error(told.period_s, level.periods_s), default=None)
         real = near is not None and _error(told.period_s, near.periods_s) <= _RIGHT
+        real = real or (False if truth.levels_complete else None)
         if near is not None and real and near.roles:
             right = told.role in near.roles
     return LevelScore(told.period_s, told.confidence, str(told.role), told.role_confidence, real, right)

@@ -432,7 +432,9 @@ def _detection_from(fields: dict[str, Any]) -> EpochDetection:
     deviations = tuple(Deviation(*row) for row in fields.get("deviations", ()))
     texts = {"metrics": tuple(fields["metrics"]), "warnings": tuple(fields["warnings"])}
     cycles = tuple(_cycle_from(each) for each in fields.get("cycles", ()))
-    return EpochDetection(**{**fields, **arrays, **texts, "cycles": cycles, "hypotheses": hypotheses, "deviations": deviations})
+    return EpochDetection(
+        **{**fields, **arrays, **texts, "cycles": cycles, "hypotheses": hypotheses, "deviations": deviations}
+    )
 
 
 def _cycle_from(fields: dict[str, Any]) -> Cycle:

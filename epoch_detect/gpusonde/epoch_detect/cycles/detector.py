@@ -267,9 +267,7 @@ def _place_level(
     )  # fmt: skip
 
 
-def find_readings(
-    ticks: Ticks, devices: Mapping[str, Ticks], *, ended: bool = True
-) -> tuple[Load, list[Level]] | None:
+def find_readings(ticks: Ticks, devices: Mapping[str, Ticks], *, ended: bool = True) -> tuple[Load, list[Level]] | None:
     """Find every level that some reading speaks for, to fit what judges them; None where there is nothing to read."""
     activity = find_activity(ticks)
     if isinstance(activity, str) or (job := scale_load(activity.active, activity.idle)) is None:

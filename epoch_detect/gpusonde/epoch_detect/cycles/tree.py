@@ -277,7 +277,9 @@ def place_level(level: Level, job: Load) -> Cycle:
         half = _LINE_ERROR * best.period_s**2 / (longest * np.sqrt(len(best.stretches)))
     elif best.source == "comb":
         whole += int(starts.size > 0 and job.end_s - starts[-1] >= (1 - _WHOLE) * best.period_s)
-        half = 1.96 * np.sqrt(12.0) * best.spread * best.period_s / max(best.seen, 1) ** 1.5 + step_s / max(best.seen, 1)
+        half = 1.96 * np.sqrt(12.0) * best.spread * best.period_s / max(best.seen, 1) ** 1.5 + step_s / max(
+            best.seen, 1
+        )
     else:
         lengths = np.diff(starts)
         lengths = lengths[np.abs(lengths / best.period_s - 1) < _OF_USUAL_LENGTH]
