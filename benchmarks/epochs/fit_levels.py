@@ -35,7 +35,7 @@ _FOLDS = 5
 _FAMILIES = 0.25  # share of the traces that are of families
 # The more of it, the likelier the level is real, all else being equal: what is known is not left to the data.
 SPEAKS_FOR = {
-    "clock", "comb", "line", "template", "chosen", "clock_share", "comb_share", "line_share", "template_share", "sources",
+    "clock", "comb", "line", "template", "template_score", "chosen", "cover", "clock_share", "comb_share", "line_share", "template_share", "sources",
     "strength", "agreement", "steadiness", "explained",
 }  # fmt: skip
 SPEAKS_AGAINST = {"spread", "rank"}
@@ -51,6 +51,7 @@ class Sample:
         load: What it does.
         levels: All that some reading speaks for.
         real: (period in seconds, roles) of each true level.
+        shown_s: Periods of the true levels that the recording shows.
         guesses: Periods that are a right best guess.
         all_known: Whether all true levels are known.
     """
@@ -59,6 +60,7 @@ class Sample:
     load: Load
     levels: tuple[Level, ...]
     real: tuple[tuple[float, frozenset[Role]], ...]
+    shown_s: tuple[float, ...]
     guesses: tuple[float, ...]
     all_known: bool
 
@@ -68,7 +70,7 @@ def sample(number: int, seed: int) -> Sample | None:
     if np.random.default_rng([seed, number]).random() < _FAMILIES:
         made = example(seed, number)
         periods = truths(made)
-        return _read(number, [made.trace], tuple((p, frozenset({Role.EPOCH})) for p in periods), periods, False)
+        return _read(number, [made.trace], tuple((p, frozenset({Role.EPOCH})) for p in periods), periods, periods, False)
     (job,) = jobs.fit_jobs(seed, [number])
     traces = job.traces if number % 3 == 0 else job.traces[:1]
     real = tuple(
@@ -76,13 +78,15 @@ def sample(number: int, seed: int) -> Sample | None:
         for level in job.levels
         for period in (level.period_s, *level.regimes_s)
     )
-    return _read(number, traces, real, job.periods_s, True)
+    shown = tuple(p for level in job.visible for p in (level.period_s, *level.regimes_s))
+    return _read(number, traces, real, shown, job.periods_s, True)
 
 
 def _read(
     number: int,
     traces: Sequence[Trace],
     real: tuple[tuple[float, frozenset[Role]], ...],
+    shown_s: tuple[float, ...],
     guesses: tuple[float, ...],
     all_known: bool,
 ) -> Sample | None:
@@ -91,7 +95,7 @@ def _read(
         return None
     load, levels = found
     small = replace(load, values=load.values.astype(np.float32), traffic=load.traffic.astype(np.float32))
-    return Sample(number, small, tuple(levels), real, guesses, all_known)
+    return Sample(number, small, tuple(levels), real, shown_s, guesses, all_known)
 
 
 def fit(

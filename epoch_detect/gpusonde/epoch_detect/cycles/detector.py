@@ -49,6 +49,7 @@ _LEAST_CONFIDENCE_OF_FEW = 0.35  # of two or three cycles, which the scorer hard
 _FEW_CYCLES = 3
 _LEAST_CYCLES = 2
 _REPORTED_HYPOTHESES = 3
+_TEMPLATES = 6  # hypotheses that are readings of levels
 _SAME = 0.06  # hypotheses this close in length are one hypothesis
 _LEAST_BUSY = 0.2  # of the ticks of the activity; training with long pauses works for a half or more
 _WARM_UP = 0.5  # periods that warm-up before the first level change may take
@@ -310,8 +311,13 @@ def _to_readings(ranked: list[tuple[CycleHypothesis, float]]) -> list[Reading]:
     for hypothesis, probability in ranked:
         if all(abs(np.log(hypothesis.usual_s / k.period_s)) > _SAME for k in kept):
             starts, count = hypothesis.starts_s, hypothesis.match.cycles
-            kept.append(Reading("template", hypothesis.usual_s, probability, count, np.empty((0, 2)), starts))
-        if len(kept) == _REPORTED_HYPOTHESES:
+            kept.append(
+                Reading(
+                    "template", hypothesis.usual_s, probability, count, np.empty((0, 2)), starts,
+                    spread=hypothesis.match.scatter, score=hypothesis.score,
+                )
+            )  # fmt: skip
+        if len(kept) == _TEMPLATES:
             break
     return kept
 

@@ -40,6 +40,7 @@ _VARIES = 0.01  # of the high level
 _GAPS = {"area": (0.12, 7), "depth": (0.1, 6), "length": (0.3, 4)}
 _LONG_ENOUGH = 0.2  # of the longest interval of a class: a shorter one belongs to one event in two parts
 _INLIER = 0.08
+_MOST_MISSED = 3  # usual intervals in one in which marks are missing
 _CHANCE = 0.2  # that an interval is within that by accident
 _LEAST_SHARE = 0.5
 _LEAST_COVER = 0.3
@@ -115,6 +116,7 @@ class Reading:
         depth: Usual deviation in them, as a share of the range.
         spread: Relative spread of the length of a cycle in training seconds, or of the events about their teeth.
         seen: Number of events seen.
+        score: Of a clock the share of the training time that its intervals cover, of a template how alike its cycles are.
         stretches: Of a line: shape (stretches, 2), cells between which it was seen.
     """
 
@@ -127,6 +129,7 @@ class Reading:
     depth: float = 0.0
     spread: float = float("nan")
     seen: int = 0
+    score: float = float("nan")
     stretches: IntArray = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
 
     @property
@@ -292,16 +295,20 @@ def _read_clock(load: Load, events: EventSet, begin: IntArray, end: IntArray, de
     if long.sum() < 2:
         return None
     usual = median(train[long])
-    near = np.abs(train / usual - 1) < _INLIER
+    # Where a mark was missed, an interval is a multiple.
+    times = np.clip(np.round(train / usual), 1, _MOST_MISSED)
+    near = np.abs(train / usual / times - 1) < _INLIER / times
+    single = near & (times == 1)
     inside = len(load) - int(events.off[-1])
-    if near.sum() < 2 or usual < _LEAST_PERIOD or inside <= 0:
+    if single.sum() < 2 or usual < _LEAST_PERIOD or inside <= 0:
         return None
-    share, cover = near.sum() / long.sum(), float(train[near].sum()) / inside
-    spread = float(np.std(train[near])) / usual
-    evidence = count_nats(int(near.sum()), int(long.sum())) * min(1.0, cover / 0.8) - 2 * np.log(1 + spread / 0.01)
+    worth = float((1 / times[near]).sum())
+    share, cover = worth / long.sum(), float(train[near].sum()) / inside
+    spread = float(np.std(train[near] / times[near])) / usual
+    evidence = count_nats(worth, int(long.sum())) * min(1.0, cover / 0.8) - 2 * np.log(1 + spread / 0.01)
     if share < _LEAST_SHARE or cover < _LEAST_COVER or evidence <= 0:
         return None
-    by_begin, by_end = np.diff(begin)[near], np.diff(end)[near]
+    by_begin, by_end = np.diff(begin)[single], np.diff(end)[single]
     lengths = by_begin if by_begin.std() < by_end.std() else by_end
     period = median(lengths)
     if spread <= _EVEN:
@@ -311,7 +318,7 @@ def _read_clock(load: Load, events: EventSet, begin: IntArray, end: IntArray, de
     return Reading(
         "clock", period * load.step_s, float(evidence), inside / usual,
         load.to_s(np.stack([begin, end], axis=1)), load.to_s(_place_starts(events, begin, end, long, usual)),
-        depth, spread, begin.size,
+        depth, spread, begin.size, cover,
     )  # fmt: skip
 
 
@@ -345,7 +352,7 @@ def _place_starts(events: EventSet, begin: IntArray, end: IntArray, long: BoolAr
     return placed
 
 
-def count_nats(near: int, total: int) -> float:
+def count_nats(near: float, total: int) -> float:
     """Evidence that ``near`` of ``total`` intervals within 8 % of one length are no accident."""
     share = min(max(near / total, 1e-3), 1 - 0.5 / (total + 1))
     return float(near * np.log(share / _CHANCE) + (total - near) * np.log((1 - share) / (1 - _CHANCE)))

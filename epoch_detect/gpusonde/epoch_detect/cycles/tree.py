@@ -51,6 +51,7 @@ class LevelFeatures:
     comb: float
     line: float
     template: float  # probability that it is the epoch
+    template_score: float  # how alike its cycles are
     chosen: float  # by the template matching, as the epoch
     clock_share: float  # of the strongest of the trace
     comb_share: float
@@ -63,6 +64,7 @@ class LevelFeatures:
     log_width_cells: float
     width_share: float  # of the period
     spread: float
+    cover: float  # share of the training time in intervals of the clock
     seen_share: float  # of the marks
     agreement: float
     steadiness: float
@@ -195,7 +197,7 @@ def _describe(
         marked = next((r for r in group if len(r.marks_s)), None)
         measure, lock = _best_measure(group), locks[i]
         clock, comb = _strongest(group, "clock"), _strongest(group, "comb")
-        counted = clock or comb
+        counted, template = clock or comb, _strongest(group, "template")
         found.append(
             LevelFeatures(
                 log_cells=np.log(period[i] / job.step_s),
@@ -204,6 +206,7 @@ def _describe(
                 comb=np.log1p(max(0.0, evidence[i, 1])),
                 line=np.log1p(max(0.0, evidence[i, 2])),
                 template=evidence[i, 3],
+                template_score=template.score if template else np.nan,
                 chosen=float(chosen is not None and any(r is chosen for r in group)),
                 clock_share=share[i, 0],
                 comb_share=share[i, 1],
@@ -216,6 +219,7 @@ def _describe(
                 log_width_cells=np.log(max(marked.width_s / job.step_s, 1.0)) if marked else np.nan,
                 width_share=marked.width_s / measure.period_s if marked else np.nan,
                 spread=clock.spread if clock else np.nan,
+                cover=clock.score if clock else np.nan,
                 seen_share=min(2.0, counted.seen / max(counted.count, 1.0)) if counted else np.nan,
                 agreement=lock.agreement if lock else np.nan,
                 steadiness=lock.steadiness if lock else np.nan,
