@@ -1,7 +1,8 @@
-"""The methods that are compared. A method is a function: the traces of a job -> its levels and its best guess.
+"""The methods that are compared.
 
-To add one, write such a function anywhere and name it: ``--method NAME=MODULE:FUNCTION``. :func:`answer` makes an
-answer of a few periods.
+A method is a function of the traces of a job, and of how many epochs it has if a user told that, else None. It returns
+the levels and the best guess. To add one, write such a function anywhere and name it: ``--method NAME=MODULE:FUNCTION``.
+:func:`answer` makes an answer of a few periods.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from scipy.signal import find_peaks
 
 from gpusonde.epoch_detect import Cycle, EpochDetection, Role, Verdict, detect
+from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.errors import UsageError
 from gpusonde.telemetry import Trace
 
@@ -23,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "epochs"))
 
 from peers import even_series
 
-Method = Callable[[Sequence[Trace]], EpochDetection]
+Method = Callable[[Sequence[Trace], int | None], EpochDetection]
 
 _MOST_LEVELS = 5
 _APART = 0.1  # of the logarithm of the period
@@ -45,7 +47,7 @@ def answer(periods_s: Sequence[float], confidences: Sequence[float] = ()) -> Epo
     )
 
 
-def fft(traces: Sequence[Trace]) -> EpochDetection:
+def fft(traces: Sequence[Trace], epochs: int | None = None) -> EpochDetection:
     """The five highest peaks of the spectrum of the metric that follows the load best, of the first GPU."""
     if (made := even_series(traces[0])) is None:
         return answer(())
@@ -56,7 +58,7 @@ def fft(traces: Sequence[Trace]) -> EpochDetection:
     return answer(_apart(values.size * step / places[np.argsort(-power[places])]))
 
 
-def autocorrelation(traces: Sequence[Trace]) -> EpochDetection:
+def autocorrelation(traces: Sequence[Trace], epochs: int | None = None) -> EpochDetection:
     """The five highest peaks of the autocorrelation, of the same metric."""
     if (made := even_series(traces[0])) is None:
         return answer(())
@@ -68,14 +70,14 @@ def autocorrelation(traces: Sequence[Trace]) -> EpochDetection:
     return answer(_apart(step * places[np.argsort(-correlation[places])]))
 
 
-def published(traces: Sequence[Trace]) -> EpochDetection:
+def published(traces: Sequence[Trace], epochs: int | None = None) -> EpochDetection:
     """The published detector of epochs, on the first GPU."""
     return detect(traces[0], mode="paper")
 
 
-def ours(traces: Sequence[Trace]) -> EpochDetection:
+def ours(traces: Sequence[Trace], epochs: int | None = None) -> EpochDetection:
     """Our detector, on all GPUs of the job."""
-    return detect(traces)
+    return detect(traces, told=Told(total_epochs=epochs))
 
 
 METHODS: dict[str, Method] = {

@@ -45,6 +45,7 @@ class Problem:
         begin_s: When the first of them starts.
         end_s: When the last of them ends.
         steps: Optimizer steps of the whole job, where only their number is known; None otherwise.
+        epochs: Epochs of the whole job, as a user would tell them; None where they are not known.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Problem:
     begin_s: float = float("nan")
     end_s: float = float("nan")
     steps: int | None = None
+    epochs: int | None = None
 
 
 def mlperf_submission(folder: Path, nodes: int = 1) -> Iterator[Problem]:
@@ -109,7 +111,7 @@ def _job_events(path: Path, origin_s: float) -> dict[str, list[float]]:
         key, at, value = str(entry.get("key")), entry["time_ms"] / 1000 - origin_s, entry.get("value")
         if key in ("epoch_start", "eval_start", "run_start", "run_stop"):
             found[key].append(at)
-        elif key == "tracked_stats" and isinstance(value, dict) and any("step_time" in name for name in value):
+        elif key == "tracked_stats" and isinstance(value, dict) and any("step_tim" in name for name in value):
             found["step"].append(at)
     return {key: _once(times) for key, times in found.items()}
 
@@ -171,7 +173,8 @@ def _mlperf(
     main = named.get(Role.EPOCH) or named.get(Role.EVALUATION) or shown[0]
     # Batches and what the job does not log repeat as well: not all levels are known.
     truth = Truth(main.periods_s, main.starts_s, shape, levels, levels_complete=False)
-    return Problem(name, traces, truth, len(main.starts_s) - 1, main.starts_s[0], main.starts_s[-1])
+    epochs = sum(at <= stop for at in events.get("epoch_start", ())) or None
+    return Problem(name, traces, truth, len(main.starts_s) - 1, main.starts_s[0], main.starts_s[-1], epochs=epochs)
 
 
 def _merged(levels: Sequence[TrueLevel]) -> tuple[TrueLevel, ...]:
@@ -233,9 +236,10 @@ def simulated(kinds: Iterable[str], per_kind: int) -> Iterator[Problem]:
             starts = made.truth.epoch_starts_s
             whole = made.epochs is not None and len(starts) == made.epochs and made.end_s <= made.traces[0].time_s[-1]
             if whole and made.epochs:
-                yield Problem(made.name, made.traces, made.truth, made.epochs, starts[0], made.end_s)
+                total = made.epochs, starts[0], made.end_s
+                yield Problem(made.name, made.traces, made.truth, *total, epochs=made.epochs)
             else:
-                yield Problem(made.name, made.traces, made.truth)
+                yield Problem(made.name, made.traces, made.truth, epochs=made.epochs)
 
 
 def every_set(shared: Path | None, submissions: Sequence[Path], per_kind: int) -> dict[str, Iterator[Problem]]:

@@ -30,6 +30,7 @@ class MethodScores:
         summary: Scores of levels, roles and best guesses.
         median_error: Of the levels that are told, from the true period, as a share of it.
         boundary_error: Median distance of a true start from the nearest told one, as a share of the period.
+        roles_right_told: Share of the real levels that are called by their name once the number of epochs is told.
         counts_right: Share of the jobs of which only the steps are counted with a level of that many cycles.
         eta_answered: Share of the questions for the time left that got an answer.
         eta_error: Median error of the time left, as a share of it.
@@ -39,6 +40,7 @@ class MethodScores:
     summary: Summary
     median_error: float | None
     boundary_error: float | None
+    roles_right_told: float | None
     counts_right: float | None
     eta_answered: float | None
     eta_error: float | None
@@ -48,6 +50,7 @@ class MethodScores:
 def evaluate_method(method: Method, problems: Iterable[Problem]) -> MethodScores:
     """Ask a method about every problem."""
     scores: list[TraceScore] = []
+    told: list[TraceScore] = []
     errors: list[float] = []
     boundaries: list[float] = []
     counts: list[bool] = []
@@ -55,7 +58,7 @@ def evaluate_method(method: Method, problems: Iterable[Problem]) -> MethodScores
     cpu_s = traced_s = 0.0
     for problem in problems:
         begin = time.process_time()
-        found = method(problem.traces)
+        found = method(problem.traces, None)
         cpu_s += time.process_time() - begin
         traced_s += sum(trace.duration_s for trace in problem.traces)
         if problem.steps is not None:
@@ -64,12 +67,15 @@ def evaluate_method(method: Method, problems: Iterable[Problem]) -> MethodScores
         scores.append(score(problem.name, found, problem.truth))
         errors += _errors(scores[-1])
         boundaries += _boundary_errors(found, problem)
+        if problem.epochs is not None:
+            told.append(score(problem.name, method(problem.traces, problem.epochs), problem.truth))
         etas += list(_eta_errors(method, problem))
     answered = [eta for eta in etas if eta is not None]
     return MethodScores(
         summarise(scores),
         _median(errors),
         _median(boundaries),
+        summarise(told).roles_right,
         float(np.mean(counts)) if counts else None,
         len(answered) / len(etas) if etas else None,
         _median(answered),
@@ -120,7 +126,7 @@ def _eta_errors(method: Method, problem: Problem) -> Iterator[float | None]:
     for share in _ETA_AT:
         cut_s = problem.begin_s + share * (problem.end_s - problem.begin_s)
         seen = [trace.window(float(trace.time_s[0]), cut_s) for trace in problem.traces]
-        found = method(seen)
+        found = method(seen, problem.epochs)
         period = found.period_s
         if not np.isfinite(period):
             yield None

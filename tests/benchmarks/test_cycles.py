@@ -52,6 +52,9 @@ def submission(tmp_path: Path) -> Path:
         for rank in range(2):
             log.append(f"{rank}: " + event(60.0 * epoch + 0.01 * rank, "epoch_start"))
         log.append("0: " + event(60.0 * epoch + 50, "eval_start"))
+        log += [
+            "0: " + event(60.0 * epoch + 12 * s, "tracked_stats", {"train_step_timing in s": 11.9}) for s in range(4)
+        ]
     (network / "result_1.txt").write_text("".join([*log, event(600, "run_stop")]))
     (network / "power" / "result_2").mkdir()  # a run whose log was not published
     return tmp_path
@@ -59,10 +62,12 @@ def submission(tmp_path: Path) -> Path:
 
 def test_a_submission_is_read_as_its_repository_has_it(modules: dict[str, ModuleType], submission: Path) -> None:
     (problem,) = modules["problems"].mlperf_submission(submission)
-    (level,) = problem.truth.levels
+    step, level = problem.truth.levels
+    assert (step.roles, step.visible) == ((Role.STEP,), True)
+    assert step.periods_s == pytest.approx((12.0,))
     assert problem.truth.periods_s == pytest.approx((60.0,))
     assert set(level.roles) == {Role.EPOCH, Role.EVALUATION}
-    assert (problem.total, problem.truth.shape) == (9, "ssd")
+    assert (problem.total, problem.epochs, problem.truth.shape) == (9, 10, "ssd")
     assert problem.traces[0].metrics == ("power_watts",)
     assert np.all(np.diff(problem.traces[0].time_s) > 0)
 
@@ -81,7 +86,7 @@ def test_a_method_of_others_takes_part_by_its_name(
     modules: dict[str, ModuleType], submission: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sixty.py").write_text(
-        "from methods import answer\n\ndef find(traces):\n    return answer([60.0, 7.0], [0.9, 0.05])\n"
+        "from methods import answer\n\ndef find(traces, epochs):\n    return answer([60.0, 7.0], [0.9, 0.05])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     name, method = modules["methods"].load_method("mine=sixty:find")
@@ -102,5 +107,5 @@ def test_steps_that_are_only_counted_are_right_within_two(modules: dict[str, Mod
     trace = problems._increasing(time_s, {"power_watts": np.where(time_s % 10 < 8, 300.0, 200.0)}, "a")
     asked = problems.Problem("lora", (trace,), problems.Truth(()), steps=20)
     for period, right in ((10.0, 1.0), (5.0, 0.0)):
-        scores = modules["scoring"].evaluate_method(lambda _, p=period: methods.answer([p]), [asked])
+        scores = modules["scoring"].evaluate_method(lambda _, __, p=period: methods.answer([p]), [asked])
         assert scores.counts_right == right
