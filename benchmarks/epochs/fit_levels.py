@@ -35,8 +35,8 @@ _FOLDS = 5
 _FAMILIES = 0.25  # share of the traces that are of families
 # The more of it, the likelier the level is real, all else being equal: what is known is not left to the data.
 SPEAKS_FOR = {
-    "clock", "comb", "line", "template", "template_score", "chosen", "cover", "clock_share", "comb_share", "line_share", "template_share", "sources",
-    "strength", "agreement", "steadiness", "explained",
+    "clock", "comb", "line", "template", "template_score", "chosen", "cover", "clock_share", "comb_share", "line_share",
+    "template_share", "sources", "strength", "agreement", "steadiness", "explained",
 }  # fmt: skip
 SPEAKS_AGAINST = {"spread", "rank"}
 assert set(LEVEL_FEATURES) >= SPEAKS_FOR | SPEAKS_AGAINST
@@ -70,7 +70,9 @@ def sample(number: int, seed: int) -> Sample | None:
     if np.random.default_rng([seed, number]).random() < _FAMILIES:
         made = example(seed, number)
         periods = truths(made)
-        return _read(number, [made.trace], tuple((p, frozenset({Role.EPOCH})) for p in periods), periods, periods, False)
+        return _read(
+            number, [made.trace], tuple((p, frozenset({Role.EPOCH})) for p in periods), periods, periods, False
+        )
     (job,) = jobs.fit_jobs(seed, [number])
     traces = job.traces if number % 3 == 0 else job.traces[:1]
     real = tuple(

@@ -73,7 +73,7 @@ def _detect_cycles(job: Sequence[Trace], metrics: Sequence[str] | None, told: To
 
 
 def gather_ticks(job: Sequence[Trace], metrics: Sequence[str] | None = None) -> tuple[Ticks, dict[str, Ticks]]:
-    """Return the ticks of a job, of several GPUs their mean, and those of each GPU by its name where there are several."""
+    """Return the ticks of a job, of several GPUs their mean, and those of each by its name where there are several."""
     return _gather(job, metrics)[:2]
 
 

@@ -156,7 +156,10 @@ def add_detect_options(parser: Parser) -> None:
         help="epochs the job is to run for; refutes other cycles, and says when it will be done",
     )
     group.add_argument(
-        "--steps-per-epoch", type=positive_integer, metavar="N", help="optimizer steps in an epoch; refutes other cycles"
+        "--steps-per-epoch",
+        type=positive_integer,
+        metavar="N",
+        help="optimizer steps in an epoch; refutes other cycles",
     )
     group.add_argument(
         "--role",
@@ -298,7 +301,9 @@ def _render(
     render_progress(screen, progress)
     for index, cycle in enumerate(detection.cycles):
         role = str(cycle.role) if cycle.role_confidence == 0 else f"{cycle.role} {cycle.role_confidence:.2f}"
-        inside = "" if cycle.parent is None else f", within {formatting.seconds(detection.cycles[cycle.parent].period_s)}"
+        inside = (
+            "" if cycle.parent is None else f", within {formatting.seconds(detection.cycles[cycle.parent].period_s)}"
+        )
         told = ", told above" if index == detection.level else ""
         screen.line(
             f"cycle of {formatting.seconds(cycle.period_s)} x {cycle.count}: confidence "

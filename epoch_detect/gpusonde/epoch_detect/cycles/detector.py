@@ -173,7 +173,8 @@ def analyse_and_cache(
         return EpochDetection(Verdict.NONE, activity, metrics=ticks.names), None
     found = find_hypotheses(activity, ended=ended)
     if isinstance(found, str):
-        detection, cached, templates = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None, []
+        detection, cached = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
+        templates: list[Reading] = []
     else:
         detection, cached, templates = _choose_epochs(found, ticks.names, scorer, ended=ended)
     job = scale_load(activity.active, activity.idle)
@@ -230,7 +231,7 @@ def _find_levels(job: Load, devices: Sequence[Load], templates: list[Reading]) -
 
 def _device_loads(devices: Mapping[str, Ticks], activity: Activity, job: Load) -> dict[str, Load]:
     """Put what each GPU of a job does on the grid of the job; one that does nothing stays there with nothing."""
-    grid_s = activity.time_map.restore(job.start_s + job.step_s * np.arange(len(job)))
+    grid_s = activity.time_map.restore(job.to_s(np.arange(len(job))))
     loads = {}
     for name, ticks in devices.items():
         first, stop = active_range(ticks)

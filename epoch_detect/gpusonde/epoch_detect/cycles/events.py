@@ -110,13 +110,14 @@ class Reading:
         period_s: Seconds from start to start.
         evidence: In nats; for a template the probability that it is the epoch.
         count: Cycles in the busy span.
-        marks_s: Shape (marks, 2), begin and end of the events that mark the cycles, in seconds of the activity; those of
-            a comb are where its teeth are, whether an event is there or not.
+        marks_s: Shape (marks, 2), begin and end of the events that mark the cycles, in seconds of the activity; those
+            of a comb are where its teeth are, whether an event is there or not.
         starts_s: Shape (starts,), where cycles start: training starts where a mark ends. Whole cycles are between them.
         depth: Usual deviation in them, as a share of the range.
         spread: Relative spread of the length of a cycle in training seconds, or of the events about their teeth.
         seen: Number of events seen.
-        score: Of a clock the share of the training time that its intervals cover, of a template how alike its cycles are.
+        score: Of a clock the share of the training time that its intervals cover, of a template how alike its cycles
+            are.
         stretches: Of a line: shape (stretches, 2), cells between which it was seen.
     """
 
@@ -226,7 +227,7 @@ def find_events(values: FloatArray, busy: FloatArray) -> list[EventSet]:
         usual = np.array([1.4826 * median(row) + 1e-4 for row in size])[:, None]
         sums = np.concatenate([np.zeros((size.shape[0], 1)), np.cumsum(size, axis=1)], axis=1)
         for floor, gain in _THRESHOLDS:
-            off = (size > np.maximum(gain * usual, floor)).any(axis=0)
+            off: BoolArray = np.any(size > np.maximum(gain * usual, floor), axis=0)
             found = None if off.mean() > _MOST_OFF else _cut_events(off, sums, width)
             if found is not None:
                 sets.append(found)
@@ -349,7 +350,7 @@ def _place_starts(events: EventSet, begin: IntArray, end: IntArray, long: BoolAr
         placed = np.concatenate([[max(0.0, first - usual)], placed])
     if behind >= 1 - _INLIER:
         placed = np.append(placed, min(float(cells), placed[-1] + usual))
-    return placed
+    return np.asarray(placed, dtype=np.float64)
 
 
 def count_nats(near: float, total: int) -> float:
@@ -360,7 +361,7 @@ def count_nats(near: float, total: int) -> float:
 
 def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -> Iterator[Reading]:
     """Find the periods at which events pile up in phase, whatever is missing between them."""
-    place = begin + 0.5
+    place: FloatArray = begin.astype(np.float64) + 0.5
     span = float(place[-1] - place[0])
     least = max(6.0, span / (2.5 * begin.size))
     if span < 4 * least:
@@ -401,7 +402,7 @@ def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -
 
 
 def _refine_comb(place: FloatArray, weight: FloatArray, frequency: float, reach: float) -> float:
-    """Find the frequency near another one at which events at some places are most in phase, second harmonic included."""
+    """Find the frequency near another one at which events are most in phase, the second harmonic included."""
     around = np.linspace(-reach, reach, _COMB_FINE)
     turn = np.exp(-2j * np.pi * np.multiply.outer(frequency + around, place - place[0]))
     power = np.abs(turn @ weight) ** 2 + 0.7 * np.abs((turn * turn) @ weight) ** 2

@@ -156,7 +156,10 @@ def join_around_idle(active: Ticks, epochs: Epochs) -> Epochs:
     if usual <= 0:
         return epochs
     share, usually_idle = worked / usual, median(idled[whole])
-    starts, ends, regular, parts = [], [], [], []
+    starts: list[float] = []
+    ends: list[float] = []
+    regular: list[bool] = []
+    parts: list[float] = []
     for start, end, certain, part, rest in zip(
         epochs.starts_s, epochs.ends_s, epochs.regular, share, idled - usually_idle, strict=True
     ):

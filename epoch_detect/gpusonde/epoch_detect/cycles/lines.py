@@ -55,7 +55,7 @@ def cut_stretches(load: Load, marks_s: FloatArray) -> IntArray:
     # One cell on either side mixes the event with what is around it.
     edges = np.clip(cells[inside] + [-1, 1], 0, n)
     pairs = np.concatenate([[0], edges.ravel(), [n]]).reshape(-1, 2)
-    return pairs[pairs[:, 1] - pairs[:, 0] >= _LEAST_STRETCH]
+    return np.asarray(pairs[pairs[:, 1] - pairs[:, 0] >= _LEAST_STRETCH])
 
 
 def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[Reading]:
@@ -132,7 +132,7 @@ def _prepare(values: FloatArray) -> FloatArray:
     basis = np.stack([np.ones(values.size), place, place**2 - (place**2).mean()])
     left = values - (basis @ values / (basis**2).sum(axis=1)) @ basis
     most = _CLIPPED * 1.4826 * median(np.abs(left)) + 1e-9
-    return np.clip(left, -most, most) * np.hanning(values.size)
+    return np.asarray(np.clip(left, -most, most) * np.hanning(values.size))
 
 
 def _whiten(power: FloatArray, over: float) -> FloatArray:

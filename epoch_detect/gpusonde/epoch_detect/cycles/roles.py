@@ -30,12 +30,13 @@ _WORKS = 0.25  # of the high level
 _LEAST_CONFIDENCE = 0.3  # of a level that may stand in for one that was refuted
 _LEAST_TOTAL = 2
 _LEAST_ROLE = 0.5
+_AS_RIGHT = 0.15
 _LEAST_LEFT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleFeatures:
-    """What is known of the place of a level in the tree, and of what happens at its marks; NaN where it does not apply."""
+    """The place of a level in the tree, and what happens at its marks; NaN where a feature does not apply."""
 
     log_period_s: float
     log_cells: float
@@ -282,7 +283,10 @@ def _name(level: NamedLevel, at: int, epoch: int | None, refuted: bool) -> Named
     left = np.array([role not in excluded for role in JUDGED_ROLES])
     # What is excluded leaves its probability to the others.
     likely = np.where(left, level.roles, 0.0) / max(_LEAST_LEFT, 1.0 - float(level.roles[~left].max(initial=0.0)))
-    best = int(np.argmax(likely))
+    best, as_epoch = int(np.argmax(likely)), JUDGED_ROLES.index(Role.EPOCH)
+    # An evaluation after each epoch makes both right: the epoch is the better name.
+    if likely[as_epoch] >= max(_LEAST_ROLE, likely[best] - _AS_RIGHT):
+        best = as_epoch
     if likely[best] < _LEAST_ROLE:
         return level
     return level.named(JUDGED_ROLES[best], float(min(likely[best], _TOLD)))

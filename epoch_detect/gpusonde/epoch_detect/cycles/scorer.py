@@ -71,9 +71,8 @@ class Scorer:
                 f"not a scorer of epochs ({error}); fit one with the scripts in benchmarks/epochs"
             ) from error
         if names != tuple(features):
-            raise ModelError(
-                "the scorer was fitted to other features; fit it anew with the scripts in benchmarks/epochs"
-            )
+            message = "the scorer was fitted to other features; fit it anew with the scripts in benchmarks/epochs"
+            raise ModelError(message)
         roots, feature, threshold, missing_left, left, right, value, base, raw, calibrated = arrays
         return cls(
             roots.astype(np.int64), feature.astype(np.int64), threshold.astype(np.float64), missing_left.astype(bool),

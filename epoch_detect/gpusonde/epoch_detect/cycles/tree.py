@@ -1,8 +1,8 @@
 """The tree of cycles of a job: readings of several kinds merged into levels, judged, and laid through the run.
 
-Readings of nearly one period (``events``, ``lines``, and the hypotheses of template matching) are one level. What speaks
-for and against it are its :class:`LevelFeatures`; a fitted scorer makes them the probability that the job has such a
-cycle. The level's period is that of the reading that measures best, and its starts are phase-locked.
+Readings of nearly one period (``events``, ``lines``, and the hypotheses of template matching) are one level. What
+speaks for and against it are its :class:`LevelFeatures`; a fitted scorer makes them the probability that the job has
+such a cycle. The level's period is that of the reading that measures best, and its starts are phase-locked.
 """
 
 from __future__ import annotations
@@ -281,9 +281,8 @@ def place_level(level: Level, job: Load) -> Cycle:
         half = _LINE_ERROR * best.period_s**2 / (longest * np.sqrt(len(best.stretches)))
     elif best.source == "comb":
         whole += int(starts.size > 0 and job.end_s - starts[-1] >= (1 - _WHOLE) * best.period_s)
-        half = 1.96 * np.sqrt(12.0) * best.spread * best.period_s / max(best.seen, 1) ** 1.5 + step_s / max(
-            best.seen, 1
-        )
+        seen = max(best.seen, 1)
+        half = 1.96 * np.sqrt(12.0) * best.spread * best.period_s / seen**1.5 + step_s / seen
     else:
         lengths = np.diff(starts)
         lengths = lengths[np.abs(lengths / best.period_s - 1) < _OF_USUAL_LENGTH]
