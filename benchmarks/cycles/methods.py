@@ -1,8 +1,8 @@
 """The methods that are compared.
 
 A method is a function of the traces of a job, and of how many epochs it has if a user told that, else None. It returns
-the levels and the best guess. To add one, write such a function anywhere and name it: ``--method NAME=MODULE:FUNCTION``.
-:func:`answer` makes an answer of a few periods.
+the levels and the best guess. To add one, write such a function anywhere and name it with ``--method
+NAME=MODULE:FUNCTION``; :func:`answer` makes an answer of a few periods.
 """
 
 from __future__ import annotations
