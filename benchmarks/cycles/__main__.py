@@ -21,7 +21,7 @@ from gpusonde.errors import UsageError
 _COLUMNS = (
     "set", "method", "best guess", "wrong at .8", "listed", "by chance", "levels told", "levels listed", "median error",
     "boundary error", "roles right", "epochs told",
-    "called epoch", "counted", "time left", "answered", "CPU per trace-hour",
+    "called epoch", "counted", "time left", "time left within 10 %", "CPU per trace-hour",
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _row(name: str, method: str, scores: MethodScores) -> tuple[str, ...]:
         _percent(scores.median_error), _percent(scores.boundary_error), _percent(s.roles_right),
         _percent(scores.roles_right_told),
         _percent(s.epoch_role_rate), _percent(scores.counts_right), _percent(scores.eta_error),
-        _percent(scores.eta_answered), f"{scores.cpu_s_per_trace_hour:.2f} s",
+        _percent(scores.eta_within_10pct), f"{scores.cpu_s_per_trace_hour:.2f} s",
     )  # fmt: skip
 
 

@@ -174,7 +174,10 @@ def _mlperf(
     # Batches and what the job does not log repeat as well: not all levels are known.
     truth = Truth(main.periods_s, main.starts_s, shape, levels, levels_complete=False)
     epochs = sum(at <= stop for at in events.get("epoch_start", ())) or None
-    return Problem(name, traces, truth, len(main.starts_s) - 1, main.starts_s[0], main.starts_s[-1], epochs=epochs)
+    first, last, total = main.starts_s[0], main.starts_s[-1], len(main.starts_s) - 1
+    if Role.EPOCH not in main.roles:  # an evaluation ends its cycle, the first of which begins with the run
+        first, total = min(events.get("run_start") or [first]), total + 1
+    return Problem(name, traces, truth, total, first, last, epochs=epochs)
 
 
 def _merged(levels: Sequence[TrueLevel]) -> tuple[TrueLevel, ...]:
@@ -212,10 +215,11 @@ def llm_lora(folder: Path) -> Iterator[Problem]:
         yield Problem(name, tuple(traces), Truth((), shape="llm_lora"), steps=int(run["checkpoint_interval"]))
 
 
-def recorded(folder: Path) -> Iterator[Problem]:
-    """Read recorded traces and their manifest: all GPUs of a file are one job."""
+def recorded(folder: Path, *, gpu: bool) -> Iterator[Problem]:
+    """Read recorded traces of GPUs, or of a CPU, and their manifest: all GPUs of a file are one job."""
     for file, truth in read_truth(folder / "manifest.json").truth.items():
-        yield Problem(file, tuple(read_traces(folder / file)), truth)
+        if gpu is not file.startswith("cpu_"):
+            yield Problem(file, tuple(read_traces(folder / file)), truth)
 
 
 def generated(folder: Path, name: str) -> Iterator[Problem]:
@@ -265,7 +269,8 @@ def every_set(shared: Path | None, submissions: Sequence[Path], per_kind: int) -
     if (traces / "llm_lora").is_dir():
         sets["LoRA at 10 Hz"] = llm_lora(traces / "llm_lora")
     if (traces / "manifest.json").is_file():
-        sets["recorded"] = recorded(traces)
+        sets["recorded on GPU"] = recorded(traces, gpu=True)
+        sets["recorded on CPU"] = recorded(traces, gpu=False)
     for name in ("synthetic_paper_regime", "synthetic_epochs", "synthetic_negatives"):
         if (traces / f"{name}.parquet").is_file():
             sets[name] = generated(traces, name)

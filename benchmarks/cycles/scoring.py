@@ -32,8 +32,8 @@ class MethodScores:
         boundary_error: Median distance of a true start from the nearest told one, as a share of the period.
         roles_right_told: Share of the real levels that are called by their name once the number of epochs is told.
         counts_right: Share of the jobs of which only the steps are counted with a level of that many cycles.
-        eta_answered: Share of the questions for the time left that got an answer.
-        eta_error: Median error of the time left, as a share of it.
+        eta_error: Median error of the time left, as a share of it, of the questions that got an answer.
+        eta_within_10pct: Share of all questions for the time left that are answered to within a tenth of it.
         cpu_s_per_trace_hour: CPU seconds for an hour of one trace.
     """
 
@@ -42,8 +42,8 @@ class MethodScores:
     boundary_error: float | None
     roles_right_told: float | None
     counts_right: float | None
-    eta_answered: float | None
     eta_error: float | None
+    eta_within_10pct: float | None
     cpu_s_per_trace_hour: float
 
 
@@ -77,8 +77,8 @@ def evaluate_method(method: Method, problems: Iterable[Problem]) -> MethodScores
         _median(boundaries),
         summarise(told).roles_right,
         float(np.mean(counts)) if counts else None,
-        len(answered) / len(etas) if etas else None,
         _median(answered),
+        sum(eta <= _RIGHT for eta in answered) / len(etas) if etas else None,
         cpu_s / (traced_s / 3600) if traced_s else float("nan"),
     )
 
@@ -123,10 +123,12 @@ def _eta_errors(method: Method, problem: Problem) -> Iterator[float | None]:
     """Errors of the time left after parts of a job whose number of cycles is told; None without an answer."""
     if problem.total is None:
         return
+    # A user tells the number of epochs; where progress is measured by another level, this does not help.
+    epochs = problem.epochs if problem.epochs and abs(problem.epochs - problem.total) <= 1 else None
     for share in _ETA_AT:
         cut_s = problem.begin_s + share * (problem.end_s - problem.begin_s)
         seen = [trace.window(float(trace.time_s[0]), cut_s) for trace in problem.traces]
-        found = method(seen, problem.epochs)
+        found = method(seen, epochs)
         period = found.period_s
         if not np.isfinite(period):
             yield None
