@@ -114,15 +114,29 @@ def fit(
 
 
 def fit_all(
-    table: np.ndarray, right: np.ndarray, group: np.ndarray, features: Sequence[str], out: Path, iterations: int
+    table: np.ndarray,
+    right: np.ndarray,
+    group: np.ndarray,
+    features: Sequence[str],
+    out: Path,
+    iterations: int,
+    *,
+    best_only: bool = False,
 ) -> np.ndarray:
-    """Fit and write a scorer; return the probability of each row from a fit without its job, calibrated."""
+    """Fit and write a scorer; return the probability of each row from a fit without its job, calibrated.
+
+    With ``best_only`` it is calibrated on the likeliest row of each job: that is the one whose probability is told.
+    """
     raw = np.full(right.size, right.mean())
     for fold in range(_FOLDS):
         aside = group % _FOLDS == fold
         if right[~aside].any() and aside.any():
             raw[aside] = fit(table[~aside], right[~aside], features, iterations).predict_proba(table[aside])[:, 1]
-    knots, calibrated = calibration(raw, right)
+    told = np.ones(right.size, dtype=bool)
+    if best_only:
+        order = np.lexsort((-raw, group))
+        told[order[1:][np.diff(group[order]) == 0]] = False
+    knots, calibrated = calibration(raw[told], right[told])
     trees = tree_arrays(fit(table, right, features, iterations))
     np.savez_compressed(out, features=np.array(features), raw=knots, calibrated=calibrated, **trees)  # type: ignore[arg-type]
     return np.interp(raw, knots, calibrated)
@@ -153,8 +167,8 @@ def fit_levels(samples: Sequence[Sample], folder: Path) -> list[list[JudgedLevel
     return told
 
 
-def fit_roles(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], folder: Path) -> None:
-    """Fit what says which role a level has, and which level is the best guess."""
+def fit_roles(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], folder: Path) -> np.ndarray:
+    """Fit what says which role a level has, and which level is the best guess; return the probability of the latter."""
     rows, group, roles, guess, known = [], [], [], [], []
     for each, judged in zip(samples, told, strict=True):
         ordered = sorted(judged, key=lambda j: j.level.period_s)
@@ -169,7 +183,7 @@ def fit_roles(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], fold
     for role in JUDGED_ROLES:
         has = np.array([role in r for r in roles])
         fit_all(table[sure], has[sure], groups[sure], ROLE_FEATURES, folder / f"role_{role}.npz", 80)
-    fit_all(table, np.array(guess), groups, ROLE_FEATURES, folder / "guess.npz", 80)
+    return fit_all(table, np.array(guess), groups, ROLE_FEATURES, folder / "guess.npz", 80, best_only=True)
 
 
 def _is_near(period_s: float, others: Iterable[float], ratio: float) -> bool:

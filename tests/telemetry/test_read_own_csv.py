@@ -278,11 +278,21 @@ def test_ticks_of_a_sampler_that_caught_up_within_one_millisecond_are_merged(tmp
     assert trace.warnings[0].startswith("2 ticks have the time of the tick after them")
 
 
-def test_one_repeated_row_in_a_steady_trace_is_refused(tmp_path: Path) -> None:
+def test_a_few_repeated_times_are_merged_with_a_warning_wherever_they_stand(tmp_path: Path) -> None:
     times = np.arange(0.0, 10.0, 0.1).round(3).tolist()
-    times.insert(60, times[60])
+    for place in (0, 60, 99):
+        times.insert(place, times[place])
+    trace = read_trace(_file(tmp_path, "time_s,power_watts\n" + "".join(f"{time},1\n" for time in times)))
+    assert trace.time_s.tolist() == sorted(set(times))
+    assert trace.warnings[0].startswith("3 ticks have the time of the tick after them, the first of them on line 2")
+
+
+def test_many_repeated_times_are_refused_with_the_first_line(tmp_path: Path) -> None:
+    times = np.arange(0.0, 10.0, 0.1).round(3).tolist()
+    for place in (20, 40, 60, 80):
+        times.insert(place, times[place])
     error = _refusal(_file(tmp_path, "time_s,power_watts\n" + "".join(f"{time},1\n" for time in times)))
-    assert (error.line, error.field) == (63, "time_s")
+    assert (error.line, error.field) == (23, "time_s")
 
 
 def test_time_stamps_of_whole_seconds_at_ten_ticks_a_second_are_refused(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
 _NOTHING_TOLD = Told()
-_LIKELIER = 0.2  # by how much another level must be likelier than that of the template matching to be the best guess
-_LEAST_GUESS = 0.7  # of a level where the template matching finds none
+_LIKELIER = 0.15  # by how much another level must be likelier than that of the template matching to be the best guess
+_LEAST_GUESS = 0.65  # of a level where the template matching finds none
 _TOLD = 0.98  # confidence of what follows from what was told
 _IDLE = 2  # percentile of the values of all ticks
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
@@ -255,10 +255,12 @@ def _place_level(
         chosen = max(near, key=lambda h: h.score)
         _, epochs = place_hypothesis(found, chosen, ended=ended)
         if epochs.regular.sum() >= _LEAST_CYCLES:
-            return _detection(
+            placed = _detection(
                 activity.active.names, activity.time_map, chosen.preprocessed.signal.step_s, epochs, cycle.confidence,
                 detection.hypotheses,
             )  # fmt: skip
+            if level_of(placed.period_s, [cycle]) is not None:
+                return placed
     if cycle.starts_s.size < _LEAST_CYCLES + 1:
         return replace(detection, verdict=Verdict.NONE, reason="no two whole epochs lie inside the activity")
     starts = activity.time_map.restore(cycle.starts_s)

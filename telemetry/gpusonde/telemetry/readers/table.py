@@ -308,12 +308,11 @@ BoolArray = npt.NDArray[np.bool_]
 # More than any file of one machine or test set holds; a column of random text must not become a million traces.
 MAX_TRACES = 65_536
 
-# A sampler on a fixed grid that was held up takes the missed ticks at once. A repeated time that comes from this has,
-# over the last few ticks, as much time behind it as ticks need; one row too many in an undisturbed trace has less.
-# Measured on traces of Python samplers on busy hosts: 0.15 % of the ticks repeat a time, up to five in a row.
-_LOOK_BACK = 8
-_TOLERANCE = 0.4
-_MAX_REPEATED_SHARE = 0.05
+# A sampler that was held up takes the missed ticks at once, and rows get copied: 0.15 % of the ticks of Python samplers
+# on busy hosts repeat a time. Where many do, rows of several GPUs stand in one column, or the times are too coarse.
+_MAX_REPEATED_SHARE = 0.01
+_FEW_REPEATED = 3  # of which that share says nothing, in a file of a few hundred ticks
+_SHARE_OF_SHORT_FILE = 0.1
 
 
 @dataclass
@@ -387,8 +386,8 @@ def split_by_gpu(rows: Rows) -> list[Trace]:
         said = warnings
         if not kept.all():
             repeated = (
-                f"{int((~kept).sum())} ticks have the time of the tick after them, where the sampler caught up after a "
-                "pause; the last of each such group was taken"
+                f"{int((~kept).sum())} ticks have the time of the tick after them, the first of them on "
+                f"{word}{rows.lines[chosen][~kept][0]}; the last of each such group was taken"
             )
             said = (*warnings, repeated)
             chosen = chosen[kept]
@@ -397,32 +396,18 @@ def split_by_gpu(rows: Rows) -> list[Trace]:
 
 
 def _distinct_times(rows: Rows, time_s: FloatArray, lines: IntArray, gpu: TraceMetadata) -> BoolArray:
-    """Return which ticks to keep, shape (n,): all of them, but for repeated times where a late sampler caught up.
+    """Return which ticks to keep, shape (n,): all of them, but for a few that have the time of the next one.
 
-    With times rounded to milliseconds, ticks taken at once coincide. Any other repeated time means that the file was
-    put together wrongly.
+    Many of them, or a time that goes back, mean that the file was put together wrongly.
     """
     gaps = np.diff(time_s)
     suspects = np.flatnonzero(gaps <= 0)
-    keep = np.ones(len(time_s), dtype=np.bool_)
-    if not suspects.size:
-        return keep
-    usual = float(np.median(gaps))
-    for before in suspects:
-        if (
-            gaps[before] < 0
-            or suspects.size > _MAX_REPEATED_SHARE * gaps.size
-            or not _catching_up(gaps, int(before), usual)
-        ):
-            raise _disorder(rows, time_s, lines, gpu, int(before))
-        keep[before] = False
-    return keep
-
-
-def _catching_up(gaps: FloatArray, index: int, usual: float) -> bool:
-    """Whether the ticks up to the one after this gap took as long as ticks usually take, over any of the last few."""
-    elapsed = np.cumsum(gaps[max(0, index + 1 - _LOOK_BACK) : index + 1][::-1])
-    return bool((elapsed >= (np.arange(1, len(elapsed) + 1) - _TOLERANCE) * usual).any())
+    few = max(_MAX_REPEATED_SHARE * gaps.size, min(_FEW_REPEATED, _SHARE_OF_SHORT_FILE * gaps.size))
+    many = suspects.size > few
+    if suspects.size and (many or (gaps < 0).any()):
+        back = suspects if many else np.flatnonzero(gaps < 0)
+        raise _disorder(rows, time_s, lines, gpu, int(back[0]))
+    return np.append(gaps > 0, True)
 
 
 def _disorder(rows: Rows, time_s: FloatArray, lines: IntArray, gpu: TraceMetadata, before: int) -> TraceFormatError:
