@@ -6,7 +6,7 @@ SOURCES := proto telemetry catalog service agent epoch_detect predictor simulato
 CODE := $(filter-out proto,$(SOURCES)) tests benchmarks docs/generate.py deploy/constraints.py
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test lint format docs stubs constraints benchmark-epochs benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
+.PHONY: demo test lint format docs stubs constraints benchmark-epochs benchmark-cycles benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make stubs   regenerate the protobuf stubs"
 	@echo "make constraints  write constraints.txt from what .venv holds (OTHERS='python3.10 ...': what those take instead)"
 	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; about half an hour on two cores)"
+	@echo "make benchmark-cycles  compare methods that find cycles of jobs (simulated ones; measured ones of ../shared/data)"
 	@echo "make benchmark-telemetry  what agent, wire and collector cost (about a quarter of an hour on two cores; needs cc)"
 	@echo "make benchmark-planning  what simulator and optimizer are worth (parts need ../shared/data, torch, root)"
 	@echo "make benchmark-workload  training times from graphs beside the published system (parts need ../shared/data, torch)"
@@ -76,6 +77,9 @@ constraints: $(VENV)/.installed-dev
 benchmark-epochs: $(VENV)/.installed-dev
 	$(INSTALL) '.[peers]'
 	$(BIN)/python benchmarks/epochs --out docs/results/epochs.md --jobs 2
+
+benchmark-cycles: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/cycles --out docs/results/cycles.md $(if $(wildcard ../shared/data),--shared ../shared/data)
 
 benchmark-telemetry: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/telemetry --out docs/results/telemetry.md

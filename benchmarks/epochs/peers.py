@@ -19,7 +19,7 @@ _PREFERRED = ("dram_active", "gpu_utilization", "sm_active", "power_watts")
 Detector = Callable[[Trace], EpochDetection]
 
 
-def _series(trace: Trace) -> tuple[float, np.ndarray] | None:
+def even_series(trace: Trace) -> tuple[float, np.ndarray] | None:
     """Cell width and the preferred metric on a uniform grid, trimmed to the activity."""
     name = next((n for n in _PREFERRED if n in trace.values), None)
     if name is None or len(trace) < 32:
@@ -41,7 +41,7 @@ def _answer(period_s: float | None) -> EpochDetection:
 
 def fft_peak(trace: Trace) -> EpochDetection:
     """The frequency with the largest power, of at least two cycles and at most half of the sampling rate."""
-    if (made := _series(trace)) is None:
+    if (made := even_series(trace)) is None:
         return _answer(None)
     step, values = made
     power = np.abs(np.fft.rfft(values * np.hanning(values.size))) ** 2
@@ -51,7 +51,7 @@ def fft_peak(trace: Trace) -> EpochDetection:
 
 def autocorrelation_peak(trace: Trace) -> EpochDetection:
     """The first strong peak of the autocorrelation."""
-    if (made := _series(trace)) is None:
+    if (made := even_series(trace)) is None:
         return _answer(None)
     step, values = made
     spectrum = np.abs(np.fft.rfft(values, 2 * values.size)) ** 2
@@ -66,7 +66,7 @@ def pelt(trace: Trace) -> EpochDetection:
     """Mean distance of the change points of ruptures' Pelt, with the penalty of the Bayesian information criterion."""
     import ruptures
 
-    if (made := _series(trace)) is None:
+    if (made := even_series(trace)) is None:
         return _answer(None)
     step, values = _thinned(*made)
     noise = float(np.median(np.abs(np.diff(values))) / 0.954) + 1e-6
@@ -78,7 +78,7 @@ def jenks(trace: Trace) -> EpochDetection:
     """Two natural breaks of the values (jenkspy), then the mean distance of the rises from the lower to the upper."""
     import jenkspy
 
-    if (made := _series(trace)) is None:
+    if (made := even_series(trace)) is None:
         return _answer(None)
     step, values = _thinned(*made)
     if np.unique(values).size < 3:

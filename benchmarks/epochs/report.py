@@ -14,7 +14,8 @@ from peers import PEERS
 from gpusonde.epoch_detect.evaluation import Summary, TraceScore, reliability, summarise
 
 _COLUMNS = ("set", "MAPE", "median APE", "within 10 %", "declared", "MAPE of declared", "false positives",
-            "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
+            "boundary error", "boundary recall", "listed", "by chance", "levels told",
+            "CPU per trace-hour")  # fmt: skip
 
 # Share of a family's traces within 10 %.
 _AIM = 0.85
@@ -84,7 +85,8 @@ def _row(result: Result) -> tuple[str, ...]:
         percent(s.mape), percent(s.median_ape), percent(s.within_10pct), percent(s.declared),
         percent(s.mape_declared), percent(s.false_positive_rate),
         "-" if s.boundary_error_median_s is None else f"{s.boundary_error_median_s:.2f} s",
-        percent(s.boundary_recall), f"{result.cpu_s_per_trace_hour:.2f} s",
+        percent(s.boundary_recall), percent(s.listed_within_10pct), percent(s.listed_chance),
+        "-" if s.levels_told is None else f"{s.levels_told:.1f}", f"{result.cpu_s_per_trace_hour:.2f} s",
     )  # fmt: skip
 
 

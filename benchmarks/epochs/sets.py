@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import disturbed
+import jobs
 import numpy as np
 import seen_once
 import set_aside
@@ -83,6 +84,18 @@ def every_set(folder: Path, per_family: int) -> dict[str, NamedSet]:
             lambda: set_aside_traces(per_family),
             is_read=False,
         ),
+        "jobs of today": NamedSet(
+            f"Simulated here step by step, {per_family} of each kind, first GPU; levels were fitted to others of them.",
+            lambda: simulated_jobs(jobs.FIT, per_family),
+            knows_all_epochs=False,
+            is_read=False,
+        ),
+        "jobs set aside": NamedSet(
+            f"Simulated here step by step, {per_family} of each kind, first GPU; nothing was fitted to these kinds.",
+            lambda: simulated_jobs(sorted(jobs.BLIND), per_family),
+            knows_all_epochs=False,
+            is_read=False,
+        ),
     }
 
 
@@ -114,6 +127,15 @@ def seen_once_traces(per_family: int) -> Set:
 def set_aside_traces(per_family: int) -> Set:
     """Traces of the families that nothing was fitted to."""
     return _generated((set_aside.POSITIVE, set_aside.NEGATIVE), per_family, _SEED + 2)
+
+
+def simulated_jobs(kinds: Iterable[str], per_kind: int) -> Set:
+    """First GPU of jobs simulated step by step; those that show nothing of a training are left out."""
+    for kind in kinds:
+        for number in range(per_kind):
+            made = jobs.job(kind, _SEED + 3, number, blind=True)
+            if made.truth is not None:
+                yield made.name, made.traces[0], made.truth
 
 
 def _generated(groups: Iterable[dict[str, Family]], per_family: int, seed: int) -> Set:

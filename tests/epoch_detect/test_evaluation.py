@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import EpochDetection, Verdict
-from gpusonde.epoch_detect.evaluation import Truth, evaluate, reliability, score, summarise
+from gpusonde.epoch_detect import Cycle, EpochDetection, Role, Verdict
+from gpusonde.epoch_detect.evaluation import (
+    TrueLevel,
+    Truth,
+    evaluate,
+    level_reliability,
+    reliability,
+    role_reliability,
+    score,
+    summarise,
+)
 from gpusonde.errors import DocumentError
 from gpusonde.telemetry import Trace
 
@@ -130,3 +139,101 @@ def test_a_set_is_scored_as_a_whole_and_by_shape() -> None:
     assert {k: v.within_10pct for k, v in result.by_shape.items()} == {"round": 1.0, "square": 0.0}
     with pytest.raises(DocumentError, match="c: no truth for this trace"):
         evaluate([("c", TRACE)], truth, lambda _: _found(Verdict.NONE))
+
+
+def _cycle(period_s: float, confidence: float, role: Role = Role.UNKNOWN, role_confidence: float = 0.0) -> Cycle:
+    return Cycle(period_s, period_s, period_s, 9, np.empty(0), confidence, role, role_confidence)
+
+
+def _tree(*cycles: Cycle, confidence: float = 0.9) -> EpochDetection:
+    chosen = cycles[-1].period_s if cycles else float("nan")
+    verdict = Verdict.EPOCHS if cycles else Verdict.NONE
+    return EpochDetection(verdict, "", period_s=chosen, confidence=confidence, cycles=cycles)
+
+
+NEST = Truth(
+    (100.0,),
+    levels=(
+        TrueLevel((0.2,), (Role.STEP,), visible=False),
+        TrueLevel((25.0,), (Role.EVALUATION,)),
+        TrueLevel((100.0,), (Role.EPOCH, Role.CHECKPOINT)),
+    ),
+)
+
+
+def test_the_truth_is_listed_where_a_level_told_with_a_tenth_or_more_is_near_it() -> None:
+    told = score("a", _tree(_cycle(24.0, 0.9), _cycle(95.0, 0.1)), NEST)
+    doubted = score("b", _tree(_cycle(24.0, 0.9), _cycle(95.0, 0.09)), NEST)
+    summary = summarise([told, doubted])
+    assert (told.listed, told.levels_listed) == (True, (True, True))
+    assert (doubted.listed, doubted.levels_listed) == (False, (True, False))
+    assert (summary.listed_within_10pct, summary.levels_listed, summary.levels_told) == (0.5, 0.75, 1.5)
+
+
+def test_of_more_than_five_levels_the_likeliest_count() -> None:
+    cycles = [_cycle(100.0 * 2**-i, 0.9 - 0.1 * i) for i in range(7)][::-1]
+    scored = score("a", _tree(*cycles), NEST)
+    assert [level.period_s for level in scored.levels] == [6.25, 12.5, 25.0, 50.0, 100.0]
+
+
+def test_an_invisible_level_is_real_when_told_and_not_missed_when_not() -> None:
+    scored = score("a", _tree(_cycle(0.2, 0.8), _cycle(7.0, 0.6)), NEST)
+    assert [level.real for level in scored.levels] == [True, False]
+    assert scored.levels_listed == (False, False)
+
+
+def test_a_list_is_right_by_chance_where_it_holds_the_truth_of_another_trace() -> None:
+    lists = _tree(_cycle(10.0, 0.9), _cycle(60.0, 0.9))
+    scores = [score("a", lists, Truth((10.0,))), score("b", _tree(_cycle(3.0, 0.9)), Truth((61.0,)))]
+    assert summarise(scores).listed_chance == 0.5
+    assert summarise(scores[:1]).listed_chance is None
+
+
+def test_a_near_truth_of_another_trace_is_no_chance() -> None:
+    scores = [score("a", _tree(_cycle(10.0, 0.9)), Truth((p,))) for p in (10.0, 10.5)]
+    assert summarise(scores).listed_chance is None
+
+
+def test_a_detector_without_a_tree_tells_its_answer_as_the_only_level() -> None:
+    scored = score("a", _found(Verdict.EPOCHS, 10.0, 0.0), Truth((10.0,)))
+    assert (scored.listed, len(scored.levels)) == (True, 1)
+
+
+def test_roles_are_judged_on_real_levels_and_any_of_several_true_names_is_right() -> None:
+    scored = score(
+        "a",
+        _tree(
+            _cycle(7.0, 0.5, Role.STEP, 0.99),
+            _cycle(25.0, 0.8, Role.EPOCH, 0.75),
+            _cycle(100.0, 0.8, Role.CHECKPOINT, 0.6),
+        ),
+        NEST,
+    )
+    assert [level.role_right for level in scored.levels] == [None, False, True]
+    summary = summarise([scored])
+    assert (summary.roles_right, summary.roles_confidently_wrong) == (0.5, 0.5)
+    assert [(b.low, b.answers, b.right) for b in role_reliability([scored])] == [(0.5, 1, 1.0), (0.7, 1, 0.0)]
+    assert [(b.low, b.answers, b.right) for b in level_reliability([scored])] == [(0.5, 1, 0.0), (0.7, 2, 1.0)]
+
+
+def test_unknown_is_no_wrong_name_and_right_for_what_has_none() -> None:
+    shards = Truth((), levels=(TrueLevel((5.0,), (Role.UNKNOWN,)),))
+    right, silent = score("a", _tree(_cycle(5.0, 0.9)), shards), score("b", _tree(_cycle(25.0, 0.9)), NEST)
+    assert summarise([right]).roles_right == 1.0
+    assert (summarise([silent]).roles_right, summarise([silent]).roles_confidently_wrong) == (0.0, 0.0)
+    assert role_reliability([right, silent]) == ()
+
+
+def test_a_negative_with_a_level_called_epoch_counts() -> None:
+    calls = [score("n", _tree(_cycle(5.0, 0.9, role, 0.9)), Truth(())) for role in (Role.EPOCH, Role.STEP)]
+    assert summarise(calls).epoch_role_rate == 0.5
+
+
+def test_confidently_wrong_are_answers_of_point_eight_or_more() -> None:
+    answers = [score("a", _found(Verdict.EPOCHS, p, c), Truth((10.0,))) for p, c in ((20, 0.8), (20, 0.79), (10, 1.0))]
+    assert summarise(answers).confidently_wrong == pytest.approx(1 / 3)
+
+
+def test_levels_say_nothing_of_calibration_where_only_one_period_is_known() -> None:
+    scored = score("a", _tree(_cycle(3.0, 0.9), _cycle(10.0, 0.9)), Truth((10.0,)))
+    assert [level.real for level in scored.levels] == [None, True]

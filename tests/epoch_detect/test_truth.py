@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpusonde.epoch_detect.evaluation import Truth, read_truth
+from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect.evaluation import TrueLevel, Truth, read_truth
 from gpusonde.errors import DocumentError
 
 MANIFEST = Path(__file__).parents[3] / "shared" / "data" / "traces" / "manifest.json"
@@ -33,6 +34,38 @@ def test_a_truth_file_gives_periods_starts_and_shapes(tmp_path: Path) -> None:
         "two": Truth((40.0, 80.0)),
         "n": Truth(()),
     }
+
+
+def test_a_truth_file_gives_the_levels_of_the_tree(tmp_path: Path) -> None:
+    step = {"period_s": 0.5, "roles": ["step"], "visible": False}
+    epoch = {"period_s": 40, "regimes_s": [50], "roles": ["epoch", "evaluation"], "starts_s": [0, 40]}
+    content = {"a": {"period_s": 40, "levels": [step, epoch]}, "none": {"period_s": None, "levels": []}}
+    assert read_truth(written(tmp_path, content)).truth == {
+        "a": Truth(
+            (40.0,),
+            levels=(
+                TrueLevel((0.5,), (Role.STEP,), visible=False),
+                TrueLevel((40.0, 50.0), (Role.EPOCH, Role.EVALUATION), starts_s=(0.0, 40.0)),
+            ),
+        ),
+        "none": Truth((), levels=()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("level", "field"),
+    [
+        ({"roles": ["step"]}, "a.levels.0.period_s"),
+        ({"period_s": None}, "a.levels.0.period_s"),
+        ({"period_s": 3, "roles": ["lunch"]}, "a.levels.0.roles"),
+        ({"period_s": 3, "visible": "no"}, "a.levels.0.visible"),
+        (7, "a.levels.0"),
+    ],
+)
+def test_a_level_that_cannot_be_read_is_named(tmp_path: Path, level: Any, field: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        read_truth(written(tmp_path, {"a": {"period_s": 3, "levels": [level]}}))
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 ``read_truth`` reads what is known to be true of traces. A trace's answer is the ``period_s`` of a verdict ``epochs``
 or ``short_cycle``. A positive without an answer counts with an error of 100 % and as a miss. The false positive rate is
 the share of negatives with the verdict ``epochs``.
+
+Of the tree of cycles, the levels with a confidence of 0.1 or more count as told, at most five. A level is real if it is
+within 10 % of a true one. Where the truth says only one period, nothing is known of the other levels that are told.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect.result import EpochDetection, Verdict
+from gpusonde.epoch_detect.result import Cycle, EpochDetection, Role, Verdict
 from gpusonde.errors import DocumentError
 from gpusonde.telemetry import Trace
 
@@ -30,6 +33,23 @@ _REGIME_VARIATION = 0.05
 
 
 @dataclass(frozen=True)
+class TrueLevel:
+    """A true level of the tree of cycles.
+
+    Attributes:
+        periods_s: Right periods: one, or several where the tempo changes.
+        roles: Right names of it: an evaluation after each epoch is both; ``unknown`` for a cycle without such a name.
+        visible: Whether the trace can show it; one that it cannot is real, but need not be told.
+        starts_s: Shape (cycles,), in the trace's own time; may be empty.
+    """
+
+    periods_s: tuple[float, ...]
+    roles: tuple[Role, ...]
+    visible: bool = True
+    starts_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Truth:
     """What is true of a trace.
 
@@ -37,11 +57,15 @@ class Truth:
         periods_s: Right periods: one, or several where the trace has several regimes; none for a negative.
         epoch_starts_s: Shape (epochs,), in the trace's own time; may be empty where only the period is known.
         shape: Kind of trace, to group by.
+        levels: True levels, also those that are not visible; None where only ``periods_s`` are known.
+        levels_complete: Whether these are all; otherwise nothing is known of what is told besides.
     """
 
     periods_s: tuple[float, ...]
     epoch_starts_s: tuple[float, ...] = ()
     shape: str = ""
+    levels: tuple[TrueLevel, ...] | None = None
+    levels_complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,7 +85,9 @@ def read_truth(path: str | Path) -> TruthFile:
     """Read a truth file, or the manifest of a folder of traces.
 
     A truth file is a JSON object: trace id -> ``period_s`` (seconds; null for a trace without epochs) and, where known,
-    ``regimes_s`` (more periods that are right), ``epoch_starts_s`` and ``shape``.
+    ``regimes_s`` (more periods that are right), ``epoch_starts_s``, ``shape`` and ``levels``: the levels of the tree of
+    cycles (all of them unless ``levels_complete`` is false), each an object of ``period_s`` and, where known,
+    ``regimes_s``, ``roles``, ``visible`` (false for what the trace cannot show) and ``starts_s``.
 
     A manifest is a JSON list of objects with ``file``, ``period_s``, ``trust`` (how far this can be trusted),
     ``epoch_or_cycle_starts_s`` and ``regular_window`` (start and end, in seconds, of the stretch that ``period_s``
@@ -122,6 +148,26 @@ class _Entry:
             raise self.fault(key, f"is {value!r}; give a text")
         return value or ""
 
+    def flag(self, key: str) -> bool:
+        """Read a truth value; true where the key is absent."""
+        value = self.values.get(key, True)
+        if not isinstance(value, bool):
+            raise self.fault(key, f"is {value!r}; give true or false")
+        return value
+
+    def roles(self) -> tuple[Role, ...]:
+        """Read the roles of a level; empty where the key is absent or null."""
+        roles = self._list("roles")
+        if unknown := [each for each in roles if each not in list(Role)]:
+            raise self.fault("roles", f"holds {unknown[0]!r}; choose from {', '.join(Role)}")
+        return tuple(Role(each) for each in roles)
+
+    def entries(self, key: str) -> tuple[_Entry, ...] | None:
+        """Read a list of objects; None where the key is absent or null."""
+        if self.values.get(key) is None:
+            return None
+        return tuple(_Entry(self.path, f"{self.name}.{key}.{i}", each) for i, each in enumerate(self._list(key)))
+
     def _list(self, key: str) -> list[Any]:
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
@@ -152,7 +198,19 @@ def _truth(entry: _Entry) -> Truth:
             "regimes_s", "has epochs, while period_s (null) says that there are none; correct one of them"
         )
     periods = () if period is None else (period, *regimes)
-    return Truth(periods, entry.times("epoch_starts_s"), entry.text("shape"))
+    levels = entry.entries("levels")
+    told = None if levels is None else tuple(_true_level(each) for each in levels)
+    complete = entry.flag("levels_complete")
+    return Truth(periods, entry.times("epoch_starts_s"), entry.text("shape"), told, complete)
+
+
+def _true_level(entry: _Entry) -> TrueLevel:
+    period = entry.period()
+    if period is None:
+        raise entry.fault("period_s", "is null; leave the level out, or give its seconds")
+    return TrueLevel(
+        (period, *entry.durations("regimes_s")), entry.roles(), entry.flag("visible"), entry.times("starts_s")
+    )
 
 
 def _manifest(path: str | Path, rows: Sequence[object]) -> TruthFile:
@@ -203,6 +261,34 @@ _RIGHT = 0.10  # an answer with an error of at most this is right
 _NEAR = 0.05
 _BOUNDARY_TOLERANCE_S = 0.3
 _BOUNDARY_TOLERANCE = 0.05  # of the period, where that is more
+_LEAST_TOLD = 0.1  # confidence from which on a level counts as told
+_MOST_TOLD = 5
+_CONFIDENT = 0.8  # of the best guess
+_CONFIDENT_ROLE = 0.7
+# Truths of other traces nearer to an own one than this say nothing of chance.
+_OTHER = 0.25
+
+
+@dataclass(frozen=True)
+class LevelScore:
+    """How one level that was told compares with the truth.
+
+    Attributes:
+        period_s: As told.
+        confidence: That it is real, 0..1.
+        role: Its name.
+        role_confidence: That the name is right, 0..1.
+        real: Whether a true level is within 10 % of it; None where that is not known.
+        role_right: Whether the name is that of the nearest true level; None where the level is not real, or nothing is
+            said of its true name.
+    """
+
+    period_s: float
+    confidence: float
+    role: str
+    role_confidence: float
+    real: bool | None
+    role_right: bool | None
 
 
 @dataclass(frozen=True)
@@ -220,6 +306,10 @@ class TraceScore:
         boundary_errors_s: Distance of each true epoch start from the nearest start or end found, in seconds; only where
             ``ape`` is at most 0.1 and epochs were placed.
         boundaries_found: Share of true epoch starts found to within 0.3 s or 5 % of the period; None like above.
+        levels: Levels told, shortest first.
+        listed: Whether a right period is within 10 % of a level that was told; None for a negative.
+        true_levels_s: Right periods of each visible true level (of the only known one, where not all are known).
+        levels_listed: For each of them whether it is within 10 % of a level that was told.
     """
 
     trace_id: str
@@ -231,6 +321,10 @@ class TraceScore:
     confidence: float
     boundary_errors_s: tuple[float, ...] = ()
     boundaries_found: float | None = None
+    levels: tuple[LevelScore, ...] = ()
+    listed: bool | None = None
+    true_levels_s: tuple[tuple[float, ...], ...] = ()
+    levels_listed: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,6 +344,14 @@ class Summary:
         false_positive_rate: Share of the negatives with the verdict ``epochs``.
         boundary_error_median_s: Median distance of the true epoch starts from those found, in seconds.
         boundary_recall: Mean share of epoch starts found.
+        confidently_wrong: Share of the positives with an answer of confidence 0.8 or more that is not within 10 %.
+        listed_within_10pct: Share of the positives with a right period among the levels told.
+        listed_chance: The same for the truths of other traces: how often a list is right by luck.
+        levels_listed: Share of all visible true levels that are among the levels told.
+        levels_told: Levels told per trace.
+        roles_right: Share of the real levels that are called by their name; ``unknown`` is one for what has none.
+        roles_confidently_wrong: Share of them whose name is told with 0.7 or more and is wrong.
+        epoch_role_rate: Share of the negatives of which a level is called an epoch.
     """
 
     traces: int
@@ -264,6 +366,14 @@ class Summary:
     false_positive_rate: float | None
     boundary_error_median_s: float | None
     boundary_recall: float | None
+    confidently_wrong: float | None
+    listed_within_10pct: float | None
+    listed_chance: float | None
+    levels_listed: float | None
+    levels_told: float | None
+    roles_right: float | None
+    roles_confidently_wrong: float | None
+    epoch_role_rate: float | None
 
 
 @dataclass(frozen=True)
@@ -307,8 +417,15 @@ def score(trace_id: str, found: EpochDetection, truth: Truth) -> TraceScore:
     # A detector of others may declare epochs without a period: that is no answer.
     answered = found.verdict != Verdict.NONE and math.isfinite(found.period_s) and found.period_s > 0
     period = found.period_s if answered else None
+    levels = score_levels(_told(found, period), truth)
+    named = truth.levels if truth.levels is not None else (TrueLevel(truth.periods_s, ()),) if truth.periods_s else ()
+    visible = tuple(level.periods_s for level in named if level.visible)
+    common = TraceScore(
+        trace_id, truth.shape, str(found.verdict), period, None, None, found.confidence, levels=levels,
+        true_levels_s=visible, levels_listed=tuple(_lists(levels, periods) for periods in visible),
+    )  # fmt: skip
     if not truth.periods_s:
-        return TraceScore(trace_id, truth.shape, str(found.verdict), period, None, None, found.confidence)
+        return common
     apes = [1.0 if period is None else abs(period - p) / p for p in truth.periods_s]
     ape = min(apes)
     nearest = truth.periods_s[apes.index(ape)]
@@ -320,7 +437,48 @@ def score(trace_id: str, found: EpochDetection, truth: Truth) -> TraceScore:
         errors = tuple(distance.tolist())
         tolerance = max(_BOUNDARY_TOLERANCE_S, _BOUNDARY_TOLERANCE * nearest)
         recall = float((distance <= tolerance).mean())
-    return TraceScore(trace_id, truth.shape, str(found.verdict), period, nearest, ape, found.confidence, errors, recall)
+    return replace(
+        common, true_period_s=nearest, ape=ape, boundary_errors_s=errors, boundaries_found=recall,
+        listed=_lists(levels, truth.periods_s),
+    )  # fmt: skip
+
+
+def _told(found: EpochDetection, period_s: float | None) -> Iterable[Cycle]:
+    """Return the levels of an answer; of a detector without a tree, its answer as the only one."""
+    if found.cycles or period_s is None:
+        return found.cycles
+    confidence = found.confidence or 1.0  # one that states none
+    return (Cycle(period_s, math.nan, math.nan, len(found.epoch_starts_s), found.epoch_starts_s, confidence),)
+
+
+def score_levels(levels: Iterable[Cycle], truth: Truth) -> tuple[LevelScore, ...]:
+    """Compare the levels that count as told with the true ones: the likeliest five of confidence 0.1 or more."""
+    likeliest = sorted((each for each in levels if each.confidence >= _LEAST_TOLD), key=lambda each: -each.confidence)
+    return tuple(_score_level(each, truth) for each in sorted(likeliest[:_MOST_TOLD], key=lambda each: each.period_s))
+
+
+def _score_level(told: Cycle, truth: Truth) -> LevelScore:
+    real: bool | None
+    right = None
+    if truth.levels is None:
+        # Of what is not right, nothing is known; a negative may have cycles that are no epochs.
+        real = True if _error(told.period_s, truth.periods_s) <= _RIGHT else None
+    else:
+        near = min(truth.levels, key=lambda level: _error(told.period_s, level.periods_s), default=None)
+        real = near is not None and _error(told.period_s, near.periods_s) <= _RIGHT
+        real = real or (False if truth.levels_complete else None)
+        if near is not None and real and near.roles:
+            right = told.role in near.roles
+    return LevelScore(told.period_s, told.confidence, str(told.role), told.role_confidence, real, right)
+
+
+def _error(period_s: float, periods_s: Iterable[float]) -> float:
+    return min((abs(period_s - right) / right for right in periods_s), default=math.inf)
+
+
+def _lists(levels: Iterable[LevelScore], periods_s: Iterable[float]) -> bool:
+    periods = tuple(periods_s)
+    return any(_error(level.period_s, periods) <= _RIGHT for level in levels)
 
 
 def evaluate(
@@ -366,17 +524,75 @@ def summarise(scores: Iterable[TraceScore]) -> Summary:
         false_positive_rate=_mean(np.array([s.verdict == Verdict.EPOCHS for s in negatives])),
         boundary_error_median_s=float(np.median(boundaries)) if boundaries.size else None,
         boundary_recall=_mean(np.array(recalls)),
+        confidently_wrong=_mean(
+            declared & (apes > _RIGHT) & (np.array([s.confidence for s in positives]) >= _CONFIDENT)
+        ),
+        listed_within_10pct=_mean(np.array([s.listed for s in positives])),
+        listed_chance=_chance(every),
+        levels_listed=_mean(np.array([listed for s in every for listed in s.levels_listed])),
+        levels_told=_mean(np.array([len(s.levels) for s in every])),
+        **_summarise_roles(every, negatives),
     )
 
 
-def reliability(
-    scores: Iterable[TraceScore], edges: tuple[float, ...] = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
-) -> tuple[ReliabilityBin, ...]:
+def _summarise_roles(every: Iterable[TraceScore], negatives: Iterable[TraceScore]) -> dict[str, float | None]:
+    named = [level for s in every for level in s.levels if level.role_right is not None]
+    wrong = [not level.role_right and level.role_confidence >= _CONFIDENT_ROLE for level in named]
+    calls = [any(level.role == Role.EPOCH for level in s.levels) for s in negatives]
+    return {
+        "roles_right": _mean(np.array([level.role_right for level in named])),
+        "roles_confidently_wrong": _mean(np.array(wrong)),
+        "epoch_role_rate": _mean(np.array(calls)),
+    }
+
+
+def _chance(scores: Sequence[TraceScore]) -> float | None:
+    """How often a list holds the truth of another trace, among truths that are far from all of its own."""
+    tried = hit = 0
+    truths = [(i, s.true_period_s) for i, s in enumerate(scores) if s.true_period_s is not None]
+    others, right = np.array([i for i, _ in truths], dtype=int), np.array([p for _, p in truths], dtype=np.float64)
+    for number, each in enumerate(scores):
+        own = [p for periods in each.true_levels_s for p in periods]
+        own += [] if each.true_period_s is None else [each.true_period_s]
+        far = others != number
+        for period in own:
+            far &= np.abs(np.log(right / period)) > _OTHER
+        found = np.zeros(right.size, dtype=bool)
+        for level in each.levels:
+            found |= np.abs(level.period_s - right) <= _RIGHT * right
+        tried, hit = tried + int(far.sum()), hit + int((found & far).sum())
+    return hit / tried if tried else None
+
+
+_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+_LEVEL_EDGES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+
+
+def reliability(scores: Iterable[TraceScore], edges: tuple[float, ...] = _EDGES) -> tuple[ReliabilityBin, ...]:
     """Of the answers of each range of confidence, the share within 10 %; an answer to a negative is a wrong one.
 
     A confidence of 0 is that of a detector which states none; it belongs to no range.
     """
-    answers = [(s.confidence, s.ape is not None and s.ape <= _RIGHT) for s in scores if _is_answer(s)]
+    return _bins([(s.confidence, s.ape is not None and s.ape <= _RIGHT) for s in scores if _is_answer(s)], edges)
+
+
+def level_reliability(
+    scores: Iterable[TraceScore], edges: tuple[float, ...] = _LEVEL_EDGES
+) -> tuple[ReliabilityBin, ...]:
+    """Of the levels told with each range of confidence, the share that is real, where all true levels are known."""
+    levels = [level for s in scores for level in s.levels]
+    return _bins([(level.confidence, level.real) for level in levels if level.real is not None], edges)
+
+
+def role_reliability(
+    scores: Iterable[TraceScore], edges: tuple[float, ...] = (0.0, *_LEVEL_EDGES)
+) -> tuple[ReliabilityBin, ...]:
+    """Of the names told with each range of confidence, the share that is right; only of levels that are real."""
+    levels = [level for s in scores for level in s.levels if level.role != Role.UNKNOWN]
+    return _bins([(level.role_confidence, level.role_right) for level in levels if level.role_right is not None], edges)
+
+
+def _bins(answers: Sequence[tuple[float, bool]], edges: tuple[float, ...]) -> tuple[ReliabilityBin, ...]:
     bins = []
     for low, high in itertools.pairwise(edges):
         inside = [(c, right) for c, right in answers if low <= c < high or (c == high == edges[-1])]

@@ -187,6 +187,19 @@ class DetectorScoresPayload(TypedDict):
         float | None,
         JsonKey("true starts found to within 0.3 s or a twentieth of the period, where the period is right"),
     ]
+    confidently_wrong: Annotated[
+        float | None, JsonKey("positives answered with confidence 0.8 or more and not within 10 %")
+    ]
+    listed_within_10pct: Annotated[
+        float | None,
+        JsonKey("positives with a right period among the levels told (confidence 0.1 or more, at most five)"),
+    ]
+    listed_chance: Annotated[float | None, JsonKey("the same for the truths of other traces: lists right by luck")]
+    levels_listed: Annotated[float | None, JsonKey("true levels that the traces show, among the levels told")]
+    levels_told: Annotated[float | None, JsonKey("per trace")]
+    roles_right: Annotated[float | None, JsonKey("real levels called by their name")]
+    roles_confidently_wrong: Annotated[float | None, JsonKey("of them, named with 0.7 or more and wrongly")]
+    epoch_role_rate: Annotated[float | None, JsonKey("negatives of which a level is called an epoch")]
 
 
 class ShapeScoresPayload(DetectorScoresPayload):
@@ -208,6 +221,13 @@ class TraceScorePayload(TypedDict):
     confidence: Annotated[float, JsonKey("the detector's")]
     boundary_errors_s: Annotated[list[float], JsonKey("of each true epoch start; empty where the period is wrong")]
     boundaries_found: Annotated[float | None, JsonKey("share; null where the period is wrong")]
+    levels: Annotated[
+        list[dict[str, Any]],
+        JsonKey("told, shortest first", holds="gpusonde.epoch_detect.evaluation.LevelScore"),
+    ]
+    listed: Annotated[bool | None, JsonKey("a right period is among them; null for a negative")]
+    true_levels_s: Annotated[list[list[float]], JsonKey("right periods of each true level that the trace shows")]
+    levels_listed: Annotated[list[bool], JsonKey("whether each is among the levels told")]
     cpu_s: float
     plot: Annotated[str | None, JsonKey("null without `--plot-dir`")]
 
@@ -232,6 +252,17 @@ class EvaluateEpochsPayload(DetectorScoresPayload):
     reliability: Annotated[
         list[dict[str, Any]],
         JsonKey("how often answers of a confidence are right", holds="gpusonde.epoch_detect.evaluation.ReliabilityBin"),
+    ]
+    level_reliability: Annotated[
+        list[dict[str, Any]],
+        JsonKey(
+            "the same for levels, where all true ones are known",
+            holds="gpusonde.epoch_detect.evaluation.ReliabilityBin",
+        ),
+    ]
+    role_reliability: Annotated[
+        list[dict[str, Any]],
+        JsonKey("the same for names of real levels", holds="gpusonde.epoch_detect.evaluation.ReliabilityBin"),
     ]
     per_shape: list[ShapeScoresPayload]
     per_trace: list[TraceScorePayload]
@@ -336,7 +367,7 @@ def _payload(
     duration_s: float,
     cpu_s: float,
 ) -> EvaluateEpochsPayload:
-    from gpusonde.epoch_detect.evaluation import reliability
+    from gpusonde.epoch_detect.evaluation import level_reliability, reliability, role_reliability
 
     found = {
         "traces_file": str(args.traces),
@@ -346,6 +377,8 @@ def _payload(
         "only": args.only or [],
         **dataclasses.asdict(result.overall),
         "reliability": [dataclasses.asdict(b) for b in reliability(result.scores)],
+        "level_reliability": [dataclasses.asdict(b) for b in level_reliability(result.scores)],
+        "role_reliability": [dataclasses.asdict(b) for b in role_reliability(result.scores)],
         "per_shape": [{"shape": shape, **dataclasses.asdict(s)} for shape, s in result.by_shape.items()],
         "per_trace": rows,
         "left_out": [{"trace_id": name, "reason": reason} for name, reason in traces.left_out.items()],
@@ -367,12 +400,23 @@ def _render(screen: Screen, args: argparse.Namespace, result: EpochEvaluation, p
     if overall.boundary_error_median_s is not None:
         recall = _percent(overall.boundary_recall)
         screen.line(f"boundaries: median error {overall.boundary_error_median_s:.3f} s, {recall} of them found")
+    if overall.listed_within_10pct is not None:
+        listed, chance = _percent(overall.listed_within_10pct), _percent(overall.listed_chance)
+        screen.line(f"levels: {overall.levels_told:.1f} told per trace, truth among them {listed}, by chance {chance}")
+    if overall.roles_right is not None:
+        wrong = _percent(overall.roles_confidently_wrong)
+        screen.line(f"roles: {_percent(overall.roles_right)} of real levels right, {wrong} wrong at 0.7 or more")
     if payload["cpu_seconds_per_trace_hour"] is not None:
         screen.line(f"cost: {payload['cpu_seconds_per_trace_hour']:.2f} CPU seconds per trace-hour")
-    if payload["reliability"]:
-        screen.line()
-        columns = ("confidence", "answers", "mean confidence", "right")
-        screen.table(columns, [_bin_row(b) for b in payload["reliability"]], numeric=columns[1:])
+    for rows_, what in (
+        (payload["reliability"], "answers"),
+        (payload["level_reliability"], "levels"),
+        (payload["role_reliability"], "roles"),
+    ):
+        if rows_:
+            screen.line()
+            columns = ("confidence", what, "mean confidence", "right")
+            screen.table(columns, [_bin_row(b) for b in rows_], numeric=columns[1:])
     if args.plot_dir is not None:
         screen.line(f"pictures: {args.plot_dir}")
 
