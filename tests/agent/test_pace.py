@@ -85,8 +85,8 @@ class Host:
     def has_room(self):
         return True
 
-    def put(self, sampled):
-        self.missed.append(sampled.missed_ticks)
+    def put(self, reading):
+        self.missed.append(reading.missed_ticks)
         return True
 
     def intervals(self, begin_s, end_s):

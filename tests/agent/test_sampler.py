@@ -77,15 +77,15 @@ class World:
     def has_room(self):
         return self.room()
 
-    def put(self, sampled):
+    def put(self, reading):
         if not self.accept():
             return False
-        self.delivered.append(sampled)
+        self.delivered.append(reading)
         return True
 
     @property
     def events(self):
-        return [event for sampled in self.delivered for event in sampled.reading.events]
+        return [event for reading in self.delivered for event in reading.events]
 
 
 def test_deadlines_do_not_drift_however_long_a_reading_takes():
@@ -103,7 +103,7 @@ def test_a_long_reading_costs_the_deadlines_it_covered_and_they_are_counted():
     # 0.5 + 0.47 = 0.97: the deadlines 0.6 to 0.9 are gone, 1.0 is kept.
     assert world.read_at == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 1.1, 1.2, 1.3]
     assert world.counters.missed_ticks == 4
-    assert [s.missed_ticks for s in world.delivered] == [0, 0, 0, 0, 0, 0, 4, 0, 0, 0]
+    assert [r.missed_ticks for r in world.delivered] == [0, 0, 0, 0, 0, 0, 4, 0, 0, 0]
 
 
 def test_a_reading_late_by_less_than_half_an_interval_is_taken():
@@ -161,7 +161,7 @@ def test_readings_that_find_no_place_count_as_missed_and_are_told_with_the_next(
     world.accept = lambda: not 3 < world.tick <= 6
     world.sampler.run()
     assert world.counters.missed_ticks == 3
-    assert [s.missed_ticks for s in world.delivered] == [0, 0, 0, 3, 0, 0, 0]
+    assert [r.missed_ticks for r in world.delivered] == [0, 0, 0, 3, 0, 0, 0]
     assert world.counters.ticks == 14
 
 
@@ -226,7 +226,7 @@ def test_a_clock_step_is_told_of_gpus_that_came_later_too():
     world = Growing()
     world.sampler.run()
     assert [event.gpu for event in world.events] == [0, 1, 2]
-    assert [s.reading.inventory for s in world.delivered if s.reading.inventory] == [grown]
+    assert [r.inventory for r in world.delivered if r.inventory] == [grown]
 
 
 def test_a_replay_at_full_speed_is_alive_all_the_time():
@@ -250,7 +250,7 @@ def test_a_replay_at_full_speed_is_alive_all_the_time():
         def has_room(self):
             return True
 
-        def put(self, sampled):
+        def put(self, reading):
             return True
 
     inventory = SourceInventory("replay", (GpuDescription("a"),), (), 0.1, can_wait=True)

@@ -1,5 +1,6 @@
 """SpoolWriter: batches by time and size, events between the ticks they part, a stalled disk."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -11,7 +12,6 @@ from support.wire_agent import wait_until
 from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.sampler import SampledReading
 from gpusonde.agent.sources.base import GpuDescription, GpuEventKind, GpuTicks, Reading, SourceEvent, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.writer import SpoolWriter
@@ -53,7 +53,7 @@ def rig(tmp_path):
 
 def test_everything_queued_is_written_and_committed_at_the_end(rig):
     for i in range(10):
-        rig.writer.put(SampledReading(reading(i)))
+        rig.writer.put(reading(i))
     rig.writer.finish()
     rig.writer.run()
     (record,) = rig.records()
@@ -64,10 +64,10 @@ def test_everything_queued_is_written_and_committed_at_the_end(rig):
 
 
 def test_events_stand_between_the_ticks_before_and_after_them(rig):
-    rig.writer.put(SampledReading(reading(1)))
-    rig.writer.put(SampledReading(reading(2)))
+    rig.writer.put(reading(1))
+    rig.writer.put(reading(2))
     step = [SourceEvent(g, 3, GpuEventKind.CLOCK_STEP, -5) for g in (0, 1)]
-    rig.writer.put(SampledReading(reading(3, step)))
+    rig.writer.put(reading(3, step))
     rig.writer.finish()
     rig.writer.run()
     before, events, after = rig.records()
@@ -80,9 +80,9 @@ def test_events_stand_between_the_ticks_before_and_after_them(rig):
 def test_ticks_before_those_of_the_batch_begin_another_one(rig):
     # A clock that was set back, noticed by nobody yet; and ticks of one reading between which it was.
     for second in (3600, 3601, 1, 2):
-        rig.writer.put(SampledReading(reading(second)))
+        rig.writer.put(reading(second))
     times = np.array([3_000_000_000, 1_000_000_000, 2_000_000_000])
-    rig.writer.put(SampledReading(Reading((GpuTicks(0, times, np.array([[0.25, 0.5, 0.75]])),))))
+    rig.writer.put(Reading((GpuTicks(0, times, np.array([[0.25, 0.5, 0.75]])),)))
     rig.writer.finish()
     rig.writer.run()
     decoded = [decode(record.batch, INVENTORY.metrics) for record in rig.records()]
@@ -92,7 +92,7 @@ def test_ticks_before_those_of_the_batch_begin_another_one(rig):
 
 
 def test_missed_ticks_are_told_for_every_gpu(rig):
-    rig.writer.put(SampledReading(reading(1), missed_ticks=4))
+    rig.writer.put(dataclasses.replace(reading(1), missed_ticks=4))
     rig.writer.finish()
     rig.writer.run()
     assert rig.records()[0].batch.blocks[0].missed_ticks == 4
@@ -100,7 +100,7 @@ def test_missed_ticks_are_told_for_every_gpu(rig):
 
 def test_a_large_reading_does_not_wait_for_the_batch_interval(rig):
     for i in range(3):
-        rig.writer.put(SampledReading(reading(i, count=70_000)))
+        rig.writer.put(reading(i, count=70_000))
     rig.writer.finish()
     rig.writer.run()
     assert rig.counters.batches == 3
@@ -126,7 +126,7 @@ def test_batches_of_a_live_source_are_sent_four_at_a_time_and_with_anything_else
                 return
             self.count += 1
             lost = [SourceEvent(0, 1, GpuEventKind.LOST)] if self.count == lost_in else ()
-            writer.put(SampledReading(reading(self.count, lost)))
+            writer.put(reading(self.count, lost))
             if self.count == 10:
                 writer.finish()
 
@@ -145,7 +145,7 @@ def test_samples_that_wait_for_others_are_sent_when_none_come(tmp_path):
     thread = threading.Thread(target=rig.writer.run)
     thread.start()
     for number in (1, 2):
-        rig.writer.put(SampledReading(reading(number)))
+        rig.writer.put(reading(number))
         wait_until(lambda number=number: rig.counters.batches == number)
     wait_until(lambda: rig.commits == 2)
     rig.writer.finish()
@@ -157,7 +157,7 @@ def test_a_batch_is_written_when_its_interval_is_over(tmp_path):
     rig = Rig(tmp_path / "spool", pace_s=0.05)
     thread = threading.Thread(target=rig.writer.run)
     thread.start()
-    rig.writer.put(SampledReading(reading(1)))
+    rig.writer.put(reading(1))
     deadline = threading.Event()
     while rig.spool.committed_sequence == 0 and not deadline.wait(0.01):
         pass
@@ -182,7 +182,7 @@ def test_a_collector_may_ask_for_longer_batches_but_not_for_shorter_ones(tmp_pat
 
 def test_a_disk_that_stalls_for_a_minute_costs_ticks_but_no_event(rig):
     event = SourceEvent(0, 1, GpuEventKind.LOST)
-    taken = [rig.writer.put(SampledReading(reading(i, [event] if i == 605 else ()))) for i in range(610)]
+    taken = [rig.writer.put(reading(i, [event] if i == 605 else ())) for i in range(610)]
     assert taken == [True] * 600 + [False] * 10
     assert not rig.writer.has_room()
     rig.writer.finish()
@@ -196,7 +196,7 @@ def test_a_source_that_can_wait_waits_for_a_full_disk_to_get_room(tmp_path):
     files = FaultyFiles()
     rig = Rig(tmp_path / "spool", files=files)
     files.full = True
-    rig.writer.put(SampledReading(reading(1)))
+    rig.writer.put(reading(1))
     rig.writer.finish()
     rig.writer.run()
     assert not rig.writer.has_room()
@@ -209,7 +209,7 @@ def test_a_source_that_can_wait_waits_for_a_full_disk_to_get_room(tmp_path):
 
 def test_blanks_are_counted_by_reason(rig):
     ticks = GpuTicks(0, np.array([1000]), np.full((1, 1), np.nan), {0: MissingReason.GPU_LOST})
-    rig.writer.put(SampledReading(Reading((ticks,))))
+    rig.writer.put(Reading((ticks,)))
     rig.writer.finish()
     rig.writer.run()
     assert rig.counters.blanks == {MissingReason.GPU_LOST: 1}
@@ -219,10 +219,10 @@ def test_blanks_are_counted_by_reason(rig):
 def test_ticks_of_new_columns_come_after_the_inventory_that_names_them(rig):
     energy, active = metric("energy_joules"), metric("sm_active")
     grown = SourceInventory("test", (*INVENTORY.gpus, GpuDescription("c")), (active, energy), 0.1)
-    rig.writer.put(SampledReading(reading(1)))
+    rig.writer.put(reading(1))
     lost = SourceEvent(2, 2_000_000_000, GpuEventKind.LOST)
     ticks = GpuTicks(2, np.array([2_000_000_000], dtype=np.int64), np.array([[0.5], [1e12]]))
-    rig.writer.put(SampledReading(Reading((ticks,), (lost,), inventory=grown)))
+    rig.writer.put(Reading((ticks,), (lost,), inventory=grown))
     rig.writer.finish()
     rig.writer.run()
     before, named, happened, after = rig.records()
@@ -234,7 +234,7 @@ def test_ticks_of_new_columns_come_after_the_inventory_that_names_them(rig):
 
 def test_an_inventory_is_not_dropped_when_the_queue_is_full(rig):
     for i in range(700):
-        rig.writer.put(SampledReading(Reading(reading(i).ticks, inventory=INVENTORY if i == 699 else None)))
+        rig.writer.put(Reading(reading(i).ticks, inventory=INVENTORY if i == 699 else None))
     rig.writer.finish()
     rig.writer.run()
     assert sum(record.HasField("inventory") for record in rig.records()) == 1
@@ -243,14 +243,14 @@ def test_an_inventory_is_not_dropped_when_the_queue_is_full(rig):
 def test_a_collector_that_asks_for_longer_batches_costs_a_killed_agent_no_more_ticks(tmp_path):
     rig = Rig(tmp_path / "spool", pace_s=0.05)
     rig.writer.put_record(inventory_record(INVENTORY))
-    rig.writer.put(SampledReading(reading(1)))
+    rig.writer.put(reading(1))
     thread = threading.Thread(target=rig.writer.run, daemon=True)
     thread.start()
     # The interval from before ends with the first batch; the next one takes an hour.
     rig.writer.request_batch_interval(3600.0)
     wait_until(lambda: rig.counters.batches == 1, 20, "the first batch")
     for i in range(2, 31):
-        rig.writer.put(SampledReading(reading(i), missed_ticks=i == 7))
+        rig.writer.put(dataclasses.replace(reading(i), missed_ticks=i == 7))
         if i % 10 == 0:
             wait_until(lambda i=i: rig.spool._journal.ticks == i - 1, 20, "the ticks in the journal")
     wait_until(lambda: rig.spool._journal.ticks == 29, 20, "the ticks in the journal")

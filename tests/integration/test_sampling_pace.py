@@ -81,7 +81,7 @@ class TracedGpu:
     def has_room(self):
         return True
 
-    def put(self, sampled):
+    def put(self, reading):
         return True
 
 

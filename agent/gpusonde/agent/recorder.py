@@ -12,8 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.sampler import SampledReading, Sampler
-from gpusonde.agent.sources.base import Clocks, GpuDescription, GpuEventKind, GpuSource, GpuTicks, SourceInventory
+from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sources.base import (
+    Clocks,
+    GpuDescription,
+    GpuEventKind,
+    GpuSource,
+    GpuTicks,
+    Reading,
+    SourceInventory,
+)
 from gpusonde.telemetry import TraceMetadata, TraceWriter
 
 log = logging.getLogger(__name__)
@@ -94,7 +102,7 @@ class _Recorder:
     origin_ns: int
     attributes: dict[str, str]
     counters: SelfCounters = field(default_factory=SelfCounters)
-    queue: queue.SimpleQueue[SampledReading] = field(default_factory=queue.SimpleQueue)
+    queue: queue.SimpleQueue[Reading] = field(default_factory=queue.SimpleQueue)
     shift_ns: int = 0
     columns: list[int] | None = None
     last_ns: dict[int, int] = field(default_factory=dict)
@@ -104,10 +112,10 @@ class _Recorder:
     def has_room(self) -> bool:
         return self.queue.qsize() < _QUEUED_WITH_ROOM
 
-    def put(self, sampled: SampledReading) -> bool:
+    def put(self, reading: Reading) -> bool:
         if self.queue.qsize() >= _MAX_QUEUED_READINGS:
             return False
-        self.queue.put(sampled)
+        self.queue.put(reading)
         return True
 
     def run(
@@ -170,7 +178,7 @@ class _Recorder:
 
     def _write_next(self, writer: TraceWriter, wait_s: float) -> bool:
         try:
-            reading = self.queue.get(timeout=wait_s).reading if wait_s > 0 else self.queue.get_nowait().reading
+            reading = self.queue.get(timeout=wait_s) if wait_s > 0 else self.queue.get_nowait()
         except queue.Empty:
             return False
         steps = [event.value for event in reading.events if event.kind is GpuEventKind.CLOCK_STEP and event.gpu == 0]

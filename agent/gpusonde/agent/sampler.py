@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import FixedPace, Pace
@@ -24,7 +24,7 @@ from gpusonde.agent.sources.base import Clocks, GpuEventKind, GpuSource, Reading
 from gpusonde.service.health import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
-_CLOCK_STEP_NS = 50_000_000
+_CLOCK_STEP_S = 0.05
 _CLOCK_READ_S = 0.01
 # What a reading cost is told for as many deadlines at once as come in so long.
 _SETTLED_S = 1.0
@@ -34,13 +34,6 @@ _ROOM_POLL_S = 0.02
 _SHORT_PAUSE_S = 0.25
 
 
-class SampledReading(NamedTuple):
-    """A reading and the deadlines missed since the one before."""
-
-    reading: Reading
-    missed_ticks: int = 0
-
-
 class SampleSink(Protocol):
     """Takes what the sampler reads. Called in the sampler's thread, so it must not block on disk or network."""
 
@@ -48,7 +41,7 @@ class SampleSink(Protocol):
         """Whether a source that can wait should be read now."""
         ...
 
-    def put(self, sampled: SampledReading) -> bool:
+    def put(self, reading: Reading) -> bool:
         """Take a reading; False when it had to be dropped (its ticks then count as missed)."""
         ...
 
@@ -97,7 +90,8 @@ class Sampler:
         self._uncounted: list[tuple[float, float]] = []
         self._unsettled = 0
         self._settle_due_s = -math.inf
-        self._wall_minus_monotonic_ns: int | None = None
+        self._wall_minus_monotonic_s = math.nan
+        self._follow_pace()
 
     def stop(self) -> None:
         """Make :meth:`run` return after the reading in progress; callable from any thread."""
@@ -110,14 +104,15 @@ class Sampler:
         Raises:
             SourceError: The source is gone as a whole.
         """
-        monotonic, pace = self._monotonic, self._pace
-        start_s, interval_s = monotonic(), pace.interval_s
+        monotonic = self._monotonic
+        start_s, interval_s = monotonic(), self._interval_s
+        now_s = start_s
         self._spent_s = self._processor_spent()
         tick, beat_due_s = 0, -math.inf
         try:
             while not self._stopped:
                 deadline_s = start_s + tick * interval_s
-                delay_s = deadline_s - monotonic()
+                delay_s = deadline_s - now_s
                 if deadline_s >= beat_due_s:
                     # Not for every tick: the next beat comes within the time that is promised here.
                     beat_due_s = deadline_s + _SETTLED_S
@@ -126,10 +121,11 @@ class Sampler:
                     break
                 if not self._read_due(deadline_s):
                     break
-                if (wanted_s := pace.interval_s) != interval_s:
+                if (wanted_s := self._interval_s) != interval_s:
                     start_s, tick, interval_s = deadline_s, 0, wanted_s
                 tick += 1
-                behind_s = monotonic() - (start_s + tick * interval_s)
+                now_s = monotonic()
+                behind_s = now_s - (start_s + tick * interval_s)
                 if behind_s > interval_s * _TOLERATED_LATENESS:
                     tick += self._skip(behind_s, interval_s)
         finally:
@@ -150,17 +146,20 @@ class Sampler:
                 return False
             end_s = self._monotonic()
             self._uncounted.append((begin_s - deadline_s, end_s - begin_s))
-            ticks = reading.tick_count
+            if (ticks := reading.tick_count) is None:
+                ticks = reading.count_ticks()
             brought |= ticks > 0
-            if is_live and (begin_s >= self._pace.look_due_s or reading.inventory is not None):
+            if is_live and (begin_s >= self._look_due_s or reading.inventory is not None):
                 self._pace.see(reading, begin_s)
+                self._follow_pace()
             if reading.inventory is not None:
                 self._inventory = reading.inventory
             if is_live:
                 self._note_clock(reading, end_s)
             else:
                 self._counters.source_progress = self._source.progress()
-            if self._sink.put(SampledReading(reading, self._missed)):
+            reading.missed_ticks = self._missed
+            if self._sink.put(reading):
                 self._missed = 0
                 if ticks:
                     self._counters.ticks += ticks
@@ -196,7 +195,12 @@ class Sampler:
             if brought:
                 count = self._unsettled
                 self._pace.spend(now_s, (self._spent_s - spent_s) / count, elapsed_s / count, count)
+            self._follow_pace()
         self._unsettled = 0
+
+    def _follow_pace(self) -> None:
+        """Take over what the pace wants; it changes with what it is told, or from outside."""
+        self._interval_s, self._look_due_s = self._pace.interval_s, self._pace.look_due_s
 
     def _count_readings(self) -> float:
         """Count the readings that are not counted yet; return the seconds that they took."""
@@ -218,10 +222,10 @@ class Sampler:
     def _note_clock(self, reading: Reading, now_s: float) -> None:
         """Compare the two clocks, and put a step of the wall clock before the ticks that carry the new time."""
         now_ns = self._wall_ns()
-        difference_ns, before_ns = now_ns - round(now_s * 1e9), self._wall_minus_monotonic_ns
-        if before_ns is not None and -_CLOCK_STEP_NS < difference_ns - before_ns < _CLOCK_STEP_NS:
-            self._wall_minus_monotonic_ns = difference_ns
-        elif step := self._clock_step(now_s, now_ns, difference_ns):
+        difference_s = now_ns * 1e-9 - now_s
+        if -_CLOCK_STEP_S < difference_s - self._wall_minus_monotonic_s < _CLOCK_STEP_S:
+            self._wall_minus_monotonic_s = difference_s
+        elif step := self._clock_step(now_s, now_ns, difference_s):
             reading.events = (*step, *reading.events)
 
     def _skip(self, behind_s: float, interval_s: float) -> int:
@@ -232,15 +236,15 @@ class Sampler:
             self._counters.missed_ticks += skipped
         return skipped
 
-    def _clock_step(self, now_s: float, now_ns: int, difference_ns: int) -> tuple[SourceEvent, ...]:
+    def _clock_step(self, now_s: float, now_ns: int, difference_s: float) -> tuple[SourceEvent, ...]:
         """Return the events of a clock that was set, and nothing for the first look at it."""
         if self._clocks.monotonic() - now_s > _CLOCK_READ_S:
             # The two clocks cannot be read at once; the scheduler came between them: the next tick tells.
             return ()
-        previous_ns, self._wall_minus_monotonic_ns = self._wall_minus_monotonic_ns, difference_ns
-        if previous_ns is None:
+        previous_s, self._wall_minus_monotonic_s = self._wall_minus_monotonic_s, difference_s
+        if math.isnan(previous_s):
             return ()
-        step_us = round((difference_ns - previous_ns) / 1000)
+        step_us = round((difference_s - previous_s) * 1e6)
         return tuple(
             SourceEvent(gpu, now_ns, GpuEventKind.CLOCK_STEP, step_us) for gpu in range(len(self._inventory.gpus))
         )

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from gpusonde.agent.batch import Batcher, events_record, increasing_parts, inventory_record, source_ended_record
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.sampler import SampledReading
-from gpusonde.agent.sources.base import AlignedTicks, GpuTicks, RawTicks, SourceInventory
+from gpusonde.agent.sources.base import AlignedTicks, GpuTicks, RawTicks, Reading, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.health import Heartbeat
@@ -71,7 +70,7 @@ class SpoolWriter:
         self._steps = Batcher(inventory.metrics)
         self._keeps_steps = False
         # A reading of a live source waits for the batch: waking up for each would cost more than to take it in.
-        self._queue: collections.deque[SampledReading | ingest_pb2.Record | None] = collections.deque()
+        self._queue: collections.deque[Reading | ingest_pb2.Record | None] = collections.deque()
         self._raw: list[RawTicks] = []
         self._wake = threading.Event()
         self._uncommitted = True
@@ -87,17 +86,17 @@ class SpoolWriter:
             and self._spool.accepts_writes
         )
 
-    def put(self, sampled: SampledReading) -> bool:
+    def put(self, reading: Reading) -> bool:
         """Queue a reading; False when its ticks were dropped because the disk has stalled for a minute."""
-        if len(self._queue) < _MAX_QUEUED_READINGS:
-            self._queue.append(sampled)
-            reading = sampled.reading
-            told = reading.events or reading.inventory is not None
-            if told or self._inventory.can_wait or len(self._queue) >= self._readings_in_batch:
+        queue = self._queue
+        told = reading.events or reading.inventory is not None
+        if len(queue) < _MAX_QUEUED_READINGS:
+            queue.append(reading)
+            if told or len(queue) >= self._readings_in_batch:
                 self._wake.set()
             return True
-        if sampled.reading.events or sampled.reading.inventory is not None:
-            self._queue.append(SampledReading(dataclasses.replace(sampled.reading, ticks=())))
+        if told:
+            queue.append(dataclasses.replace(reading, ticks=(), missed_ticks=0))
         return False
 
     def on_inventory(self, tell: Callable[[SourceInventory], None]) -> None:
@@ -175,16 +174,16 @@ class SpoolWriter:
     def _take_queued(self) -> bool:
         """Take what is queued; return whether it ended with :meth:`finish`."""
         while self._queue:
-            sampled = self._queue.popleft()
-            if sampled is None:
+            taken = self._queue.popleft()
+            if taken is None:
                 self._join_raw()
                 return True
-            if isinstance(sampled, SampledReading):
-                self._take(sampled)
+            if isinstance(taken, Reading):
+                self._take(taken)
             else:
                 self._join_raw()
                 self._flush()
-                self._spool.append(sampled)
+                self._spool.append(taken)
                 self._uncommitted = self._is_urgent = True
         self._join_raw()
         return False
@@ -198,12 +197,13 @@ class SpoolWriter:
     def _follow(self, inventory: SourceInventory) -> None:
         self._inventory = inventory
         self._counters.gpus = len(inventory.gpus)
-        # A live source gives a tick of each GPU at a time.
-        self._readings_in_batch = _MAX_BATCH_BYTES / max(1, 4 * len(inventory.metrics) * len(inventory.gpus))
+        # A live source gives a tick of each GPU at a time; one that can wait gives as much as is taken.
+        live = _MAX_BATCH_BYTES // max(1, 4 * len(inventory.metrics) * len(inventory.gpus))
+        self._readings_in_batch = 0 if inventory.can_wait else live
 
-    def _take(self, sampled: SampledReading) -> None:
-        reading = sampled.reading
-        if reading.inventory is not None or reading.events or not isinstance(reading.ticks, RawTicks):
+    def _take(self, reading: Reading) -> None:
+        raw = reading.ticks if isinstance(reading.ticks, RawTicks) else None
+        if reading.inventory is not None or reading.events or raw is None:
             self._join_raw()
         if reading.inventory is not None:
             # Ticks before it are of the old columns.
@@ -220,15 +220,15 @@ class SpoolWriter:
             self._spool.append(events_record(reading.events))
             self._is_urgent = True
             self._counters.count_events(event.kind.value for event in reading.events)
-        if isinstance(reading.ticks, RawTicks):
-            self._raw.append(reading.ticks)
+        if raw is not None:
+            self._raw.append(raw)
         else:
             self._add(reading.ticks)
-        if sampled.missed_ticks:
+        if missed := reading.missed_ticks:
             for gpu in range(len(self._inventory.gpus)):
-                self._batcher.add_missed(gpu, sampled.missed_ticks)
+                self._batcher.add_missed(gpu, missed)
                 if self._keeps_steps:
-                    self._steps.add_missed(gpu, sampled.missed_ticks)
+                    self._steps.add_missed(gpu, missed)
 
     def _keep_step(self) -> None:
         step = ingest_pb2.Record()

@@ -279,20 +279,22 @@ class Reading:
         inventory: What the source gives from this reading's events and ticks on, where that has changed (a GPU that was
             absent has come, MIG instances were made anew); None for what was said before. GPUs that were there keep
             their index.
+        missed_ticks: Deadlines missed since the reading before; the sampler counts them.
+        tick_count: Ticks of one GPU each, where the source knows it; None: see :meth:`count_ticks`.
     """
 
     ticks: Sequence[GpuTicks] = ()
     events: tuple[SourceEvent, ...] = ()
     more: bool = False
     inventory: SourceInventory | None = None
+    missed_ticks: int = 0
+    tick_count: int | None = None
 
-    @property
-    def tick_count(self) -> int:
-        """Ticks of one GPU each."""
-        # Not asked for RawTicks, of which every reading is one: what is abstract takes long to be recognised.
-        if isinstance(self.ticks, (tuple, list)):
-            return sum(ticks.time_unix_nano.size for ticks in self.ticks)
-        return len(self.ticks)
+    def count_ticks(self) -> int:
+        """Return the number of ticks of one GPU each."""
+        if isinstance(self.ticks, RawTicks):
+            return len(self.ticks)
+        return sum(ticks.time_unix_nano.size for ticks in self.ticks)
 
 
 @dataclass

@@ -181,7 +181,7 @@ class NvmlSource:
         if sweep is not None and deadline_s < self._more_due_s:
             lost = sweep.read(deadline_s)
             if not lost:
-                return Reading(sweep.keep())
+                return Reading(sweep.keep(), tick_count=sweep.present_count)
             return self._read_more(sweep, lost, deadline_s, [], None)
         events: list[SourceEvent] = []
         if deadline_s >= self._xids_due_s - _ROUNDING_S:
