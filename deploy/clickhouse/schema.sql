@@ -303,6 +303,13 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, epoch_index, start_unix_nano, end_unix_nano)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
+CREATE TABLE IF NOT EXISTS trees (
+    run_id String, tree String CODEC(ZSTD(3)), version Int64
+)
+ENGINE = ReplacingMergeTree(version)
+ORDER BY (run_id)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
 CREATE TABLE IF NOT EXISTS tracker_positions (
     agent_id String, gpu_uuid String, spool Int64, sequence Int64, not_before_unix_nano Int64, version Int64
 )

@@ -68,6 +68,27 @@ def test_an_end_that_no_calendar_holds_is_refused_with_its_field(results):
         list_epochs(results, query_pb2.ListEpochsRequest(run_id="slow", total_epochs=2**32 - 1))
 
 
+def test_epochs_that_the_tracker_is_not_sure_of_are_left_out_unless_asked_for(results):
+    run = replace(results.run("run"), run_id="young")
+    status = ["confirmed"] * 3 + ["withdrawn"] + ["provisional"] * 2
+    epochs = [
+        EpochRow(i, START + 10 * i * SECOND, START + 10 * (i + 1) * SECOND, 0.9, each, 0)
+        for i, each in enumerate(status)
+    ]
+    results.save([RunUpdate(run, epochs)], {})
+    by_default = list_epochs(results, query_pb2.ListEpochsRequest(run_id="young", total_epochs=9))
+    assert [epoch.index for epoch in by_default.epochs] == [0, 1, 2]
+    assert by_default.provisional_epochs == 2
+    assert by_default.estimate.epochs_done == 5
+    asked = list_epochs(results, query_pb2.ListEpochsRequest(run_id="young", include_provisional=True))
+    assert [epoch.index for epoch in asked.epochs] == [0, 1, 2, 4, 5]
+    results.save([RunUpdate(run, [replace(epoch, status="provisional") for epoch in epochs])], {})
+    unsure = list_epochs(results, query_pb2.ListEpochsRequest(run_id="young", total_epochs=9))
+    assert not unsure.epochs
+    assert not unsure.HasField("estimate")
+    assert unsure.estimate_reason
+
+
 def test_epochs_that_did_not_change_are_not_written_again(results):
     run = results.run("run")
     epochs = results.epochs("run")

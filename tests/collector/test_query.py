@@ -137,6 +137,18 @@ def test_epochs_of_a_run_are_those_of_the_trace(filled, client, run, trace):
         assert not rest.next_page_token
 
 
+def test_the_levels_of_a_run_are_those_of_the_trace(client, run, trace):
+    offline = detect(trace)
+    found = client.list_epochs(run.run_id)
+    assert offline.cycles
+    assert found.level == offline.level
+    for level, expected in zip(found.cycles, offline.cycles, strict=True):
+        assert (level.period_s, level.confidence) == pytest.approx((expected.period_s, expected.confidence))
+        assert (level.count, level.role, level.parent) == (expected.count, str(expected.role), expected.parent)
+        starts = [(start - START_NS) / 1e9 for start in level.latest_starts_unix_nano]
+        assert starts == pytest.approx(expected.starts_s[-64:].tolist(), abs=1e-6)
+
+
 def test_what_the_epochs_of_a_run_tell_is_that_of_the_trace(client, run, trace):
     wait_until(lambda: not client.list_epochs(run.run_id).pending_summaries, what="summaries")
     offline = detect(trace)

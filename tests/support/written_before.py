@@ -141,7 +141,7 @@ def collector_answers(folder: Path) -> Any:
         runs = wait_until(tracked, what="tracking of all ticks")
         for run in runs:
             wait_for_summaries(collector.target, run["run_id"])
-        epochs = {run["run_id"]: plain(ask("epochs", run["run_id"], *address)) for run in runs}
+        epochs = {run["run_id"]: plain(ask("epochs", run["run_id"], "--provisional", *address)) for run in runs}
         measured = [run["run_id"] for run in runs if run["verdict"] == "epochs" and not run["active"]]
         graph = str(folder / "models" / "chain16x4.json")
         hosts = ask("fleet", "hosts", "--agents", LIVE_AGENT, *address)["hosts"]
@@ -182,7 +182,7 @@ def collector_goes_on(folder: Path) -> Any:
 
             (run,) = wait_until(ended, what="end of the run")
             wait_for_summaries(collector.target, run["run_id"])
-            return {"durable": durable, **plain(ask("epochs", run["run_id"], *address))}
+            return {"durable": durable, **plain(ask("epochs", run["run_id"], "--provisional", *address))}
     finally:
         spool.close()
 

@@ -17,8 +17,8 @@ from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.cli.parsing import OptionGroup, Parser
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client import DurationTrend, EpochInfo, RunEpochs, RunInfo
-    from gpusonde.epoch_detect import EpochDetection
+    from gpusonde.collector.client import CycleInfo, DurationTrend, EpochInfo, RunEpochs, RunInfo
+    from gpusonde.epoch_detect import Cycle, EpochDetection
     from gpusonde.epoch_detect.progress import Trend
     from gpusonde.telemetry import Trace
 
@@ -106,6 +106,19 @@ class FiguresPayload(TypedDict):
     seen_share: Annotated[float, JsonKey("share that ticks speak for; the rest lies in holes")]
     energy_joules: Annotated[float, JsonKey("null where neither counter nor power tells")]
     metrics: list[MeanPayload]
+
+
+class LevelPayload(TypedDict):
+    """A level of the tree of cycles of a job."""
+
+    period_s: Annotated[float, JsonKey("from start to start")]
+    period_low_s: Annotated[float, JsonKey("its 95 % interval")]
+    period_high_s: Annotated[float, JsonKey("its 95 % interval")]
+    count: Annotated[int, JsonKey("whole cycles seen")]
+    confidence: Annotated[float, JsonKey("probability that the job has a level within 10 % of `period_s`")]
+    role: Annotated[str, JsonKey("`step`, `evaluation`, `checkpoint`, `epoch`, `trial`, or `unknown`")]
+    role_confidence: Annotated[float, JsonKey("probability that `role` is right; 0 for `unknown`")]
+    parent: Annotated[int | None, JsonKey("index in `cycles` of the level that this one is nested in")]
 
 
 class TraceEpochPayload(FiguresPayload):
@@ -326,6 +339,32 @@ def _render_trend(screen: Screen, trend: TrendPayload) -> None:
         )
     if not trend["change_points"]:
         screen.line(f"no lasting change of the duration; median {formatting.seconds(trend['recent_s'])}")
+
+
+def level_payload(cycle: Cycle | CycleInfo) -> LevelPayload:
+    """Keys of one level of the tree of cycles for ``--json``."""
+    return {
+        "period_s": cycle.period_s,
+        "period_low_s": cycle.period_low_s,
+        "period_high_s": cycle.period_high_s,
+        "count": cycle.count,
+        "confidence": cycle.confidence,
+        "role": str(cycle.role),
+        "role_confidence": cycle.role_confidence,
+        "parent": cycle.parent,
+    }
+
+
+def render_levels(screen: Screen, cycles: Sequence[Cycle | CycleInfo], level: int | None) -> None:
+    """Print the levels of the tree of cycles, a line each."""
+    for index, cycle in enumerate(cycles):
+        role = str(cycle.role) if cycle.role_confidence == 0 else f"{cycle.role} {cycle.role_confidence:.2f}"
+        inside = "" if cycle.parent is None else f", within {formatting.seconds(cycles[cycle.parent].period_s)}"
+        told = ", told above" if index == level else ""
+        screen.line(
+            f"cycle of {formatting.seconds(cycle.period_s)} x {cycle.count}: confidence "
+            f"{formatting.probability(cycle.confidence)}, role {role}{inside}{told}"
+        )
 
 
 def run_payload(run: RunInfo) -> RunPayload:

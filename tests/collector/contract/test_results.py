@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 from support.store_records import Feed
 
-from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.model import (
+    CycleRow,
+    CycleTree,
+    DeviationRow,
+    EpochRow,
+    Position,
+    RunRow,
+    RunUpdate,
+    SummaryRow,
+)
 from gpusonde.collector.storage.store import UnusableStateError
 
 SECOND = 1_000_000_000
@@ -123,6 +132,21 @@ def test_epochs_are_replaced_and_those_behind_the_last_are_gone(engine):
     assert engine.results.epochs("run-1") == epochs
     engine.results.save([RunUpdate(run_row(), [])], {})
     assert engine.results.epochs("run-1") == []
+
+
+def test_the_tree_of_cycles_is_the_one_saved_last(engine):
+    engine.open()
+    step = CycleRow(0.5, 0.49, 0.52, 1_000_000, 0.9, "step", 0.75, 1, (99 * SECOND, 100 * SECOND + 1))
+    outer = CycleRow(10.25, 10.0, 10.5, 7, 0.6, "unknown", 0.0, None, ())
+    tree = CycleTree((step, outer), 1, (DeviationRow(HOSTILE, "lag", 1.5),))
+    engine.results.save([RunUpdate(run_row(), [], tree)], {})
+    for _ in range(2):
+        assert engine.results.tree("run-1") == tree
+        assert engine.results.tree(HOSTILE) == CycleTree()
+        engine.results.save([RunUpdate(run_row(), None)], {})
+        engine.open()
+    engine.results.save([RunUpdate(run_row(), None, CycleTree())], {})
+    assert engine.results.tree("run-1") == CycleTree()
 
 
 def test_a_summary_is_that_of_an_epoch_until_its_bounds_move(engine):

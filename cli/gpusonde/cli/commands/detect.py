@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
@@ -13,10 +13,13 @@ from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, positive_number
 from gpusonde.cli.runs_view import (
     EstimatePayload,
+    LevelPayload,
     Progress,
     TotalsPayload,
     TraceEpochPayload,
     add_detection_options,
+    level_payload,
+    render_levels,
     render_progress,
     summarise_trace,
     table_payload,
@@ -89,17 +92,9 @@ def read_job(args: argparse.Namespace) -> list[Trace]:
     return found
 
 
-class CyclePayload(TypedDict):
+class CyclePayload(LevelPayload):
     """A level of the tree of cycles."""
 
-    period_s: Annotated[float, JsonKey("from start to start")]
-    period_low_s: Annotated[float, JsonKey("its 95 % interval")]
-    period_high_s: Annotated[float, JsonKey("its 95 % interval")]
-    count: Annotated[int, JsonKey("whole cycles seen")]
-    confidence: Annotated[float, JsonKey("probability that the job has a level within 10 % of `period_s`")]
-    role: Annotated[str, JsonKey("`step`, `evaluation`, `checkpoint`, `epoch`, `trial`, or `unknown`")]
-    role_confidence: Annotated[float, JsonKey("probability that `role` is right; 0 for `unknown`")]
-    parent: Annotated[int | None, JsonKey("index in `cycles` of the level that this one is nested in")]
     starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
 
 
@@ -268,17 +263,7 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
 
 
 def _cycle_payload(cycle: Cycle) -> CyclePayload:
-    return {
-        "period_s": cycle.period_s,
-        "period_low_s": cycle.period_low_s,
-        "period_high_s": cycle.period_high_s,
-        "count": cycle.count,
-        "confidence": cycle.confidence,
-        "role": str(cycle.role),
-        "role_confidence": cycle.role_confidence,
-        "parent": cycle.parent,
-        "starts_s": cycle.starts_s.tolist(),
-    }
+    return {**level_payload(cycle), "starts_s": cycle.starts_s.tolist()}
 
 
 def _render(
@@ -299,16 +284,7 @@ def _render(
     if detection.reason:
         screen.line(detection.reason)
     render_progress(screen, progress)
-    for index, cycle in enumerate(detection.cycles):
-        role = str(cycle.role) if cycle.role_confidence == 0 else f"{cycle.role} {cycle.role_confidence:.2f}"
-        inside = (
-            "" if cycle.parent is None else f", within {formatting.seconds(detection.cycles[cycle.parent].period_s)}"
-        )
-        told = ", told above" if index == detection.level else ""
-        screen.line(
-            f"cycle of {formatting.seconds(cycle.period_s)} x {cycle.count}: confidence "
-            f"{formatting.probability(cycle.confidence)}, role {role}{inside}{told}"
-        )
+    render_levels(screen, detection.cycles, detection.level)
     for deviation in detection.deviations:
         screen.line(f"GPU {deviation.gpu} deviates: {deviation.kind} ({deviation.amount:.3g})")
     if args.plot is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Annotated, TypedDict
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
@@ -13,11 +14,14 @@ from gpusonde.cli.runs_view import (
     EpochPayload,
     EstimatePayload,
     FiguresPayload,
+    LevelPayload,
     RunPayload,
     TotalsPayload,
     epochs_payload,
     figures_payload,
     headline,
+    level_payload,
+    render_levels,
     render_progress,
     render_runs,
     run_payload,
@@ -76,6 +80,12 @@ class RunEstimatePayload(EstimatePayload):
     end_high_time: Annotated[str, JsonKey("of the last epoch, with its 90 % interval")]
 
 
+class RunCyclePayload(LevelPayload):
+    """A level of the tree of cycles of a run's job."""
+
+    starts_s: Annotated[list[float], JsonKey("the latest 64 at most, from the start of the run")]
+
+
 class EpochsPayload(TotalsPayload):
     """What ``gpusonde epochs`` prints."""
 
@@ -85,6 +95,15 @@ class EpochsPayload(TotalsPayload):
     estimate: Annotated[RunEstimatePayload | None, JsonKey("null without `--total-epochs` and for under three epochs")]
     estimate_reason: Annotated[str | None, JsonKey("why there is no estimate yet")]
     pending_summaries: Annotated[int, JsonKey("confirmed epochs still without metrics and energy")]
+    provisional_epochs: Annotated[
+        int, JsonKey("epochs that the tracker is not sure of yet, listed with `--provisional`")
+    ]
+    level: Annotated[int | None, JsonKey("index in `cycles` of the level that the period and the epochs tell")]
+    cycles: Annotated[list[RunCyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
+    deviations: Annotated[
+        list[dict[str, Any]],
+        JsonKey("GPUs of the job that do otherwise", holds="gpusonde.collector.client.results.GpuDeviation"),
+    ]
 
 
 def add_epochs_options(parser: Parser) -> None:
@@ -97,6 +116,7 @@ def add_epochs_options(parser: Parser) -> None:
         metavar="N",
         help="epochs the job is to run for; says when it will be done",
     )
+    parser.add_argument("--provisional", action="store_true", help="also epochs that the tracker is not sure of yet")
     add_collector_options(parser)
 
 
@@ -110,7 +130,7 @@ def run_epochs(args: argparse.Namespace) -> int:
         raise UsageError(f"--total-epochs is at most {_MOST_EPOCHS}")
     with connect(args) as client:
         chosen = find_run(client, args.run)
-        found = client.list_epochs(chosen.run_id, total_epochs=args.total_epochs)
+        found = client.list_epochs(chosen.run_id, include_provisional=args.provisional, total_epochs=args.total_epochs)
     progress = summarise_run(chosen, found)
     estimate: RunEstimatePayload | None = None
     if found.estimate is not None and progress.estimate is not None:
@@ -126,6 +146,9 @@ def run_epochs(args: argparse.Namespace) -> int:
         screen.heading(f"run {chosen.run_id} on {chosen.product_name or chosen.gpu_uuid}: {headline(chosen)}")
         screen.line(found.reason)
         render_progress(screen, progress)
+        render_levels(screen, found.cycles, found.level)
+        for deviation in found.deviations:
+            screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
         _render_remarks(screen, chosen, found)
 
     payload: EpochsPayload = {
@@ -136,6 +159,16 @@ def run_epochs(args: argparse.Namespace) -> int:
         "estimate": estimate,
         "estimate_reason": found.estimate_reason or None,
         "pending_summaries": found.pending_summaries,
+        "provisional_epochs": found.provisional_epochs,
+        "level": found.level,
+        "cycles": [
+            {
+                **level_payload(cycle),
+                "starts_s": [(start - chosen.start_unix_nano) / 1e9 for start in cycle.latest_starts_unix_nano],
+            }
+            for cycle in found.cycles
+        ],
+        "deviations": [dataclasses.asdict(deviation) for deviation in found.deviations],
     }
     Output(as_json=args.json).result(payload, render)
     return 0
@@ -146,6 +179,9 @@ def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
         screen.note("the run is over before the job was: that is when it would have been done")
     if found.estimate_reason:
         screen.note(f"no estimate of the end yet: {found.estimate_reason}")
+    if found.provisional_epochs and not any(epoch.status == "provisional" for epoch in found.epochs):
+        left_out = formatting.count(found.provisional_epochs, "epoch")
+        screen.note(f"{left_out} that the tracker is not sure of yet left out; --provisional lists them")
     if found.pending_summaries:
         screen.note(
             f"mean metrics and energy of {formatting.count(found.pending_summaries, 'epoch')} are still being worked "

@@ -281,7 +281,7 @@ class _Demo:
             generated=generated,
             speed=speed,
             run=run,
-            epochs=self._client.list_epochs(run.run_id),
+            epochs=self._client.list_epochs(run.run_id, include_provisional=True),
             ticks_sampled=report["ticks"],
             ticks_stored=stored,
             missed_ticks=report["missed_ticks"],

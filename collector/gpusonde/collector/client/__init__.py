@@ -8,9 +8,11 @@ from gpusonde.collector.client.admin import ConnectedAgent, FleetClient
 from gpusonde.collector.client.planning import PlanningClient
 from gpusonde.collector.client.query import Client
 from gpusonde.collector.client.results import (
+    CycleInfo,
     DurationChange,
     DurationTrend,
     EpochInfo,
+    GpuDeviation,
     MeasuredMetric,
     Measurement,
     Prediction,
@@ -26,10 +28,12 @@ __all__ = [
     "Client",
     "CollectorError",
     "ConnectedAgent",
+    "CycleInfo",
     "DurationChange",
     "DurationTrend",
     "EpochInfo",
     "FleetClient",
+    "GpuDeviation",
     "MeasuredMetric",
     "Measurement",
     "PlanningClient",

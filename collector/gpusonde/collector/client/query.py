@@ -13,9 +13,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.collector.client.results import (
+    CycleInfo,
     DurationChange,
     DurationTrend,
     EpochInfo,
+    GpuDeviation,
     Measurement,
     Prediction,
     PredictionSet,
@@ -71,13 +73,19 @@ class Client(ServiceClient):
         return runs
 
     def list_epochs(
-        self, run_id: str, *, include_withdrawn: bool = False, total_epochs: int | None = None
+        self,
+        run_id: str,
+        *,
+        include_withdrawn: bool = False,
+        include_provisional: bool = False,
+        total_epochs: int | None = None,
     ) -> RunEpochs:
         """Return the epochs of a run by start, and what they tell together.
 
         Args:
             run_id: The run.
             include_withdrawn: Also epochs that a later revision withdrew.
+            include_provisional: Also epochs that the tracker is not sure of yet.
             total_epochs: Epochs that the job is to run for, for an estimate of its end.
 
         Raises:
@@ -85,7 +93,11 @@ class Client(ServiceClient):
         """
         epochs: list[EpochInfo] = []
         request = query_pb2.ListEpochsRequest(
-            run_id=run_id, include_withdrawn=include_withdrawn, page_size=_PAGE_SIZE, total_epochs=total_epochs
+            run_id=run_id,
+            include_withdrawn=include_withdrawn,
+            include_provisional=include_provisional,
+            page_size=_PAGE_SIZE,
+            total_epochs=total_epochs,
         )
         while True:
             with self._errors():
@@ -218,6 +230,24 @@ def _run_epochs(response: query_pb2.ListEpochsResponse, epochs: Sequence[EpochIn
         estimate=_estimate(response.estimate) if response.HasField("estimate") else None,
         estimate_reason=response.estimate_reason,
         pending_summaries=response.pending_summaries,
+        provisional_epochs=response.provisional_epochs,
+        cycles=tuple(_cycle(cycle) for cycle in response.cycles),
+        level=response.level if response.HasField("level") else None,
+        deviations=tuple(GpuDeviation(d.gpu_uuid, d.kind, d.amount) for d in response.deviations),
+    )
+
+
+def _cycle(cycle: query_pb2.Cycle) -> CycleInfo:
+    return CycleInfo(
+        _seconds(cycle, "period"),
+        _seconds(cycle, "period_lower"),
+        _seconds(cycle, "period_upper"),
+        cycle.count,
+        cycle.confidence,
+        enum_text(cycle, "role") or "unknown",
+        cycle.role_confidence,
+        cycle.parent if cycle.HasField("parent") else None,
+        tuple(start.ToNanoseconds() for start in cycle.latest_start_times),
     )
 
 
@@ -294,7 +324,7 @@ def _trace(gpu_uuid: str, stream: bytes, resolution_s: float) -> Trace:
     return replace(trace, attributes={"resolution_s": f"{resolution_s:g}"}, warnings=(warning,))
 
 
-def _seconds(message: query_pb2.Run | query_pb2.EpochLatencyPrediction, name: str) -> float:
+def _seconds(message: query_pb2.Run | query_pb2.Cycle | query_pb2.EpochLatencyPrediction, name: str) -> float:
     value: Duration | Timestamp = getattr(message, name)
     return value.ToNanoseconds() / 1e9 if message.HasField(name) else math.nan
 

@@ -146,6 +146,48 @@ class RunEndEstimate:
 
 
 @dataclass(frozen=True)
+class CycleInfo:
+    """One level of the tree of cycles of a run's job.
+
+    Attributes:
+        period_s: Typical seconds from start to start.
+        period_low_s: Lower end of its 95 % interval.
+        period_high_s: Upper end of it.
+        count: Whole cycles seen.
+        confidence: Probability, 0..1, that the job has a level within 10 % of ``period_s``.
+        role: ``step``, ``evaluation``, ``checkpoint``, ``epoch``, ``trial`` or ``unknown``.
+        role_confidence: Probability, 0..1, that ``role`` is right; 0 for ``unknown``.
+        parent: Index of the level that this one is nested in; None for the outermost.
+        latest_starts_unix_nano: The latest 64 starts at most.
+    """
+
+    period_s: float
+    period_low_s: float
+    period_high_s: float
+    count: int
+    confidence: float
+    role: str
+    role_confidence: float
+    parent: int | None
+    latest_starts_unix_nano: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GpuDeviation:
+    """What one GPU of a job does otherwise than the others.
+
+    Attributes:
+        gpu_uuid: The GPU.
+        kind: ``idle``; ``lag``; ``missing``, without some of the cycles of the others; or ``unlike``.
+        amount: Its mean load, 0..1; the seconds that it is behind; how many cycles; or its correlation with the others.
+    """
+
+    gpu_uuid: str
+    kind: str
+    amount: float
+
+
+@dataclass(frozen=True)
 class RunEpochs:
     """The epochs of a run and what they tell together.
 
@@ -159,6 +201,10 @@ class RunEpochs:
         estimate: When the job will be done; None unless the total number of epochs was given and enough are over.
         estimate_reason: Why there is no estimate although the total number was given.
         pending_summaries: Confirmed epochs whose metrics and energy are still to be worked out.
+        provisional_epochs: Epochs that the tracker is not sure of yet, listed or not.
+        cycles: Levels of the tree of cycles of the run's job, shortest first.
+        level: Index in ``cycles`` of the level that period and epochs tell; None if it is none of them.
+        deviations: GPUs of the job that do otherwise than the others.
     """
 
     verdict: str
@@ -170,6 +216,10 @@ class RunEpochs:
     estimate: RunEndEstimate | None = None
     estimate_reason: str = ""
     pending_summaries: int = 0
+    provisional_epochs: int = 0
+    cycles: tuple[CycleInfo, ...] = ()
+    level: int | None = None
+    deviations: tuple[GpuDeviation, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.query.paging import from_token, page_size, to_token
-from gpusonde.collector.storage.model import EpochRow, GpuRow, RunRow, SummaryRow
+from gpusonde.collector.storage.model import CycleRow, CycleTree, EpochRow, GpuRow, RunRow, SummaryRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, duration_trend, estimate_end
@@ -143,17 +143,24 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
     run = find_run(results, request.run_id)
     everything = results.epochs(run.run_id)
     standing = [epoch for epoch in everything if epoch.status != "withdrawn"]
+    provisional = sum(epoch.status == "provisional" for epoch in standing)
+    # The newest ones count once there are some that the tracker is sure of.
+    counted = standing if provisional < len(standing) else []
     response = query_pb2.ListEpochsResponse(
         verdict=VERDICTS.get(run.verdict, query_pb2.EPOCH_VERDICT_UNSPECIFIED),
         reason=run.reason or _NOT_ANALYSED,
-        trend=_trend(standing),
+        trend=_trend(counted),
         idle_share=None if math.isnan(run.idle_share) else run.idle_share,
         stalled_share=None if math.isnan(run.stalled_share) else run.stalled_share,
         pending_summaries=results.count_to_summarise(run.run_id),
+        provisional_epochs=provisional,
     )
+    _add_tree(response, results.tree(run.run_id))
     if request.total_epochs:
-        _estimate(response, run, standing, request.total_epochs)
-    listed = everything if request.include_withdrawn else standing
+        _estimate(response, run, counted, request.total_epochs)
+    left_out = set() if request.include_withdrawn else {"withdrawn"}
+    left_out |= set() if request.include_provisional else {"provisional"}
+    listed = [epoch for epoch in everything if epoch.status not in left_out]
     if place:
         last = (int(place[0]), int(place[1]))
         listed = [epoch for epoch in listed if (epoch.start_unix_nano, epoch.index) > last]
@@ -163,6 +170,39 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
     if len(listed) > count:
         response.next_page_token = to_token([listed[count - 1].start_unix_nano, listed[count - 1].index])
     return response
+
+
+_ROLES = {
+    "unknown": query_pb2.CYCLE_ROLE_UNKNOWN,
+    "step": query_pb2.CYCLE_ROLE_STEP,
+    "evaluation": query_pb2.CYCLE_ROLE_EVALUATION,
+    "checkpoint": query_pb2.CYCLE_ROLE_CHECKPOINT,
+    "epoch": query_pb2.CYCLE_ROLE_EPOCH,
+    "trial": query_pb2.CYCLE_ROLE_TRIAL,
+}
+
+
+def _add_tree(response: query_pb2.ListEpochsResponse, tree: CycleTree) -> None:
+    response.cycles.extend(_cycle(cycle) for cycle in tree.cycles)
+    if tree.level is not None:
+        response.level = tree.level
+    response.deviations.extend(
+        query_pb2.GpuDeviation(gpu_uuid=each.gpu_uuid, kind=each.kind, amount=each.amount) for each in tree.deviations
+    )
+
+
+def _cycle(cycle: CycleRow) -> query_pb2.Cycle:
+    return query_pb2.Cycle(
+        period=duration(cycle.period_s),
+        period_lower=duration(cycle.period_low_s),
+        period_upper=duration(cycle.period_high_s),
+        count=cycle.count,
+        confidence=cycle.confidence,
+        role=_ROLES.get(cycle.role, query_pb2.CYCLE_ROLE_UNSPECIFIED),
+        role_confidence=cycle.role_confidence,
+        parent=cycle.parent,
+        latest_start_times=[timestamp(start) for start in cycle.starts_unix_nano],
+    )
 
 
 def _within_a_page(epochs: Sequence[EpochRow], summaries: Mapping[int, SummaryRow]) -> Iterator[query_pb2.Epoch]:

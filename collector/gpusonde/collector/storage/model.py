@@ -160,7 +160,7 @@ class RunRow:
         period_low_s: Lower end of its interval.
         period_high_s: Upper end of its interval.
         confidence: 0..1.
-        epoch_count: Epochs that were not withdrawn.
+        epoch_count: Epochs that were not withdrawn; 0 while none is confirmed.
         idle_share: Share of the time from first to last activity in which the GPU did not work; NaN when unknown.
         stalled_share: Share of it lost to unusual idle and between epochs; NaN when unknown.
     """
@@ -238,11 +238,66 @@ class SummaryRow:
 
 
 @dataclass(frozen=True)
+class CycleRow:
+    """One level of the tree of cycles of a run's job; see ``gpusonde.epoch_detect.Cycle``.
+
+    Attributes:
+        period_s: Typical seconds from start to start.
+        period_low_s: Lower end of its interval.
+        period_high_s: Upper end of its interval.
+        count: Whole cycles seen.
+        confidence: That the level is real, 0..1.
+        role: ``step``, ``evaluation``, ``checkpoint``, ``epoch``, ``trial`` or ``unknown``.
+        role_confidence: 0..1.
+        parent: Index of the level that this one is nested in; None for the outermost.
+        starts_unix_nano: The latest starts, at most ``MOST_STARTS``: a run has a million steps.
+    """
+
+    period_s: float
+    period_low_s: float
+    period_high_s: float
+    count: int
+    confidence: float
+    role: str
+    role_confidence: float
+    parent: int | None
+    starts_unix_nano: tuple[int, ...]
+
+
+MOST_STARTS = 64
+
+
+@dataclass(frozen=True)
+class DeviationRow:
+    """What one GPU of a job does otherwise than the others; see ``gpusonde.epoch_detect.Deviation``."""
+
+    gpu_uuid: str
+    kind: str
+    amount: float
+
+
+@dataclass(frozen=True)
+class CycleTree:
+    """The tree of cycles of a run's job.
+
+    Attributes:
+        cycles: The levels, shortest first.
+        level: Index of the level that the run's period and epochs tell; None if it is none of them.
+        deviations: GPUs of the job that do otherwise than the others.
+    """
+
+    cycles: tuple[CycleRow, ...] = ()
+    level: int | None = None
+    deviations: tuple[DeviationRow, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunUpdate:
-    """A run and, where they changed, all its epochs."""
+    """A run and, where they changed, all its epochs and the tree of cycles."""
 
     run: RunRow
     epochs: Sequence[EpochRow] | None
+    tree: CycleTree | None = None
 
 
 @dataclass(frozen=True)

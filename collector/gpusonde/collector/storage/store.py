@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import (
     AgentRow,
+    CycleTree,
     EpochRow,
     GpuRow,
     LossRow,
@@ -280,6 +281,9 @@ class ResultStore(Protocol):
 
     def epochs(self, run_id: str) -> list[EpochRow]:
         """Return the epochs of a run by start, withdrawn ones included."""
+
+    def tree(self, run_id: str) -> CycleTree:
+        """Return the tree of cycles of a run's job; an empty one where none is known."""
 
     def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
         """Store what epochs add up to, for those whose bounds are still the same."""

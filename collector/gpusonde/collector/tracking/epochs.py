@@ -11,16 +11,23 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate
+from gpusonde.collector.storage.model import (
+    MOST_STARTS,
+    CycleRow,
+    CycleTree,
+    DeviationRow,
+    EpochRow,
+    RunRow,
+    RunUpdate,
+)
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import UnusableStateError
 from gpusonde.collector.tracking.run_state import EpochsState, number, text, whole
-from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
+from gpusonde.epoch_detect import EpochDetection, EpochEvent, EpochStatus, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
 from gpusonde.errors import ChildLostError
 
 _LOG = logging.getLogger(__name__)
-_WITHDRAWN = "withdrawn"
 
 
 class Tracker(Protocol):
@@ -107,6 +114,11 @@ class RunEpochTracker:
         if found := self._tracker.detection if self._tracker else None:
             for value in (found.period_s, found.period_low_s, found.period_high_s, found.confidence):
                 number(value)
+            for cycle in self._tree().cycles:
+                for value in (cycle.period_s, cycle.period_low_s, cycle.period_high_s, cycle.confidence):
+                    number(value)
+                for count in (cycle.count, *cycle.starts_unix_nano):
+                    whole(count)
             text(found.verdict), text(found.reason)
 
     def state(self) -> EpochsState | None:
@@ -159,15 +171,15 @@ class RunEpochTracker:
         return self._changed
 
     def row(self, run: RunRow) -> RunUpdate:
-        """Return the run with what is known of its epochs, and the epochs where they have changed."""
-        epochs = self._epochs() if self._changed else None
+        """Return the run with what is known of its epochs, and the epochs and the tree where they have changed."""
+        epochs, tree = (self._epochs(), self._tree()) if self._changed else (None, None)
         self._changed = False
         if self._failure:
-            return RunUpdate(replace(run, verdict="none", reason=self._failure), epochs)
+            return RunUpdate(replace(run, verdict="none", reason=self._failure), epochs, tree)
         found = self._tracker.detection if self._tracker else None
         if self._tracker is None or found is None:
-            return RunUpdate(run, epochs)
-        count = sum(epoch.status != _WITHDRAWN for epoch in self._tracker.epochs)
+            return RunUpdate(run, epochs, tree)
+        standing = [epoch.status for epoch in self._tracker.epochs if epoch.status != EpochStatus.WITHDRAWN]
         return RunUpdate(
             replace(
                 run,
@@ -177,11 +189,13 @@ class RunEpochTracker:
                 period_low_s=found.period_low_s,
                 period_high_s=found.period_high_s,
                 confidence=found.confidence,
-                epoch_count=count,
+                # The newest ones count once there are some that the tracker is sure of.
+                epoch_count=len(standing) if EpochStatus.CONFIRMED in standing else 0,
                 idle_share=self._shares.idle,
                 stalled_share=self._shares.stalled,
             ),
             epochs,
+            tree,
         )
 
     def _epochs(self) -> list[EpochRow]:
@@ -198,6 +212,27 @@ class RunEpochTracker:
             )
             for epoch in self._tracker.epochs
         ]
+
+    def _tree(self) -> CycleTree:
+        found = None if self._failure or self._tracker is None else self._tracker.detection
+        if found is None:
+            return CycleTree()
+        cycles = (
+            CycleRow(
+                cycle.period_s,
+                cycle.period_low_s,
+                cycle.period_high_s,
+                cycle.count,
+                cycle.confidence,
+                str(cycle.role),
+                cycle.role_confidence,
+                cycle.parent,
+                tuple(self._unix_nano(float(start_s)) for start_s in cycle.starts_s[-MOST_STARTS:]),
+            )
+            for cycle in found.cycles
+        )
+        deviations = (DeviationRow(each.gpu, each.kind, each.amount) for each in found.deviations)
+        return CycleTree(tuple(cycles), found.level, tuple(deviations))
 
     def _unix_nano(self, time_s: float) -> int:
         return (self._origin or 0) + round(time_s * 1e6) * 1000

@@ -389,12 +389,12 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def _latest(updates: list[RunUpdate]) -> list[RunUpdate]:
-    """Keep one update per run: its latest state and the latest epochs that came with any."""
+    """Keep one update per run: its latest state, and the latest epochs and tree that came with any."""
     latest: dict[str, RunUpdate] = {}
     for update in updates:
         older = latest.get(update.run.run_id)
         if older and update.epochs is None:
-            latest[update.run.run_id] = RunUpdate(update.run, older.epochs)
+            latest[update.run.run_id] = RunUpdate(update.run, older.epochs, update.tree or older.tree)
         else:
             latest[update.run.run_id] = update
     return list(latest.values())

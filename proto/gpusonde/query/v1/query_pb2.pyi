@@ -22,6 +22,16 @@ class EpochVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EPOCH_VERDICT_SHORT_CYCLE: _ClassVar[EpochVerdict]
     EPOCH_VERDICT_NONE: _ClassVar[EpochVerdict]
 
+class CycleRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CYCLE_ROLE_UNSPECIFIED: _ClassVar[CycleRole]
+    CYCLE_ROLE_UNKNOWN: _ClassVar[CycleRole]
+    CYCLE_ROLE_STEP: _ClassVar[CycleRole]
+    CYCLE_ROLE_EVALUATION: _ClassVar[CycleRole]
+    CYCLE_ROLE_CHECKPOINT: _ClassVar[CycleRole]
+    CYCLE_ROLE_EPOCH: _ClassVar[CycleRole]
+    CYCLE_ROLE_TRIAL: _ClassVar[CycleRole]
+
 class EpochStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EPOCH_STATUS_UNSPECIFIED: _ClassVar[EpochStatus]
@@ -43,6 +53,13 @@ EPOCH_VERDICT_UNSPECIFIED: EpochVerdict
 EPOCH_VERDICT_EPOCHS: EpochVerdict
 EPOCH_VERDICT_SHORT_CYCLE: EpochVerdict
 EPOCH_VERDICT_NONE: EpochVerdict
+CYCLE_ROLE_UNSPECIFIED: CycleRole
+CYCLE_ROLE_UNKNOWN: CycleRole
+CYCLE_ROLE_STEP: CycleRole
+CYCLE_ROLE_EVALUATION: CycleRole
+CYCLE_ROLE_CHECKPOINT: CycleRole
+CYCLE_ROLE_EPOCH: CycleRole
+CYCLE_ROLE_TRIAL: CycleRole
 EPOCH_STATUS_UNSPECIFIED: EpochStatus
 EPOCH_STATUS_PROVISIONAL: EpochStatus
 EPOCH_STATUS_CONFIRMED: EpochStatus
@@ -118,21 +135,23 @@ class Run(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., product_name: _Optional[str] = ..., job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., tick_count: _Optional[int] = ..., missed_ticks: _Optional[int] = ..., epoch_count: _Optional[int] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., epoch_period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_period_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_period_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., confidence: _Optional[float] = ..., replayed: bool = ..., host_name: _Optional[str] = ..., framebuffer_bytes: _Optional[int] = ...) -> None: ...
 
 class ListEpochsRequest(_message.Message):
-    __slots__ = ("run_id", "page_size", "page_token", "include_withdrawn", "total_epochs")
+    __slots__ = ("run_id", "page_size", "page_token", "include_withdrawn", "total_epochs", "include_provisional")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     page_size: int
     page_token: str
     include_withdrawn: bool
     total_epochs: int
-    def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ..., total_epochs: _Optional[int] = ...) -> None: ...
+    include_provisional: bool
+    def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ..., total_epochs: _Optional[int] = ..., include_provisional: bool = ...) -> None: ...
 
 class ListEpochsResponse(_message.Message):
-    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries")
+    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries", "cycles", "level", "deviations", "provisional_epochs")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +162,10 @@ class ListEpochsResponse(_message.Message):
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_REASON_FIELD_NUMBER: _ClassVar[int]
     PENDING_SUMMARIES_FIELD_NUMBER: _ClassVar[int]
+    CYCLES_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[Epoch]
     next_page_token: str
     verdict: EpochVerdict
@@ -153,7 +176,43 @@ class ListEpochsResponse(_message.Message):
     estimate: EndEstimate
     estimate_reason: str
     pending_summaries: int
-    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ...) -> None: ...
+    cycles: _containers.RepeatedCompositeFieldContainer[Cycle]
+    level: int
+    deviations: _containers.RepeatedCompositeFieldContainer[GpuDeviation]
+    provisional_epochs: int
+    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ..., cycles: _Optional[_Iterable[_Union[Cycle, _Mapping]]] = ..., level: _Optional[int] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., provisional_epochs: _Optional[int] = ...) -> None: ...
+
+class Cycle(_message.Message):
+    __slots__ = ("period", "period_lower", "period_upper", "count", "confidence", "role", "role_confidence", "parent", "latest_start_times")
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_LOWER_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_UPPER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    LATEST_START_TIMES_FIELD_NUMBER: _ClassVar[int]
+    period: _duration_pb2.Duration
+    period_lower: _duration_pb2.Duration
+    period_upper: _duration_pb2.Duration
+    count: int
+    confidence: float
+    role: CycleRole
+    role_confidence: float
+    parent: int
+    latest_start_times: _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]
+    def __init__(self, period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., period_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., period_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., count: _Optional[int] = ..., confidence: _Optional[float] = ..., role: _Optional[_Union[CycleRole, str]] = ..., role_confidence: _Optional[float] = ..., parent: _Optional[int] = ..., latest_start_times: _Optional[_Iterable[_Union[_timestamp_pb2.Timestamp, _Mapping]]] = ...) -> None: ...
+
+class GpuDeviation(_message.Message):
+    __slots__ = ("gpu_uuid", "kind", "amount")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    kind: str
+    amount: float
+    def __init__(self, gpu_uuid: _Optional[str] = ..., kind: _Optional[str] = ..., amount: _Optional[float] = ...) -> None: ...
 
 class Epoch(_message.Message):
     __slots__ = ("index", "start_time", "end_time", "confidence", "status", "revision", "summary")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 
 from gpusonde.collector.storage.clickhouse.facts import TERM_SHIFT, Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, fact_table
-from gpusonde.collector.storage.local.results import summary_row, summary_text
-from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.local.results import summary_row, summary_text, tree_row, tree_text
+from gpusonde.collector.storage.model import CycleTree, EpochRow, Position, RunRow, RunUpdate, SummaryRow
 from gpusonde.errors import StoreError
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
@@ -81,6 +81,17 @@ class ClickHouseResults:
             self._written.move_to_end(run_id)
         while len(self._written) > _MOST_REMEMBERED:
             self._written.popitem(last=False)
+        trees = [
+            {
+                "run_id": update.run.run_id,
+                "tree": tree_text(update.tree),
+                "version": self._ownership.version(update.run.agent_id),
+            }
+            for update in updates
+            if update.tree is not None
+        ]
+        if trees:
+            self._sql.insert("trees", fact_table(trees))
         # The last state of a run counts, as does its version.
         runs = [{**vars(u.run), "version": self._ownership.version(u.run.agent_id)} for u in updates]
         if runs:
@@ -201,6 +212,11 @@ class ClickHouseResults:
             {"run": run_id},
         )
         return [EpochRow(*row) for row in rows]
+
+    def tree(self, run_id: str) -> CycleTree:
+        """Return the tree of cycles of a run's job; an empty one where none is known."""
+        rows = self._sql.rows("SELECT tree FROM trees FINAL WHERE run_id = {run:String}", {"run": run_id})
+        return tree_row(rows[0][0]) if rows else CycleTree()
 
     def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
         """Store what epochs add up to; a summary is keyed by the bounds it was made for."""

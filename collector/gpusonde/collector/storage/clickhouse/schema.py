@@ -260,6 +260,13 @@ _TABLES = (
         "run_id String, epoch_index Int64, start_unix_nano Int64, end_unix_nano Int64, summary String CODEC(ZSTD(3))",
         "run_id, epoch_index, start_unix_nano, end_unix_nano",
     ),
+    # Levels of the cycles of a run's job, as JSON.
+    _Table(
+        "trees",
+        "run_id String, tree String CODEC(ZSTD(3)), version Int64",
+        "run_id",
+        "ReplacingMergeTree(version)",
+    ),
     _Table(
         "tracker_positions",
         "agent_id String, gpu_uuid String, spool Int64, sequence Int64, not_before_unix_nano Int64, version Int64",

@@ -26,9 +26,9 @@ from gpusonde.collector.storage.model import Position
 from gpusonde.errors import StoreCorruptError, StoreError
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 5
-# Of the same tables: only the log beside the last one is of another format.
-_READABLE = (4, 5)
+_VERSION = 6
+# Of the same tables but for the trees of cycles: who only reads does without.
+_READABLE = (4, 5, 6)
 
 _SCHEMA = """
 CREATE TABLE agents (
@@ -116,6 +116,7 @@ CREATE TABLE epochs (
     PRIMARY KEY (run_id, epoch_index)
 ) WITHOUT ROWID;
 CREATE INDEX epochs_to_summarise ON epochs (run_id, start_unix_nano) WHERE status = 'confirmed' AND summary IS NULL;
+CREATE TABLE trees (run_id TEXT PRIMARY KEY, tree TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE tracker_positions (
     agent_id TEXT NOT NULL, gpu_uuid TEXT NOT NULL, spool INTEGER NOT NULL, sequence INTEGER NOT NULL,
     not_before_unix_nano INTEGER NOT NULL, PRIMARY KEY (agent_id, gpu_uuid)
@@ -166,6 +167,8 @@ CREATE TABLE empty_records (
 """,
     # The log's second format: an older collector, which could not read it, does not open the store.
     4: "",
+    # The trees of cycles of jobs; those of older runs are not known.
+    5: "CREATE TABLE trees (run_id TEXT PRIMARY KEY, tree TEXT NOT NULL) WITHOUT ROWID;",
 }
 
 

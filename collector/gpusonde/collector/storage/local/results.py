@@ -9,10 +9,19 @@ import json
 import math
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import asdict, astuple, fields
 
 from gpusonde.collector.storage.local.catalog import Database
-from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.model import (
+    CycleRow,
+    CycleTree,
+    DeviationRow,
+    EpochRow,
+    Position,
+    RunRow,
+    RunUpdate,
+    SummaryRow,
+)
 
 _RUN_FIELDS = tuple(field.name for field in fields(RunRow))
 _RUN_COLUMNS = ", ".join(_RUN_FIELDS)
@@ -121,6 +130,11 @@ class LocalResults:
         )
         return [EpochRow(*row) for row in rows]
 
+    def tree(self, run_id: str) -> CycleTree:
+        """Return the tree of cycles of a run's job; an empty one where none is known."""
+        rows = self._database.rows("SELECT tree FROM trees WHERE run_id = ?", (run_id,))
+        return tree_row(rows[0][0]) if rows else CycleTree()
+
     def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
         """Store what epochs add up to, for those whose bounds are still the same."""
         with self._database.transaction() as connection:
@@ -181,12 +195,26 @@ def summary_row(text: str) -> SummaryRow:
     return SummaryRow(seen, math.nan if energy is None else energy, means)
 
 
+def tree_text(tree: CycleTree) -> str:
+    """Return a tree of cycles as JSON."""
+    return json.dumps(asdict(tree), separators=(",", ":"))
+
+
+def tree_row(text: str) -> CycleTree:
+    """Return the tree that ``tree_text`` has written."""
+    fields = json.loads(text)
+    cycles = (CycleRow(**{**row, "starts_unix_nano": tuple(row["starts_unix_nano"])}) for row in fields["cycles"])
+    return CycleTree(tuple(cycles), fields["level"], tuple(DeviationRow(**row) for row in fields["deviations"]))
+
+
 def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
     values = [None if isinstance(v, float) and math.isnan(v) else v for v in astuple(update.run)]
     connection.execute(f"INSERT OR REPLACE INTO runs ({_RUN_COLUMNS}) VALUES ({_RUN_MARKS})", values)  # noqa: S608
+    run_id = update.run.run_id
+    if update.tree is not None:
+        connection.execute("INSERT OR REPLACE INTO trees VALUES (?, ?)", (run_id, tree_text(update.tree)))
     if update.epochs is None:
         return
-    run_id = update.run.run_id
     connection.executemany(
         _SAVE_EPOCH,
         [

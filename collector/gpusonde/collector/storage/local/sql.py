@@ -23,7 +23,7 @@ from gpusonde.errors import StoreError
 # What of the catalogue can be asked, without what only the collector understands.
 TABLES = (
     "agents", "blank_counts", "deletions", "epochs", "gaps", "gpu_events", "job_bindings", "losses", "rejections",
-    "runs", "segments", "spools",
+    "runs", "segments", "spools", "trees",
 )  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def _connected(duckdb: Any, directory: Path, database: Database) -> Iterator[Any
         connection.register("samples", _data_set(layout, ticks, tick_schema(metrics)))
         seconds = segments.files(SegmentKind.SECOND)
         connection.register("seconds", _data_set(layout, seconds, second_schema(metrics)))
-        for name in TABLES:
+        present = {name for (name,) in database.rows("SELECT name FROM sqlite_master")}
+        for name in (table for table in TABLES if table in present):
             connection.register(name, _table(database, name))
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET enable_external_access = false")
