@@ -112,12 +112,14 @@ class FastCall:
         answer: What it is first filled with; its size counts.
         cells: Where in the answer the metrics lie.
         arguments: The function's arguments between the handle and the answer.
+        further: Where in the answer it puts what its arguments after the first answer point at.
     """
 
     function: str
     answer: bytes
     cells: tuple[AnswerCell, ...]
     arguments: tuple[Any, ...] = ()
+    further: tuple[int, ...] = ()
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from gpusonde.agent.sources.nvml.fast_reader import (
 from gpusonde.agent.sources.nvml.gpm_reader import GPM_METRICS, GpmReader
 from gpusonde.agent.sources.nvml.library import Nvml, blank_reason
 from gpusonde.agent.sources.nvml.raw_ticks import GpuMemory
-from gpusonde.agent.sources.nvml.slow_reader import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
+from gpusonde.agent.sources.nvml.slow_reader import CALLS, FIELDS, MEMORY_CALLS, SlowReader, choose_slow
 from gpusonde.agent.sources.nvml.sweep import SweptGpu, try_out
 from gpusonde.errors import CallRefusedError, DriverCallError
 from gpusonde.telemetry import METRICS, Metric, MissingReason
@@ -284,9 +284,9 @@ class NvmlGpu:
         self._calls = self._choose_calls((MEMORY,) if is_part else ((UTILIZATION,), (SM_CLOCK,), MEMORY))
         if not is_part and not self._choose_fields((POWER_INSTANT,)):
             self._calls += self._choose_calls(((POWER,),))
-        getters = MEMORY_GETTERS if is_part else (*GETTERS, *MEMORY_GETTERS)
+        slow_calls = MEMORY_CALLS if is_part else (*CALLS, *MEMORY_CALLS)
         self._slow, missing = choose_slow(
-            self._nvml, self.device.own_handle, getters, () if is_part else FIELDS, lasting
+            self._nvml, self.device.own_handle, slow_calls, () if is_part else FIELDS, lasting
         )
         self.missing.update(missing)
         instance = self.device.instance

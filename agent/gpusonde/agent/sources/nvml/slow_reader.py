@@ -2,25 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpusonde.agent.sources.base import LASTING_REASONS, plausible
+from gpusonde.agent.sources.nvml.fast_reader import (
+    MEMORY_V2,
+    AnswerCell,
+    CellKind,
+    FastCall,
+    FastField,
+    FieldValue,
+    Memory,
+    MemoryV2,
+    Value,
+    call_of_fields,
+)
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, blank_reason
 from gpusonde.errors import CallRefusedError
 from gpusonde.telemetry import MissingReason
 
 Values = Mapping[str, "float | MissingReason"]
 
+# In one call, each with its own status; NVML has mJ.
+FIELDS = (
+    FastField("energy_joules", 83, 1e-3),
+    FastField("memory_temperature_celsius", 82),
+    FastField("pcie_replay_count", 94),
+)
+# For drivers and devices without the field.
+_FALLBACKS = {
+    "energy_joules": FastCall(
+        "nvmlDeviceGetTotalEnergyConsumption", bytes(8), (AnswerCell("energy_joules", 0, CellKind.UINT64, 1e-3),)
+    ),
+    "pcie_replay_count": FastCall(
+        "nvmlDeviceGetPcieReplayCounter", bytes(4), (AnswerCell("pcie_replay_count", 0, CellKind.UINT32),)
+    ),
+}
+# For each metric the calls that may give it, the preferred one first. Percent; temperature sensor 0 is the GPU;
+# nvmlClockType_t 2 is the memory; how long the codecs were looked at is not wanted.
+CALLS = (
+    (
+        FastCall(
+            "nvmlDeviceGetEncoderUtilization", bytes(8),
+            (AnswerCell("encoder_utilization", 0, CellKind.UINT32, 0.01),), further=(4,),
+        ),
+    ),
+    (
+        FastCall(
+            "nvmlDeviceGetDecoderUtilization", bytes(8),
+            (AnswerCell("decoder_utilization", 0, CellKind.UINT32, 0.01),), further=(4,),
+        ),
+    ),
+    (
+        FastCall(
+            "nvmlDeviceGetTemperature", bytes(4), (AnswerCell("gpu_temperature_celsius", 0, CellKind.UINT32),), (0,)
+        ),
+    ),
+    (FastCall("nvmlDeviceGetClockInfo", bytes(4), (AnswerCell("memory_clock_mhz", 0, CellKind.UINT32),), (2,)),),
+)  # fmt: skip
+# What a MIG instance has too.
+MEMORY_CALLS = (
+    (
+        FastCall(
+            "nvmlDeviceGetMemoryInfo_v2",
+            bytes(MemoryV2(version=MEMORY_V2)),
+            (AnswerCell("framebuffer_free_bytes", MemoryV2.free.offset, CellKind.UINT64),),
+        ),
+        FastCall(
+            "nvmlDeviceGetMemoryInfo",
+            bytes(Memory()),
+            (AnswerCell("framebuffer_free_bytes", Memory.free.offset, CellKind.UINT64),),
+        ),
+    ),
+    # nvmlBAR1Memory_t is laid out alike.
+    (
+        FastCall(
+            "nvmlDeviceGetBAR1MemoryInfo",
+            bytes(Memory()),
+            (AnswerCell("bar1_free_bytes", Memory.free.offset, CellKind.UINT64),),
+        ),
+    ),
+)
 
-class SlowReader(Protocol):
-    """Reads some metrics of one GPU with one call."""
+# nvmlValueType_t -> member of nvmlValue_t
+_VALUE_MEMBERS = tuple(name for name, _ in Value._fields_)
+_CELL_TYPES: dict[CellKind, Any] = {
+    CellKind.UINT32: ctypes.c_uint,
+    CellKind.UINT64: ctypes.c_ulonglong,
+    CellKind.FIELD: FieldValue,
+}
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics."""
-        ...
+
+class SlowReader:
+    """Reads some metrics of one GPU with one call, which is prepared once.
+
+    Args:
+        nvml: The library.
+        handle: The GPU or instance.
+        call: What to call.
+
+    Raises:
+        CallRefusedError: The driver is older than the function.
+
+    Attributes:
+        metrics: Names of the metrics.
+    """
+
+    def __init__(self, nvml: Nvml, handle: Any, call: FastCall) -> None:
+        self.metrics = call.metrics
+        self._nvml = nvml
+        self._name = call.function
+        self._function = nvml.function(call.function)
+        answer = ctypes.create_string_buffer(call.answer, len(call.answer))
+        filled = (ctypes.byref(answer, offset) for offset in (0, *call.further))
+        self._arguments = (handle, *call.arguments, *filled)
+        self._cells: list[tuple[str, float, Any]] = [
+            (cell.metric, cell.scale, _CELL_TYPES[cell.kind].from_buffer(answer, cell.offset)) for cell in call.cells
+        ]
 
     def read(self) -> Values:
         """Return a value, or the reason why there is none, for each metric.
@@ -29,113 +129,16 @@ class SlowReader(Protocol):
             GpuLostError: The GPU is gone.
             SourceError: The driver is gone.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class Getter:
-    """One getter of pynvml that gives one metric.
-
-    Attributes:
-        metric: What it gives.
-        function: Name of the pynvml function.
-        convert: From its result to our unit.
-        arguments: Its arguments after the device handle.
-    """
-
-    metric: str
-    function: str
-    convert: Callable[[Any], float]
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class SlowField:
-    """One field of ``nvmlDeviceGetFieldValues``, and the getter to fall back to.
-
-    Attributes:
-        metric: What it gives.
-        field_id: ``NVML_FI_DEV_*``.
-        scale: From NVML's unit to ours.
-        fallback: For drivers and devices without the field.
-    """
-
-    metric: str
-    field_id: int
-    scale: float
-    fallback: Getter | None = None
-
-
-# NVML: memory clock by nvmlClockType_t 2, temperature sensor 0 = GPU; mJ, percent, bytes.
-FIELDS = (
-    SlowField(
-        "energy_joules", 83, 1e-3,
-        Getter("energy_joules", "nvmlDeviceGetTotalEnergyConsumption", lambda millijoules: millijoules * 1e-3),
-    ),
-    SlowField("memory_temperature_celsius", 82, 1.0),
-    SlowField("pcie_replay_count", 94, 1.0, Getter("pcie_replay_count", "nvmlDeviceGetPcieReplayCounter", float)),
-)  # fmt: skip
-GETTERS = (
-    (Getter("encoder_utilization", "nvmlDeviceGetEncoderUtilization", lambda pair: pair[0] * 0.01),),
-    (Getter("decoder_utilization", "nvmlDeviceGetDecoderUtilization", lambda pair: pair[0] * 0.01),),
-    (Getter("gpu_temperature_celsius", "nvmlDeviceGetTemperature", float, (0,)),),
-    (Getter("memory_clock_mhz", "nvmlDeviceGetClockInfo", float, (2,)),),
-)
-# What a MIG instance has too.
-MEMORY_GETTERS = (
-    (
-        Getter("framebuffer_free_bytes", "nvmlDeviceGetMemoryInfo", lambda memory: memory.free, (0x2000028,)),
-        Getter("framebuffer_free_bytes", "nvmlDeviceGetMemoryInfo", lambda memory: memory.free),
-    ),
-    (Getter("bar1_free_bytes", "nvmlDeviceGetBAR1MemoryInfo", lambda memory: memory.bar1Free),),
-)
-
-# nvmlValueType_t -> member of pynvml's nvmlValue_t
-_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-
-
-class GetterReader:
-    """Reads with one getter."""
-
-    def __init__(self, nvml: Nvml, handle: Any, getter: Getter) -> None:
-        self._nvml = nvml
-        self._handle = handle
-        self._getter = getter
-        self.metrics = (getter.metric,)
-
-    def read(self) -> Values:
-        """See :class:`SlowReader`."""
-        try:
-            result = self._nvml.call(self._getter.function, self._handle, *self._getter.arguments)
-        except CallRefusedError as error:
-            return {self._getter.metric: blank_reason(error.code)}
-        return {self._getter.metric: plausible(self._getter.metric, self._getter.convert(result))}
-
-
-class FieldReader:
-    """Reads several fields with one call; each has its own status."""
-
-    def __init__(self, nvml: Nvml, handle: Any, fields: Sequence[SlowField]) -> None:
-        self._nvml = nvml
-        self._handle = handle
-        self._fields = tuple(fields)
-        self._ids = [f.field_id for f in fields]
-        self.metrics = tuple(f.metric for f in fields)
-
-    def read(self) -> Values:
-        """See :class:`SlowReader`."""
-        try:
-            answers = self._nvml.call("nvmlDeviceGetFieldValues", self._handle, self._ids)
-        except CallRefusedError as error:
-            return dict.fromkeys(self.metrics, blank_reason(error.code))
-        return {f.metric: _field_value(f, answer) for f, answer in zip(self._fields, answers, strict=True)}
+        if code := self._function(*self._arguments):
+            return dict.fromkeys(self.metrics, self._nvml.refusal(self._name, code))
+        return {metric: _value(metric, scale, cell) for metric, scale, cell in self._cells}
 
 
 def choose_slow(
     nvml: Nvml,
     handle: Any,
-    getters: Sequence[Sequence[Getter]],
-    fields: Sequence[SlowField],
+    calls: Sequence[Sequence[FastCall]],
+    fields: Sequence[FastField],
     lasting: Sequence[MissingReason] = LASTING_REASONS,
 ) -> tuple[list[SlowReader], dict[str, MissingReason]]:
     """Try everything once on one device.
@@ -143,7 +146,7 @@ def choose_slow(
     Args:
         nvml: The library.
         handle: The device.
-        getters: For each metric the getters that may give it, the preferred one first.
+        calls: For each metric the calls that may give it, the preferred one first.
         fields: The fields to ask for, in one call.
         lasting: What tells that a metric will never be there.
 
@@ -154,36 +157,45 @@ def choose_slow(
         GpuLostError: The GPU is gone.
         SourceError: The driver is gone.
     """
+
+    def try_out(call: FastCall) -> tuple[SlowReader | None, dict[str, MissingReason]]:
+        """Return its reader, and the metrics that it will never give with the reason."""
+        try:
+            reader = SlowReader(nvml, handle, call)
+        except CallRefusedError as error:
+            return None, dict.fromkeys(call.metrics, blank_reason(error.code))
+        answers = reader.read().items()
+        return reader, {name: why for name, why in answers if isinstance(why, MissingReason) and why in lasting}
+
     chosen: list[SlowReader] = []
     missing: dict[str, MissingReason] = {}
-    fallbacks: list[Sequence[Getter]] = []
-    working: list[SlowField] = []
-    answers = FieldReader(nvml, handle, fields).read() if fields else {}
-    for field in fields:
-        answer = answers[field.metric]
-        if not (isinstance(answer, MissingReason) and answer in lasting):
-            working.append(field)
-        elif field.fallback is not None:
-            fallbacks.append((field.fallback,))
-        else:
-            missing[field.metric] = answer
-    if working:
-        chosen.append(FieldReader(nvml, handle, working))
-    for candidates in (*getters, *fallbacks):
-        for getter in candidates:
-            reader = GetterReader(nvml, handle, getter)
-            answer = reader.read()[getter.metric]
-            if not (isinstance(answer, MissingReason) and answer in lasting):
+    candidates = [*calls]
+    if fields:
+        _, refused = try_out(call_of_fields(fields))
+        if working := [field for field in fields if field.metric not in refused]:
+            chosen.append(SlowReader(nvml, handle, call_of_fields(working)))
+        for name, reason in refused.items():
+            if name in _FALLBACKS:
+                candidates.append((_FALLBACKS[name],))
+            else:
+                missing[name] = reason
+    for alternatives in candidates:
+        for call in alternatives:
+            reader, refused = try_out(call)
+            if reader is not None and not refused:
                 chosen.append(reader)
-                missing.pop(getter.metric, None)
+                for name in call.metrics:
+                    missing.pop(name, None)
                 break
-            missing[getter.metric] = answer
+            missing.update(refused)
     return chosen, missing
 
 
-def _field_value(wanted: SlowField, answer: Any) -> float | MissingReason:
-    if answer.nvmlReturn != SUCCESS:
-        return blank_reason(answer.nvmlReturn)
-    if not 0 <= answer.valueType < len(_VALUE_MEMBERS):
+def _value(metric: str, scale: float, cell: Any) -> float | MissingReason:
+    if not isinstance(cell, FieldValue):
+        return plausible(metric, cell.value * scale)
+    if cell.status != SUCCESS:
+        return blank_reason(cell.status)
+    if not 0 <= cell.value_type < len(_VALUE_MEMBERS):
         return MissingReason.READ_ERROR
-    return plausible(wanted.metric, getattr(answer.value, _VALUE_MEMBERS[answer.valueType]) * wanted.scale)
+    return plausible(metric, getattr(cell.value, _VALUE_MEMBERS[cell.value_type]) * scale)

@@ -184,7 +184,8 @@ class Sweep:
                                 cell.scale, math.inf if maximum is None else maximum, is_counter=cell.is_counter,
                             )
                         )  # fmt: skip
-                given = (handle, *call.arguments, _reference(self._answers.ctypes.data + 8 * at))
+                begun = self._answers.ctypes.data + 8 * at
+                given = (handle, *call.arguments, *(_reference(begun + offset) for offset in (0, *call.further)))
                 prepared.append((position, call.function, (given, given), (begin, len(cells))))
                 at += words
         self._layout = RawLayout(
