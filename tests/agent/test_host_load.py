@@ -133,7 +133,8 @@ class Call:
         self.written = []
         self.responses = asyncio.Queue()
 
-    async def write(self, request):
+    async def write(self, data):
+        request = ingest_pb2.StreamSamplesRequest.FromString(data)
         self.written.append(request)
         if request.WhichOneof("payload") == "record":
             ack = ingest_pb2.Ack(durable_sequence=request.record.sequence)

@@ -436,8 +436,9 @@ class EagerCall:
         self.written = []
 
     async def write(self, request):
-        self.written.append(request.record.sequence)
-        ack = ingest_pb2.Ack(durable_sequence=request.record.sequence)
+        sequence = ingest_pb2.StreamSamplesRequest.FromString(request).record.sequence
+        self.written.append(sequence)
+        ack = ingest_pb2.Ack(durable_sequence=sequence)
         await self.responses.put(ingest_pb2.StreamSamplesResponse(ack=ack))
         for _ in range(10):
             await asyncio.sleep(0)

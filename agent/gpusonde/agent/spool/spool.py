@@ -121,6 +121,11 @@ class SegmentReader:
 
     def read(self, segment: Segment, sequence: int) -> ingest_pb2.Record | None:
         """Return a record of the segment, None when its bytes are damaged."""
+        payload = self.read_bytes(segment, sequence)
+        return None if payload is None else ingest_pb2.Record.FromString(payload)
+
+    def read_bytes(self, segment: Segment, sequence: int) -> bytes | None:
+        """Return a serialised record of the segment, None when its bytes are damaged."""
         if self._file is None or self._first_sequence != segment.first_sequence:
             self.close()
             self._file = self._files.open(segment.path)
@@ -131,7 +136,7 @@ class SegmentReader:
         found = parse_record(self._file.read(end - start, start), 0)
         if found is None or found.sequence != sequence:
             return None
-        return ingest_pb2.Record.FromString(found.payload)
+        return found.payload
 
     def forget(self, segment: Segment) -> None:
         """Close the segment's file before it is removed."""
@@ -441,6 +446,11 @@ class Spool:
 
     def read(self, sequence: int) -> ingest_pb2.Record | None:
         """Return a committed record; None if it was dropped, acknowledged and removed, or is not committed yet."""
+        payload = self.read_bytes(sequence)
+        return None if payload is None else ingest_pb2.Record.FromString(payload)
+
+    def read_bytes(self, sequence: int) -> bytes | None:
+        """Return a committed record as it is serialised; None where :meth:`read` returns None."""
         with self._lock:
             if not self.first_available_sequence <= sequence <= self._committed:
                 return None
@@ -448,16 +458,17 @@ class Spool:
             if sequence < self._segments[0].first_sequence or sequence == self._identity.first_sequence > 1:
                 record = ingest_pb2.Record.FromString(self._inventory_at(sequence))
                 record.sequence = sequence
-                return record
+                return record.SerializeToString()
             segment = self._segment_of(sequence)
-            found = self._reader.read(segment, sequence)
-            if found is None:
+            payload = self._reader.read_bytes(segment, sequence)
+            if payload is None:
                 log.error("%s: record %d was damaged on the disk and is lost", segment.path, sequence)
                 ticks = segment.ticks[sequence - segment.first_sequence]
                 self._counters.count_dropped("spool_corrupt", 1, ticks)
-                found = loss_record(sequence, sequence, ingest_pb2.LOSS_REASON_SPOOL_CORRUPT, ticks)
-                found.sequence = sequence
-            return found
+                report = loss_record(sequence, sequence, ingest_pb2.LOSS_REASON_SPOOL_CORRUPT, ticks)
+                report.sequence = sequence
+                payload = report.SerializeToString()
+            return payload
 
     def acknowledge(self, sequence: int) -> None:
         """Note that the collector made everything up to ``sequence`` durable, and free what lies below.

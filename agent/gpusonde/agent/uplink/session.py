@@ -75,13 +75,15 @@ _ADVICE = {
 
 log = logging.getLogger(__name__)
 
-SampleCall: TypeAlias = "grpc.aio.StreamStreamCall[ingest_pb2.StreamSamplesRequest, ingest_pb2.StreamSamplesResponse]"
+SampleCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, ingest_pb2.StreamSamplesResponse]"
 
 _MAX_BATCH_INTERVAL_S = 60.0
 # Nothing is sent meanwhile, and the message could say weeks.
 _LONGEST_GRACE_S = 60.0
 _MESSAGE_OVERHEAD_BYTES = 64
 _LAST_WORDS_S = 1.0
+# Field number and wire type (a length and as many bytes) of ``record`` in the message around it.
+_RECORD_KEY = ingest_pb2.StreamSamplesRequest.RECORD_FIELD_NUMBER << 3 | 2
 
 
 @dataclass(frozen=True)
@@ -245,9 +247,9 @@ class Session:
         while self._leaving is None:
             self._wake.clear()
             if (load := self._load()) is not None:
-                await self._call.write(ingest_pb2.StreamSamplesRequest(host_load=load))
+                await self._call.write(ingest_pb2.StreamSamplesRequest(host_load=load).SerializeToString())
             if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
-                request = ingest_pb2.StreamSamplesRequest(record=self._prepare(self._next))
+                request = _request_of(self._prepare(self._next))
                 if self._next - 1 == self._acked:
                     self._progress_s = asyncio.get_running_loop().time()
                 # Counted before the write: the ack can arrive before the write returns.
@@ -275,15 +277,19 @@ class Session:
                 raise SessionFailed(grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no ack within {self._ack_timeout_s:g} s")
             await asyncio.sleep(left_s)
 
-    def _prepare(self, sequence: int) -> ingest_pb2.Record:
-        record = self._spool.read(sequence)
-        if record is None:
+    def _prepare(self, sequence: int) -> bytes:
+        """Return the serialised record to send. It lies in the spool like that: to look into it costs more than it."""
+        payload = self._spool.read_bytes(sequence)
+        if payload is None:
             raise SessionEnd("resend")
-        if self._plain_only and record.HasField("batch"):
-            record.batch.CopyFrom(expand_batch(record.batch))
-        size = record.ByteSize() + _MESSAGE_OVERHEAD_BYTES
+        if self._plain_only:
+            record = ingest_pb2.Record.FromString(payload)
+            if record.HasField("batch"):
+                record.batch.CopyFrom(expand_batch(record.batch))
+                payload = record.SerializeToString()
+        size = len(payload) + _MESSAGE_OVERHEAD_BYTES
         if self._max_record_bytes and size > self._max_record_bytes:
-            ticks = record_ticks(record)
+            ticks = record_ticks(ingest_pb2.Record.FromString(payload))
             log.error(
                 "record %d has %d bytes and the collector takes %d: its %d ticks are lost; "
                 "lower uplink.batch_interval or raise the collector's limit",
@@ -292,7 +298,8 @@ class Session:
             self._counters.count_dropped("too_large", 1, ticks)
             record = loss_record(sequence, sequence, ingest_pb2.LOSS_REASON_UNSPECIFIED, ticks)
             record.sequence = sequence
-        return record
+            payload = record.SerializeToString()
+        return payload
 
     def _take_ack(self, durable_sequence: int) -> None:
         if durable_sequence >= self._next:
@@ -333,3 +340,13 @@ class Session:
         if receiving.done():
             receiving.result()
         raise outcome
+
+
+def _request_of(record: bytes) -> bytes:
+    """Return the serialised request that holds a serialised record."""
+    prefix, length = bytearray([_RECORD_KEY]), len(record)
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + record

@@ -295,9 +295,8 @@ class Uplink:
         return self._backoff.next_s()
 
     async def _session(self, channel: grpc.aio.Channel, address: Address, access: Access, *, may_return: bool) -> None:
-        call = channel.stream_stream(
+        call: SampleCall = channel.stream_stream(
             "/gpusonde.ingest.v1.IngestService/StreamSamples",
-            request_serializer=_serialize,
             response_deserializer=ingest_pb2.StreamSamplesResponse.FromString,
         )(metadata=access.metadata)
         try:
@@ -431,7 +430,7 @@ class Uplink:
             first_sequence=self._spool.first_sequence,
             marks=marks,
         )
-        await call.write(ingest_pb2.StreamSamplesRequest(hello=hello))
+        await call.write(ingest_pb2.StreamSamplesRequest(hello=hello).SerializeToString())
         # Only read(), never "async for" on the same call: grpc.aio allows one of the two.
         response = await call.read()
         if not isinstance(response, ingest_pb2.StreamSamplesResponse):
@@ -558,7 +557,3 @@ class Uplink:
         if state != self._said:
             self._said = state
             log.log(level, "%s", message)
-
-
-def _serialize(request: ingest_pb2.StreamSamplesRequest) -> bytes:
-    return request.SerializeToString()
