@@ -84,6 +84,7 @@ class Sampler:
         self._wait = wait or self._pause
         self._heartbeat = heartbeat or Heartbeat("the sampler")
         self._missed = 0
+        self._shift_s = 0.0
         self._source_ended = False
         self._spent_s = 0.0
         self._monotonic, self._wall_ns = self._clocks.monotonic, self._clocks.wall_ns
@@ -121,6 +122,7 @@ class Sampler:
                     break
                 if not self._read_due(deadline_s):
                     break
+                start_s, self._shift_s = start_s + self._shift_s, 0.0
                 if (wanted_s := self._interval_s) != interval_s:
                     start_s, tick, interval_s = deadline_s, 0, wanted_s
                 tick += 1
@@ -149,6 +151,7 @@ class Sampler:
             if (ticks := reading.tick_count) is None:
                 ticks = reading.count_ticks()
             brought |= ticks > 0
+            self._shift_s += reading.shift_s
             if is_live and (begin_s >= self._look_due_s or reading.inventory is not None):
                 self._pace.see(reading, begin_s)
                 self._follow_pace()

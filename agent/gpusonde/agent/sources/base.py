@@ -281,6 +281,7 @@ class Reading:
             their index.
         missed_ticks: Deadlines missed since the reading before; the sampler counts them.
         tick_count: Ticks of one GPU each, where the source knows it; None: see :meth:`count_ticks`.
+        shift_s: By how much later than planned the source is to be read from now on.
     """
 
     ticks: Sequence[GpuTicks] = ()
@@ -289,6 +290,7 @@ class Reading:
     inventory: SourceInventory | None = None
     missed_ticks: int = 0
     tick_count: int | None = None
+    shift_s: float = 0.0
 
     def count_ticks(self) -> int:
         """Return the number of ticks of one GPU each."""

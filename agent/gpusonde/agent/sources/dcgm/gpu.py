@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import overload
 
 import numpy as np
 
-from gpusonde.agent.sources.base import AlignedTicks, GpuTicks, RawTicks, ZeroGuard
+from gpusonde.agent.sources.base import GpuTicks, ZeroGuard
 from gpusonde.agent.sources.dcgm.fields import (
     AVERAGE_POWER_FIELD,
     INSTANT_POWER_FIELD,
@@ -17,6 +16,7 @@ from gpusonde.agent.sources.dcgm.fields import (
     PROFILING_METRICS,
     SLOW_METRICS,
 )
+from gpusonde.agent.sources.dcgm.raw_ticks import go_together, join_ticks
 from gpusonde.agent.sources.dcgm.tick_grid import IndexArray, Tick, TickGrid
 from gpusonde.agent.sources.dcgm.values import EngineValue, limits_of, refusal_of
 from gpusonde.telemetry import FloatArray, Metric, MissingReason, Unit
@@ -227,12 +227,12 @@ class DcgmGpu:
         """Return the oldest ticks whose blanks have the same reasons."""
         if not self._pending:
             return None
-        chosen = [self._pending.popleft()]
-        blanks = dict(chosen[0].blanks)
-        while self._pending and _go_together(blanks, self._pending[0].blanks):
+        chosen, blanks = [self._pending.popleft()], dict[int, MissingReason]()
+        blanks.update(chosen[0].blanks)
+        while self._pending and go_together(blanks, self._pending[0].blanks):
             blanks.update(self._pending[0].blanks)
             chosen.append(self._pending.popleft())
-        return _join(self.index, chosen, blanks)
+        return join_ticks(self.index, chosen, blanks)
 
     def only_tick(self) -> Tick | None:
         """Return the tick that waits, if it is exactly one."""
@@ -247,6 +247,27 @@ class DcgmGpu:
     def has_pending(self) -> bool:
         """Whether :meth:`next_ticks` has more."""
         return bool(self._pending)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it is there and all that came is whole ticks."""
+        return not self.lost and not self._pending and self._grid.is_empty
+
+    @property
+    def next_us(self) -> tuple[str, dict[str, float]]:
+        """See :attr:`TickGrid.next_us`."""
+        return self._grid.next_us
+
+    def go_on(self, ticks: int, next_us: Mapping[str, float], heard_s: float) -> None:
+        """Go on behind ticks of which the newest came at a time, without doubt; see :meth:`TickGrid.go_on`."""
+        self._heard_s = heard_s
+        self.zeros.observe(0.0, 0.0, heard_s)
+        self._grid.go_on(ticks, next_us)
+
+    @property
+    def held(self) -> tuple[FloatArray, Mapping[int, MissingReason]]:
+        """See :attr:`TickGrid.held`."""
+        return self._grid.held
 
     def restart(self, now_s: float) -> None:
         """Forget the times of values: the clock was set, or the engine is another one."""
@@ -269,80 +290,3 @@ class DcgmGpu:
             self.suspect_ticks += 1
             tick.values[self._profiled] = np.nan
             tick.blanks.update(dict.fromkeys(self._profiled, MissingReason.NO_DATA))
-
-
-class DcgmTicks(RawTicks):
-    """One tick of several GPUs, to be joined with those that follow.
-
-    Args:
-        ticks: Index of a GPU and its tick.
-    """
-
-    def __init__(self, ticks: Sequence[tuple[int, Tick]]) -> None:
-        self.ticks = ticks
-
-    def peek(self) -> Sequence[GpuTicks]:
-        """See :class:`RawTicks`."""
-        return [_join(gpu, [tick], tick.blanks) for gpu, tick in self.ticks]
-
-    def join(self, following: Sequence[RawTicks]) -> Sequence[GpuTicks]:
-        """See :class:`RawTicks`."""
-        by_gpu: dict[int, list[Tick]] = {}
-        for one in (self, *following):
-            if not isinstance(one, DcgmTicks):
-                raise TypeError("ticks of two sources are not joined")
-            for gpu, tick in one.ticks:
-                by_gpu.setdefault(gpu, []).append(tick)
-        if len({len(ticks) for ticks in by_gpu.values()}) == 1:
-            reasons = [merged for ticks in by_gpu.values() if (merged := _merge_blanks(ticks)) is not None]
-            if len(reasons) == len(by_gpu):
-                times = np.array([[tick.time_us for tick in ticks] for ticks in by_gpu.values()], dtype=np.int64)
-                values = np.array([[tick.values for tick in ticks] for ticks in by_gpu.values()])
-                return AlignedTicks(list(by_gpu), times * 1000, values.transpose(0, 2, 1), reasons)
-        found = []
-        for gpu, ticks in by_gpu.items():
-            first, blanks = 0, dict(ticks[0].blanks)
-            for number, tick in enumerate(ticks):
-                if not _go_together(blanks, tick.blanks):
-                    found.append(_join(gpu, ticks[first:number], blanks))
-                    first, blanks = number, {}
-                blanks.update(tick.blanks)
-            found.append(_join(gpu, ticks[first:], blanks))
-        return found
-
-    def __len__(self) -> int:
-        return len(self.ticks)
-
-    @overload
-    def __getitem__(self, index: int) -> GpuTicks: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[GpuTicks]: ...
-
-    def __getitem__(self, index: int | slice) -> GpuTicks | Sequence[GpuTicks]:
-        return self.peek()[index]
-
-
-def _go_together(blanks: Mapping[int, MissingReason], following: Mapping[int, MissingReason]) -> bool:
-    """Whether no column has a reason of its own in ticks that follow."""
-    return all(blanks.get(column, reason) is reason for column, reason in following.items())
-
-
-def _merge_blanks(ticks: Sequence[Tick]) -> Mapping[int, MissingReason] | None:
-    """Return the reasons of all ticks; None where a column has more than one."""
-    first = ticks[0].blanks
-    if all(tick.blanks is first or tick.blanks == first for tick in ticks):
-        return first
-    merged = dict(first)
-    for tick in ticks:
-        if not _go_together(merged, tick.blanks):
-            return None
-        merged.update(tick.blanks)
-    return merged
-
-
-def _join(gpu: int, ticks: Sequence[Tick], blanks: Mapping[int, MissingReason]) -> GpuTicks:
-    times = np.array([tick.time_us * 1000 for tick in ticks], dtype=np.int64)
-    if len(ticks) == 1:
-        return GpuTicks(gpu, times, ticks[0].values[:, np.newaxis], blanks)
-    return GpuTicks(gpu, times, np.stack([tick.values for tick in ticks], axis=1), blanks)

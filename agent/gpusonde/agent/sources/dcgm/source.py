@@ -40,7 +40,9 @@ from gpusonde.agent.sources.dcgm.connection import (
 from gpusonde.agent.sources.dcgm.devices import EngineDevices, describe_devices, find_engine_devices
 from gpusonde.agent.sources.dcgm.fields import EVERY_PROFILING_FIELD, METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
-from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu, DcgmTicks
+from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
+from gpusonde.agent.sources.dcgm.raw_ticks import DcgmTicks, SteadyTicks
+from gpusonde.agent.sources.dcgm.steady import LookPhase, Steady, is_in_order
 from gpusonde.agent.sources.dcgm.tick_grid import IndexArray
 from gpusonde.agent.sources.dcgm.values import EngineValue
 from gpusonde.agent.sources.dcgm.watch import LatestValues, StuckWatch, Watch
@@ -220,6 +222,10 @@ class DcgmSource:
         self._step_s = 0.0
         self._futile_s, self._futile_until_s = _FIRST_FUTILE_S, -math.inf
         self._history_left = _MOST_HISTORY
+        self._steady: Steady | None = None
+        self._settled: LatestValues | None = None
+        self._phase = LookPhase(config.interval_s)
+        self._shift_s = 0.0
 
     @property
     def engine_address(self) -> str:
@@ -266,17 +272,22 @@ class DcgmSource:
         events: list[SourceEvent] = []
         now_us = self._clocks.wall_ns() // 1000
         if now_us < self._last_us - _CLOCK_SET_BACK_US:
+            self._leave_steady()
             for gpu in self._gpus:
                 gpu.restart(deadline_s)
         self._last_us = now_us
         if self._link.engine is None:
             self._link.connect_again(deadline_s, self._meet_again)
         inventory = self._join(deadline_s, events)
+        self._shift_s = 0.0
         if self._link.engine is not None and not self._rewatched:
             try:
-                self._fetch(self._link.engine, deadline_s, events)
+                steady = self._fetch(self._link.engine, deadline_s, events)
             except EngineLostError as error:
                 self._lose_engine(error, deadline_s, events)
+            else:
+                if steady is not None:
+                    return Reading(steady, tuple(events), False, inventory, 0, len(self._gpus), self._shift_s)
         for gpu in self._gpus:
             # Before the columns change, ticks that are not whole are given as they are.
             gpu.collect(None if self._rewatched else now_us, deadline_s)
@@ -290,7 +301,10 @@ class DcgmSource:
         self.statistics.suspect_ticks = sum(gpu.suspect_ticks for gpu in self._gpus)
         self.statistics.capped_ratios = sum(gpu.capped_ratios for gpu in self._gpus)
         more = any(gpu.has_pending for gpu in self._gpus) or (self._rewatched and self._link.engine is not None)
-        return Reading(ticks, tuple(events), more, inventory)
+        settled, self._settled = self._settled, None
+        if settled is not None and len(ticks) == len(self._gpus):
+            self._begin_steady(settled)
+        return Reading(ticks, tuple(events), more, inventory, shift_s=self._shift_s)
 
     def progress(self) -> None:
         """Hardware has no end."""
@@ -325,6 +339,7 @@ class DcgmSource:
 
     def _plan(self, engine: Engine, devices: Sequence[DcgmDevice]) -> Watches:
         """Watch devices. What was watched before ends afterwards, so that the engine does not stop recording."""
+        self._leave_steady()
         planned = Planner(engine, devices, self._interval_s, self._slow_interval_s).open()
         before, self._watches = self._watches, planned
         seen: dict[tuple[Entity, int], int] = {}
@@ -406,7 +421,8 @@ class DcgmSource:
             self._rows.append((latest, rows))
             latest.expect({row: [f for f in fields if METRIC_OF_FIELD[f].name in gpu.missing] for row, gpu, _ in rows})
 
-    def _fetch(self, engine: Engine, now_s: float, events: list[SourceEvent]) -> None:
+    def _fetch(self, engine: Engine, now_s: float, events: list[SourceEvent]) -> SteadyTicks | None:
+        """Hand what is new to the GPUs; return it where it is ticks as it is."""
         self._pause.check(engine, now_s)
         everything = now_s >= self._slow_due_s
         if everything:
@@ -418,16 +434,30 @@ class DcgmSource:
         by_choice = is_late and abs(step_s - before_s) < _SAME_PACE * step_s
         for latest in self._watches.latest:
             try:
-                latest.read(everything)
+                latest.ask(everything)
             except CallRefusedError as error:
+                self._leave_steady()
                 log.debug("%s", error)
                 if error.code == GPU_IS_LOST:
                     self._look_due_s = now_s
                 continue
+            if self._steady is not None and self._steady.fits():
+                if not everything:
+                    return self._steady.take(now_s)
+                self._steady.tell()
+                latest.decode()
+                whole, _, activity = latest.whole_rows()
+                if is_in_order(whole, activity):
+                    return self._keep_up(engine, self._steady, now_s, events)
+                self._leave_steady()
+            else:
+                self._leave_steady()
+                latest.decode()
             self._follow_losses(latest, now_s, events)
             self._fill_holes(latest, is_late, by_choice, now_s)
             self._note_news(latest, now_s)
         self._take_rows(everything, now_s, events)
+        self._watch_phase(everything)
         profiling = set(self._watches.profiling)
         for watch in self._watches.fast:
             if self._pause.paused and watch in profiling:
@@ -440,6 +470,52 @@ class DcgmSource:
                 self._lose(gpu, "no values any more", events)
         if now_s >= self._look_due_s:
             self._look_again(engine, now_s)
+        return None
+
+    def _keep_up(self, engine: Engine, steady: Steady, now_s: float, events: list[SourceEvent]) -> SteadyTicks:
+        """Do what is due now and then while all is well."""
+        ((latest, rows),) = self._rows
+        self._note_news(latest, now_s)
+        for row, gpu, slots in rows:
+            self._take_slow(latest, row, gpu, slots, now_s, events)
+            self._note_numbers(latest, row, gpu, now_s)
+            gpu.zeros.observe(0.0, 0.0, now_s)
+        steady.keep_up()
+        self._watch_phase(True)
+        ticks = steady.take(now_s)
+        if now_s >= self._look_due_s:
+            self._look_again(engine, now_s)
+        return ticks
+
+    def _begin_steady(self, latest: LatestValues) -> None:
+        """From now on take whole answers as ticks, if all GPUs are in one reader and in order."""
+        rows = self._rows_of(latest)
+        gpus = [gpu for _, gpu, _ in rows]
+        if gpus != self._gpus or len(self._rows) > 1 or latest.are_parts or not all(gpu.is_in_order for gpu in gpus):
+            return
+        names = [m.name for m in self._columns]
+        power = names.index("power_watts") if "power_watts" in names else None
+        slots = [slots for _, _, slots in rows]
+        self._steady = Steady(latest, gpus, slots, len(names), power, self._interval_s, self._read_s)
+
+    def _leave_steady(self) -> None:
+        steady, self._steady = self._steady, None
+        if steady is not None:
+            steady.leave()
+            for watch in self._stuck.values():
+                watch.fresh(steady.taken_s)
+
+    def _watch_phase(self, everything: bool) -> None:
+        """See whether the engine measures in the middle between two looks."""
+        if not self._watches.latest or abs(self._step_s - self._interval_s) > _SAME_PACE * self._interval_s:
+            return
+        latest = self._watches.latest[0]
+        fast = latest.fast
+        steps_us = (latest.times_us[:, fast] - latest.before_us[:, fast])[latest.counts]
+        if steps_us.size and not 0 < steps_us.min() <= steps_us.max() <= _HOLE_INTERVALS * self._interval_s * 1e6:
+            self._phase.note_miss()
+        if everything:
+            self._shift_s = self._phase.shift_s(latest.times_us[:, fast].reshape(-1), self._last_us)
 
     def _rows_of(self, latest: LatestValues) -> list[_Row]:
         return next(rows for source, rows in self._rows if source is latest)
@@ -458,6 +534,7 @@ class DcgmSource:
     def _take_rows(self, everything: bool, now_s: float, events: list[SourceEvent]) -> None:
         """Hand the new values of the readers to their GPUs."""
         for latest, rows in self._rows:
+            are_ticks = True
             if everything and latest.holds_everything:
                 for row, gpu, slots in rows:
                     self._take_slow(latest, row, gpu, slots, now_s, events)
@@ -470,7 +547,10 @@ class DcgmSource:
                 if not whole[row] or not gpu.take_whole(
                     spans_us[row], slots[:fast], latest.numbers[row, :fast], activity[row], now_s
                 ):
+                    are_ticks = False
                     self._take_row(latest, row, gpu, slots, now_s)
+            if are_ticks and is_in_order(whole, activity):
+                self._settled = latest
 
     def _take_row(self, latest: LatestValues, row: int, gpu: DcgmGpu, slots: IndexArray, now_s: float) -> None:
         fresh = latest.fresh[row]
@@ -664,8 +744,9 @@ class DcgmSource:
                 self._renew(watch, "says zero although kernels run; its values are blank until they change", now_s)
 
     def _lose_engine(self, error: EngineLostError, now_s: float, events: list[SourceEvent]) -> None:
+        self._leave_steady()
         self._link.lose(error, now_s)
-        self._found, self._rewatched = None, False
+        self._found, self._settled, self._rewatched = None, None, False
         # They went with the connection.
         self._watches, self._rows, self._stuck = Watches(refusals=self._watches.refusals), [], {}
         self._pause.forget()

@@ -8,7 +8,7 @@ Profiling values can come from another thread of the engine than the rest: each 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,11 @@ from gpusonde.telemetry import FloatArray, MissingReason
 IndexArray = npt.NDArray[np.intp]
 
 # Share of the deviation of a value from its tick's middle that the phase takes over.
-_FOLLOW = 0.1
+FOLLOW = 0.1
 # Watches apart by more than this are numbered anew, in intervals.
 _MAX_PHASE = 0.75
 # Values of one watch within this share of an interval are one measurement.
-_TOGETHER = 0.25
+TOGETHER = 0.25
 # A longer hole is not filled with blank ticks; the GPU counts as lost meanwhile.
 _MAX_HOLE_S = 5.0
 
@@ -80,7 +80,7 @@ class TickGrid:
         self._has_instant_power = False
         self._interval_us = interval_s * 1e6
         self._settle_us = settle_s * 1e6
-        self._together_us = _TOGETHER * self._interval_us
+        self._together_us = TOGETHER * self._interval_us
         self._max_hole = max(2, round(_MAX_HOLE_S / interval_s))
         # What every tick begins with: the slow columns.
         self._held = np.full(columns + 2, np.nan)
@@ -222,6 +222,29 @@ class TickGrid:
             self._next += 1
         return finished
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no tick is open."""
+        return not self._bins
+
+    @property
+    def next_us(self) -> tuple[str, dict[str, float]]:
+        """The watch whose phase is that of the ticks, and when each watch will measure the next one."""
+        begun_us = self._next * self._interval_us
+        return self._base, {watch: origin_us + begun_us for watch, origin_us in self._origins_us.items()}
+
+    def go_on(self, ticks: int, next_us: Mapping[str, float]) -> None:
+        """Go on behind ticks that were made elsewhere, all of them whole; see :attr:`next_us`."""
+        self._next += ticks
+        for watch, time_us in next_us.items():
+            self._origins_us[watch] = time_us - self._next * self._interval_us
+        self._standing.clear()
+
+    @property
+    def held(self) -> tuple[FloatArray, Mapping[int, MissingReason]]:
+        """What every tick begins with, by slot, and why slow columns have no value: copies."""
+        return self._held.copy(), dict(self._held_blanks)
+
     def _bin(self, number: int) -> _Bin:
         target = self._bins.get(number)
         if target is None:
@@ -287,7 +310,7 @@ class TickGrid:
             origin_us, number = self._join_phases(watch, time_us), 0
         if self._last_bin.get(watch) != number:
             self._last_bin[watch] = number
-            self._origins_us[watch] = origin_us + _FOLLOW * (time_us - origin_us - number * self._interval_us)
+            self._origins_us[watch] = origin_us + FOLLOW * (time_us - origin_us - number * self._interval_us)
         return number
 
     def _join_phases(self, watch: str, time_us: int) -> float:

@@ -135,7 +135,7 @@ def read_number(value: Any) -> float | MissingReason:
 
 
 def value_layout(theirs: type[ctypes.Structure]) -> np.dtype[np.void]:
-    """Return how NumPy reads an array of ``c_dcgmFieldValue_v2`` in place."""
+    """Return how NumPy reads what a ``c_dcgmFieldValue_v2`` begins with: all but the rest of a text, in whole words."""
     members = {
         "entity_group": ("entityGroupId", "u4"),
         "entity_id": ("entityId", "u4"),
@@ -150,7 +150,7 @@ def value_layout(theirs: type[ctypes.Structure]) -> np.dtype[np.void]:
             "names": list(members),
             "formats": [kind for _, kind in members.values()],
             "offsets": [getattr(theirs, name).offset for name, _ in members.values()],
-            "itemsize": ctypes.sizeof(theirs),
+            "itemsize": -(-(theirs.value.offset + 8) // 8) * 8,
         }
     )
 

@@ -30,7 +30,7 @@ from gpusonde.agent.sources.dcgm.values import (
     value_layout,
 )
 from gpusonde.errors import DriverCallError, EngineLostError
-from gpusonde.telemetry import MissingReason, Unit
+from gpusonde.telemetry import FloatArray, MissingReason, Unit
 
 # How long the engine keeps what was not fetched. Long enough for a stalled host, short because it is memory of the
 # engine: 100 values per field at 10 Hz.
@@ -223,14 +223,15 @@ class LatestValues:
         pairs = (structs.c_dcgmGroupEntityPair_t * len(entities))()
         for pair, entity in zip(pairs, entities, strict=True):
             pair.entityGroupId, pair.entityId = entity
-        layout = value_layout(structs.c_dcgmFieldValue_v2)
+        self.layout = value_layout(structs.c_dcgmFieldValue_v2)
+        size = ctypes.sizeof(structs.c_dcgmFieldValue_v2)
         self._requests = {}
         for everything, fields in ((False, self.field_ids[self.fast]), (True, self.field_ids)):
-            shape = (len(entities), len(fields))
-            values = np.frombuffer(buffer, layout, shape[0] * shape[1]).reshape(shape)
+            shape = (len(entities), len(fields), self.layout.itemsize // 8)
+            heads = np.ndarray(shape, np.int64, buffer, strides=(len(fields) * size, size, 8))
             numbers = (ctypes.c_uint16 * len(fields))(*fields)
             counts = ctypes.c_uint(shape[0]), ctypes.c_uint(shape[1])
-            self._requests[everything] = (values, (pairs, counts[0], numbers, counts[1], ctypes.c_uint(0), buffer))
+            self._requests[everything] = (heads, (pairs, counts[0], numbers, counts[1], ctypes.c_uint(0), buffer))
         limits = [None if f == XID_FIELD else limits_of(f) for f in self.field_ids]
         self._scale = np.array([1.0 if known is None else known.scale for known in limits])
         self._least = np.array([0.0 if known is None else known.least for known in limits])
@@ -241,17 +242,19 @@ class LatestValues:
         self._ratio_places = np.flatnonzero(self._is_ratio[self.fast])
         names = [METRIC_OF_FIELD[f].name for f in fast]
         self._utilization_place = names.index("gpu_utilization") if "gpu_utilization" in names else None
-        self._counts = np.ones((len(entities), len(fast)), dtype=bool)
-        self._are_parts = bool(entities) and entities[0].group != GPU
+        self.counts = np.ones((len(entities), len(fast)), dtype=bool)
+        self.are_parts = bool(entities) and entities[0].group != GPU
         self.seen_us: npt.NDArray[np.int64] = np.zeros((len(entities), len(self.field_ids)), dtype=np.int64)
-        self._take(self._requests[True][0])
+        self.raw = self._requests[True][0].copy()
+        self.decode()
 
     def read(self, everything: bool) -> None:
-        """Ask for the newest values; the attributes then hold them, by entity and field.
+        """Ask for the newest values and decode them: :meth:`ask` and :meth:`decode`."""
+        self.ask(everything)
+        self.decode()
 
-        ``times_us`` is when they were measured, 0 where nothing was; ``before_us`` what that was at the reading before;
-        ``fresh`` where the two differ; ``numbers`` are in the catalogue's units, NaN where there is none; ``statuses``
-        the engine's codes; ``capped`` how many ratios of each MIG instance were above 1.
+    def ask(self, everything: bool) -> None:
+        """Ask for the newest values. ``raw`` then is a copy of what each begins with: ``layout``, in words of 8 bytes.
 
         Args:
             everything: The slow fields too.
@@ -259,13 +262,16 @@ class LatestValues:
         Raises:
             DriverCallError: The engine refuses; :class:`EngineLostError` when it is gone.
         """
-        values, arguments = self._requests[everything]
+        heads, arguments = self._requests[everything]
         self._engine.latest_values("latest values", *arguments)
-        self._take(values)
+        self.raw = heads.copy()
 
     def reason(self, row: int, place: int) -> MissingReason:
         """Return why a number is NaN."""
-        value = self._values[row, place]
+        return self.reason_of(self._values[row, place], place)
+
+    def reason_of(self, value: np.void, place: int) -> MissingReason:
+        """Return why a value of a field is no number."""
         known = read_reason(value)
         if known is not None:
             return known
@@ -282,14 +288,14 @@ class LatestValues:
         return bool(self.numbers.shape[1] == len(self.field_ids))
 
     def expect(self, missing: Mapping[int, Collection[int]]) -> None:
-        """Note what is never measured: row -> fields of which a blank says nothing."""
+        """Note what is never measured: row -> fields of which a blank says nothing; ``counts`` are the others."""
         for row, fields in missing.items():
-            self._counts[row] = [f not in fields for f in self.field_ids[self.fast]]
+            self.counts[row] = [f not in fields for f in self.field_ids[self.fast]]
 
     def whole_rows(self) -> tuple[list[bool], list[list[tuple[str, int, int]]], list[tuple[float, float]]]:
         """Return by row whether all fast values are new numbers, when the parts were measured, and the activity."""
         numbers, times_us = self.numbers[:, self.fast], self.times_us[:, self.fast]
-        counted = self._counts
+        counted = self.counts
         whole = ~((np.isnan(numbers) | ~self.fresh[:, self.fast]) & counted).any(axis=1)
         if not counted.all():
             # What is never measured has no time either.
@@ -329,24 +335,40 @@ class LatestValues:
             for place, field_id in enumerate(self.field_ids)
         }
 
-    def _take(self, values: npt.NDArray[np.void]) -> None:
+    def decode(self) -> None:
+        """Take what the engine answered last; the attributes then hold it, by entity and field.
+
+        ``times_us`` is when it was measured, 0 where nothing was; ``before_us`` what that was at the reading before;
+        ``fresh`` where the two differ; ``numbers`` are in the catalogue's units, NaN where there is none; ``statuses``
+        the engine's codes; ``capped`` how many ratios of each MIG instance were above 1.
+        """
+        self._values = values = self.raw.view(self.layout)[..., 0]
         count = values.shape[1]
-        self._values = values
         self.statuses = values["status"].copy()
         self.times_us = values["time_us"].copy()
         self.before_us = self.seen_us[:, :count].copy()
         self.fresh = (self.times_us != self.before_us) & (self.times_us != 0)
         np.copyto(self.seen_us[:, :count], self.times_us, where=self.fresh)
-        numbers = decode_numbers(values)
-        numbers[~((numbers >= self._least[:count]) & (numbers <= self._most[:count]))] = np.nan
+        numbers = self.numbers_of(values)
         self.capped: npt.NDArray[np.int64] | None = None
-        if self._are_parts:
+        if self.are_parts:
             # NVIDIA/DCGM issue 152: the engine relates some ratios of an instance to fewer SMs than it has.
             above = (numbers > 1.0) & self._is_ratio[:count]
             self.capped = (above & self.fresh).sum(axis=1)
             numbers[above] = 1.0
-        numbers *= self._scale[:count]
         self.numbers = numbers
+
+    def numbers_of(self, values: npt.NDArray[np.void]) -> FloatArray:
+        """Return the numbers in an array of ``layout`` in the catalogue's units, NaN where there is none.
+
+        Args:
+            values: The last axis are the fields, or the first of them.
+        """
+        count = values.shape[-1]
+        numbers = decode_numbers(values)
+        numbers[~((numbers >= self._least[:count]) & (numbers <= self._most[:count]))] = np.nan
+        numbers *= self._scale[:count]
+        return numbers
 
 
 # NVIDIA/DCGM issues 16 and 303: no new values.
