@@ -128,7 +128,7 @@ def _run_agent(gpus: int, report: Path, words: list[str]) -> None:
         if not ticks:
             began = (time.monotonic(), engine.requests)
         reading = read(self, deadline_s)
-        ticks += reading.tick_count
+        ticks += reading.count_ticks()
         return reading
 
     DcgmSource.read = counting_read  # type: ignore[method-assign]

@@ -230,6 +230,44 @@ def test_eight_gpus_cost_one_request_a_tick_and_no_tick_is_missing(dcgm_host):
         assert len(dcgm_host.ticks[gpu]) == pytest.approx(300, abs=3)
 
 
+@pytest.mark.parametrize("lag_s", [0.0, 0.05, 0.18])
+def test_an_engine_of_its_own_pace_costs_one_request_a_tick_and_no_history(dcgm_host, lag_s):
+    engine = dcgm_host.engine
+    # As a real one was seen to do: 100.11 ms for 100, most of them within 10 ms.
+    engine.gpus, engine.drift, engine.jitter_s, engine.lag_s = 4, 0.0011, 0.01, lag_s
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 15.0)
+    dcgm_host.ticks.clear()
+    before = engine.requests
+    dcgm_host.run(source, 200.0)
+    source.close()
+    assert engine.requests - before == 2000
+    for gpu in range(4):
+        steps = np.diff([time_s for time_s, _, _ in dcgm_host.ticks[gpu]])
+        assert np.abs(steps - 0.1).max() < 0.01
+        assert len(dcgm_host.ticks[gpu]) == pytest.approx(2000 / 1.0011, abs=4)
+        assert holes(dcgm_host, gpu)[1] == []
+
+
+@pytest.mark.parametrize("status", [0, -14])
+def test_a_value_that_is_none_amid_good_ones_is_blank_with_its_reason_and_takes_no_other(dcgm_host, status):
+    engine = dcgm_host.engine
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 3.3)
+    engine.blanks[1, 1005] = status or "not supported"
+    dcgm_host.run(source, 0.2)
+    engine.blanks.clear()
+    dcgm_host.run(source, 3.0)
+    source.close()
+    blank = [blanks for _, values, blanks in dcgm_host.ticks[1] if math.isnan(values["dram_active"])]
+    reason = MissingReason.NO_DATA if status else MissingReason.NOT_SUPPORTED
+    assert [blanks["dram_active"] for blanks in blank] == [reason] * 2
+    assert holes(dcgm_host, 0) == ([], [])
+    assert set(holes(dcgm_host, 1)[1]) == {"dram_active"}
+
+
 def test_what_the_engine_measured_between_two_looks_is_fetched_alone(dcgm_host):
     source = dcgm_host.source()
     dcgm_host.open(source)

@@ -38,6 +38,7 @@ class World:
         self.more = more
         self.tick = 0
         self.read_at = []
+        self.shift_s = {}
         self.delivered = []
         self.room = lambda: True
         self.accept = lambda: True
@@ -69,7 +70,7 @@ class World:
         self.now_s += self.read_s(self.tick)
         self.tick += 1
         ticks = tuple(GpuTicks(g, np.array([stamp]), np.zeros((1, 1))) for g in (0, 1))
-        return Reading(ticks, more=self.more(self.tick))
+        return Reading(ticks, more=self.more(self.tick), shift_s=self.shift_s.get(self.tick - 1, 0.0))
 
     def progress(self):
         return None
@@ -95,6 +96,15 @@ def test_deadlines_do_not_drift_however_long_a_reading_takes():
     assert world.counters.missed_ticks == 0
     assert world.counters.ticks == 100
     assert world.counters.read_s_max == pytest.approx(0.03)
+
+
+def test_a_source_that_wants_to_be_read_later_or_earlier_moves_the_deadlines():
+    world = World(ticks=6)
+    world.shift_s = {1: 0.04, 4: -0.05}
+    world.sampler.run()
+    assert world.read_at == [0.0, 0.1, 0.24, 0.34, 0.44, 0.49]
+    assert world.counters.missed_ticks == 0
+    assert world.counters.lateness_s_max == pytest.approx(0.0)
 
 
 def test_a_long_reading_costs_the_deadlines_it_covered_and_they_are_counted():

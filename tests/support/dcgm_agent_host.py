@@ -42,6 +42,7 @@ class DcgmHost:
         self.ticks: dict[int, list[tuple[float, Mapping[str, float], Mapping[str, MissingReason]]]] = {}
         self.events: list[SourceEvent] = []
         self.reads = 0
+        self._shift_s = 0.0
         fake.install(engine)
 
     def advance(self, seconds: float) -> None:
@@ -77,13 +78,15 @@ class DcgmHost:
         return [gpu.key for gpu in self.inventory.gpus]
 
     def run(self, source: DcgmSource, seconds: float, step_s: float = 0.1) -> None:
-        """Read for so long; what came is kept, later ticks behind earlier ones."""
+        """Read for so long, moved as the source wants it; what came is kept, later ticks behind earlier ones."""
         for _ in range(round(seconds / step_s)):
-            self.advance(step_s)
+            self.advance(step_s + self._shift_s)
+            self._shift_s = 0.0
             more = True
             while more:
                 reading = source.read(self.monotonic_s)
                 self.reads += 1
+                self._shift_s += reading.shift_s
                 more = reading.more
                 if reading.inventory is not None:
                     self._take(reading.inventory)
