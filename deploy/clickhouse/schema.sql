@@ -221,6 +221,15 @@ ENGINE = ReplacingMergeTree
 ORDER BY (gpu_uuid, time_unix_nano, spool, sequence, item)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
+CREATE TABLE IF NOT EXISTS job_activity (
+    spool Int64, sequence Int64, item Int64, start_unix_nano Int64, end_unix_nano Int64, message String CODEC(ZSTD(3)), received DateTime('UTC') CODEC(Delta, ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(received)
+ORDER BY (spool, end_unix_nano, sequence, item)
+TTL received + toIntervalSecond(1209600)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = 1;
+
 CREATE TABLE IF NOT EXISTS losses (
     spool Int64, sequence Int64, first_sequence Int64, last_sequence Int64, reason Int64, lost_ticks Int64
 )

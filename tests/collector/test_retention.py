@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,6 +21,7 @@ from gpusonde.collector.storage.local.retention import maintain
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import Samples, count_column, max_column, merge_rollups, min_column, roll_up
 from gpusonde.errors import StoreFullError
+from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -305,3 +307,19 @@ def test_a_client_tells_averages_from_ticks(tmp_path, clock, open_store):
     assert (mixed.attributes["resolution_s"], len(mixed)) == ("1", 5 + 30)
     assert "averages over 1 s are left" in mixed.warnings[0]
     assert (dict(late.attributes), late.warnings, len(late)) == ({}, (), 30)
+
+
+def test_what_processes_did_goes_with_the_ticks_and_leaves_no_hole(open_store, clock):
+    clock.now_ns = time.time_ns()
+    store = open_store({"raw_retention_s": DAY_S})
+    feed = Feed()
+    group = ingest_pb2.ProcessGroupActivity(gpu_uuids=["GPU-a"], forks=[1])
+    message = ingest_pb2.JobActivity(start_time_unix_nano=START_NS, offsets_ms=[0], groups=[group])
+    records = [feed.first, ingest_pb2.Record(sequence=2, job_activity=message), batch(3)]
+    store.samples.append([feed.incoming(record) for record in records])
+    store.maintenance.run()
+    assert len(store.facts.activity("agent-1", "GPU-a", 0, EVER[1])) == 1
+    clock.now_ns += 25 * HOUR_NS
+    store.maintenance.run()
+    assert store.facts.activity("agent-1", "GPU-a", 0, EVER[1]) == []
+    assert store.facts.sequences(1, 2, 2) == [2]

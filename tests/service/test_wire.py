@@ -12,7 +12,7 @@ from support.wire_agent import START_NS, batch, block, gpu, inventory, source_en
 from gpusonde.common.v1 import gpu_pb2, job_pb2, metric_pb2
 from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.wire import Limits, decode_record
+from gpusonde.service.wire import ACTIVITY_COLUMNS, Limits, decode_activity, decode_record
 
 LIMITS = Limits()
 COUNTERS = ("sm_active", "energy_joules", "xid_count")
@@ -247,6 +247,46 @@ def test_a_mig_instance_goes_by_its_own_uuid():
 def test_a_bad_job_binding_names_its_field(binding, field):
     record = ingest_pb2.Record(sequence=1, job_bindings=ingest_pb2.JobBindings(bindings=[binding]))
     assert refusal(record).field == field
+
+
+def activity(looks=3, **more):
+    group = {"gpu_uuids": ["GPU-a", "GPU-b"], "forks": range(looks), "lifetime_ms": [1500] * looks} | more
+    return ingest_pb2.JobActivity(
+        start_time_unix_nano=START_NS,
+        offsets_ms=[1000 * i for i in range(looks)],
+        groups=[ingest_pb2.ProcessGroupActivity(**group)],
+    )
+
+
+def test_what_processes_do_becomes_columns_of_which_those_that_cannot_be_read_are_nan():
+    record = ingest_pb2.Record(sequence=1, job_activity=activity(written_bytes=[0, 2**40, 0]))
+    (job,) = decode_record(record, None, LIMITS).jobs
+    assert job.gpu_uuids == ("GPU-a", "GPU-b")
+    assert job.time_unix_nano.tolist() == [START_NS + i * 10**9 for i in range(3)]
+    columns = dict(zip(ACTIVITY_COLUMNS, job.values.tolist(), strict=True))
+    assert (columns["forks"], columns["lifetime_s"]) == ([0, 1, 2], [1.5] * 3)
+    assert columns["written_bytes"] == [0, 2**40, 0]
+    assert np.isnan(columns["read_bytes"]).all()
+    again = decode_activity(ingest_pb2.JobActivity.FromString(job.message), LIMITS).jobs[0]
+    assert (again.values[0] == job.values[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (ingest_pb2.JobActivity(), "job_activity.start_time_unix_nano"),
+        (ingest_pb2.JobActivity(start_time_unix_nano=5, offsets_ms=[3, 3]), "job_activity.offsets_ms"),
+        (ingest_pb2.JobActivity(start_time_unix_nano=5, offsets_ms=[2**32 - 1]), "job_activity.offsets_ms"),
+        (ingest_pb2.JobActivity(start_time_unix_nano=5, offsets_ms=range(5000)), "job_activity.offsets_ms"),
+        (activity(exits=[1]), "job_activity.groups[0].exits"),
+        (activity(read_bytes=[1] * 4), "job_activity.groups[0].read_bytes"),
+        (activity(gpu_uuids=["GPU\n"]), "job_activity.groups[0].gpu_uuids"),
+        (activity(gpu_uuids=["g"] * 200), "job_activity.groups[0].gpu_uuids"),
+        (activity(processes=2**31), "job_activity.groups[0].processes"),
+    ],
+)
+def test_bad_news_of_processes_name_their_field(message, field):
+    assert refusal(ingest_pb2.Record(sequence=1, job_activity=message)).field == field
 
 
 def test_a_loss_report_must_be_a_range():

@@ -155,6 +155,11 @@ class JobsConfig:
     cgroups: bool = option(
         "switch", True, "look at the processes on the GPUs: their cgroup, start and user, nothing else"
     )
+    activity: bool = option(
+        "switch",
+        True,
+        "with cgroups: count each second their forks and ends, the bytes they read and write, and processor time",
+    )
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ class SelfCounters:
         slowdowns: How often they were taken less often than configured, by reason.
         job_bindings: Job bindings recorded, repetitions included.
         job_source_failures: Questions that a source of jobs did not answer, by source.
+        job_activity_records: Records of what the processes of jobs did.
+        job_processes_unseen: Processes that came too many at once to be looked at.
         source_progress: Share of a finite source that was read, 0..1; None for hardware.
         throttled: A collector asks for less at the moment.
         certificate_expiry_unix_s: When the certificate of the latest connection expires; None without one.
@@ -84,6 +86,8 @@ class SelfCounters:
     slowdowns: dict[str, int] = field(default_factory=dict)
     job_bindings: int = 0
     job_source_failures: dict[str, int] = field(default_factory=dict)
+    job_activity_records: int = 0
+    job_processes_unseen: int = 0
     source_progress: float | None = None
     throttled: bool = False
     certificate_expiry_unix_s: float | None = None
@@ -168,6 +172,8 @@ class SelfCounters:
             "slowdowns": dict(self.slowdowns),
             "job_bindings": self.job_bindings,
             "job_source_failures": dict(self.job_source_failures),
+            "job_activity_records": self.job_activity_records,
+            "job_processes_unseen": self.job_processes_unseen,
             "source_progress": self.source_progress,
         }
 
@@ -329,6 +335,16 @@ class AgentMetrics:
             "Questions that a source of jobs did not answer, by source.",
             "source",
             dict(counters.job_source_failures),
+        )
+        yield metrics.counter(
+            f"{_PREFIX}_job_activity_records",
+            "Records of what the processes of jobs did.",
+            counters.job_activity_records,
+        )
+        yield metrics.counter(
+            f"{_PREFIX}_job_processes_unseen",
+            "Processes that came too many at once to be looked at.",
+            counters.job_processes_unseen,
         )
 
     def _spool(self, counters: SelfCounters) -> Iterable[Metric]:

@@ -40,6 +40,14 @@ def binding(sequence, job="job-1", start=START_NS, end=0, gpu="GPU-a", labels=No
     return ingest_pb2.Record(sequence=sequence, job_bindings=ingest_pb2.JobBindings(bindings=[wire]))
 
 
+def activity(sequence, begin=START_NS, gpus=("GPU-a", "GPU-b"), looks=30):
+    group = ingest_pb2.ProcessGroupActivity(gpu_uuids=gpus, forks=[sequence] * looks)
+    other = ingest_pb2.ProcessGroupActivity(gpu_uuids=["GPU-c"], forks=[0] * looks)
+    offsets = [1000 * i for i in range(looks)]
+    message = ingest_pb2.JobActivity(start_time_unix_nano=begin, offsets_ms=offsets, groups=[group, other])
+    return ingest_pb2.Record(sequence=sequence, job_activity=message)
+
+
 def agent_row(agent_id="agent-1", spool_id="spool-1", started=1_000_000, **more):
     fields = {"instance_id": "instance-1", "host_name": "host-1", "agent_version": "1.0", "host": b"\x00\xff\n'\\"}
     return AgentRow(agent_id, spool_id, start_unix_nano=started, **(fields | more))
@@ -136,6 +144,33 @@ def test_arrivals_come_in_the_order_in_which_they_were_said(engine, settles):
             assert rest == [one for one in said if (one if isinstance(one, int) else one[1]) > reached]
         assert sequences(store.samples.read_feed("agent-2", "GPU-a", BEGINNING)) == []
         assert sequences(store.samples.read_feed("agent-1", "GPU-b", BEGINNING)) == []
+        store = engine.open()
+
+
+def test_what_processes_did_is_read_by_gpu_and_time(engine):
+    store = engine.open()
+    feed = Feed()
+    second = 10**9
+    store.samples.append(
+        [
+            feed.incoming(feed.first),
+            feed.incoming(activity(2)),
+            feed.incoming(activity(3, START_NS + 30 * second)),
+            feed.incoming(activity(4, START_NS + 60 * second, gpus=("GPU-a",))),
+            feed.incoming(activity(5, looks=0)),
+            feed.incoming(batch(6)),
+        ]
+    )
+    for _ in range(2):
+        told = [
+            [job.values[0, 0] for job in store.facts.activity("agent-1", gpu, START_NS, START_NS + 90 * second)]
+            for gpu in ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+        ]
+        assert told == [[2, 3, 4], [2, 3], [0, 0, 0], []]
+        (late,) = store.facts.activity("agent-1", "GPU-a", START_NS + 31 * second, START_NS + 59 * second)
+        assert late.time_unix_nano.tolist() == [START_NS + (30 + i) * second for i in range(30)]
+        assert store.facts.activity("agent-2", "GPU-a", START_NS, START_NS + 90 * second) == []
+        assert store.facts.losses() == []
         store = engine.open()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusonde.agent.config import JobsConfig
+from gpusonde.agent.jobs.activity import LOOK_INTERVAL_S, ActivityReader, SharedProcessIds
 from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.ownership import (
     FILE_NAME,
@@ -20,7 +21,7 @@ from gpusonde.agent.jobs.ownership import (
     OwnershipHistory,
     Scheduler,
 )
-from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
+from gpusonde.agent.jobs.processes import ProcessIds, ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, MappingFiles, read_minors
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, ProcessReader, SourceInventory
@@ -82,8 +83,21 @@ class _Asked:
         self._failures = 0
 
 
+@dataclass(frozen=True)
+class ProcessLooks:
+    """Looks at the processes on the GPUs between two polls.
+
+    Attributes:
+        process_ids: GPU key -> processes.
+        reader: Looks at them.
+    """
+
+    process_ids: SharedProcessIds
+    reader: ActivityReader
+
+
 class JobWatcher:
-    """Turns the answers of the sources into JobBindings records.
+    """Turns the answers of the sources into JobBindings records, and looks at what the processes of the jobs do.
 
     Per GPU the first source that names an owner is believed: a scheduler's word goes before what processes look like.
 
@@ -93,6 +107,7 @@ class JobWatcher:
         state: Where open ownerships are kept over restarts.
         emit: Takes each record.
         counters: Filled with bindings and failures; after lost records, which they tell, all is recorded again.
+        looks: Looks at the processes; None for never.
         on_end: Called in the watcher's thread when it ends, to give back what the sources hold.
         wall_ns: Unix time in nanoseconds.
         wait: Sleeps for the given seconds or until the watcher is stopped, and returns whether it was.
@@ -106,6 +121,7 @@ class JobWatcher:
         emit: Callable[[ingest_pb2.Record], None],
         counters: SelfCounters,
         *,
+        looks: ProcessLooks | None = None,
         on_end: Callable[[], None] = lambda: None,
         wall_ns: Callable[[], int] = time.time_ns,
         wait: Callable[[float], bool] | None = None,
@@ -115,6 +131,7 @@ class JobWatcher:
         self._state = state
         self._emit = emit
         self._counters = counters
+        self._looks = looks
         self._on_end = on_end
         self._wall_ns = wall_ns
         self._stopping = threading.Event()
@@ -142,10 +159,33 @@ class JobWatcher:
                 except Exception:  # samples are worth having without their jobs
                     log.exception("jobs could not be recorded; telling them again at the next poll")
                     self._losses_told = -1
-                if self._wait(POLL_INTERVAL_S):
+                if self._wait_for_poll():
                     return
         finally:
+            if self._looks is not None:
+                self._emit_all(self._looks.reader.take())
+                self._looks.reader.close()
             self._on_end()
+
+    def _wait_for_poll(self) -> bool:
+        """Look at the processes until the next poll is due; return whether the watcher is to end."""
+        if self._looks is None:
+            return self._wait(POLL_INTERVAL_S)
+        looks = max(1, round(POLL_INTERVAL_S / LOOK_INTERVAL_S))
+        for _ in range(looks):
+            if self._wait(POLL_INTERVAL_S / looks):
+                return True
+            try:
+                self._emit_all(self._looks.reader.look(self._wall_ns()))
+            except Exception:  # jobs and samples are worth having without it
+                log.exception("what the processes of jobs do is no longer looked at")
+                self._looks = None
+                return False
+        return False
+
+    def _emit_all(self, records: Iterable[ingest_pb2.Record]) -> None:
+        for record in records:
+            self._emit(record)
 
     def begin(self) -> None:
         """Take up what a former process left."""
@@ -157,7 +197,10 @@ class JobWatcher:
         now = self._wall_ns()
         for asked in self._asked:
             asked.ask(now)
-        changed = self._history.observe(now, self._combined())
+        owners = self._combined()
+        if self._looks is not None:
+            self._emit_all(self._looks.reader.follow(self._looks.process_ids(), owners))
+        changed = self._history.observe(now, owners)
         if changed:
             self._state.save(self._history.open)
             _log_changes(changed)
@@ -251,7 +294,7 @@ class JobParts:
 
 
 def make_sources(
-    config: JobsConfig, devices: DeviceNames, processes: ProcessReader | None, proc: Path = Path("/proc")
+    config: JobsConfig, devices: DeviceNames, process_ids: ProcessIds | None, proc: Path = Path("/proc")
 ) -> list[JobSource]:
     """Return the configured sources in order of precedence."""
     sources: list[JobSource] = []
@@ -259,15 +302,19 @@ def make_sources(
         sources.append(MappingFiles(Path(config.slurm_mapping_dir), devices, index_order=config.slurm_index))
     if config.kubelet_socket:
         sources.append(KubeletPods(Path(config.kubelet_socket), devices, time.time_ns()))
-    if config.cgroups and processes is not None:
-        sources.append(ProcessOwners(processes.compute_processes, ProcFolder(proc)))
+    if config.cgroups and process_ids is not None:
+        sources.append(ProcessOwners(process_ids, ProcFolder(proc)))
     return sources
 
 
 def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
     """Return what watches the jobs of the sampled GPUs; None when there is nothing to ask, or all GPUs are replayed."""
     devices = DeviceNames(parts.inventory.gpus, read_minors(parts.driver))
-    sources = make_sources(config, devices, parts.processes, parts.proc)
+    process_ids = SharedProcessIds(parts.processes.compute_processes) if parts.processes is not None else None
+    sources = make_sources(config, devices, process_ids, parts.proc)
+    looks = None
+    if config.cgroups and config.activity and process_ids is not None:
+        looks = ProcessLooks(process_ids, ActivityReader(parts.counters, parts.proc))
     if not sources or all(gpu.replayed for gpu in parts.inventory.gpus):
         return None
     return JobWatcher(
@@ -276,5 +323,6 @@ def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
         OwnershipFile(parts.spool_directory / FILE_NAME, parts.files or OsFiles()),
         parts.emit,
         parts.counters,
+        looks=looks,
         on_end=parts.processes.close if parts.processes is not None else lambda: None,
     )

@@ -351,6 +351,8 @@ class AgentPayload(TypedDict):
     slowdowns: Annotated[list[TallyPayload], JsonKey("`idle`, `read_budget`")]
     job_bindings: Annotated[int, JsonKey("spooled")]
     job_source_failures: Annotated[list[TallyPayload], JsonKey("questions not answered, by source of jobs")]
+    job_activity_records: Annotated[int, JsonKey("spooled")]
+    job_processes_unseen: Annotated[int, JsonKey("came too many at once to be looked at")]
     source_progress: Annotated[float | None, JsonKey("played share of the trace")]
 
 

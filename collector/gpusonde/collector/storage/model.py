@@ -6,13 +6,20 @@ Samples come as columns; see ``samples``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.wire import DecodedRecord, InventoryRecord, Limits, decode_record
+from gpusonde.service.wire import (
+    DecodedRecord,
+    InventoryRecord,
+    JobActivity,
+    Limits,
+    decode_activity,
+    decode_record,
+)
 
 # What the store holds has passed the limits of its day; reading it back must not depend on today's.
 STORED_LIMITS = Limits(
@@ -312,6 +319,12 @@ class StoreUsage:
 
     tier_bytes: Mapping[str, int]
     free_bytes: int | None = None
+
+
+def read_activity(messages: Iterable[bytes], gpu_uuid: str) -> list[JobActivity]:
+    """Return those of stored messages about what processes did that are about a GPU."""
+    jobs = [job for m in messages for job in decode_activity(ingest_pb2.JobActivity.FromString(m), Limits()).jobs]
+    return [job for job in jobs if gpu_uuid in job.gpu_uuids]
 
 
 def decode_inventory(message: bytes) -> InventoryRecord | None:

@@ -28,7 +28,7 @@ from gpusonde.collector.storage.model import (
     SummaryRow,
 )
 from gpusonde.collector.storage.samples import FeedEntry, Samples
-from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord
+from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord, JobActivity
 
 # Called with seconds, once for each piece of work.
 Observer = Callable[[float], None]
@@ -107,6 +107,9 @@ class FactStore(Protocol):
 
     def events(self, gpu_uuid: str) -> list[GpuEvent]:
         """Return a GPU's events in order of time."""
+
+    def activity(self, agent_id: str, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[JobActivity]:
+        """Return what the processes of the job on a GPU did, the records that reach into ``[start, end)``, by time."""
 
     def losses(self) -> list[LossRow]:
         """Return every loss that an agent reported and every gap that was seen."""

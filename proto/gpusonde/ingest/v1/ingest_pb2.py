@@ -27,19 +27,19 @@ from gpusonde.common.v1 import job_pb2 as gpusonde_dot_common_dot_v1_dot_job__pb
 from gpusonde.common.v1 import metric_pb2 as gpusonde_dot_common_dot_v1_dot_metric__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgpusonde/ingest/v1/ingest.proto\x12\x12gpusonde.ingest.v1\x1a\x1cgpusonde/common/v1/gpu.proto\x1a\x1cgpusonde/common/v1/job.proto\x1a\x1fgpusonde/common/v1/metric.proto\"\xae\x01\n\x14StreamSamplesRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.gpusonde.ingest.v1.HelloH\x00\x12,\n\x06record\x18\x02 \x01(\x0b\x32\x1a.gpusonde.ingest.v1.RecordH\x00\x12\x31\n\thost_load\x18\x03 \x01(\x0b\x32\x1c.gpusonde.common.v1.HostLoadH\x00\x42\t\n\x07payload\"\xdb\x01\n\x15StreamSamplesResponse\x12\x31\n\thello_ack\x18\x01 \x01(\x0b\x32\x1c.gpusonde.ingest.v1.HelloAckH\x00\x12&\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x17.gpusonde.ingest.v1.AckH\x00\x12\x30\n\x08throttle\x18\x03 \x01(\x0b\x32\x1c.gpusonde.ingest.v1.ThrottleH\x00\x12*\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x19.gpusonde.ingest.v1.DrainH\x00\x42\t\n\x07payload\"\xbd\x02\n\x05Hello\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08spool_id\x18\x02 \x01(\t\x12 \n\x18\x66irst_available_sequence\x18\x03 \x01(\x04\x12&\n\x04host\x18\x04 \x01(\x0b\x32\x18.gpusonde.common.v1.Host\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12/\n\tencodings\x18\x06 \x03(\x0e\x32\x1c.gpusonde.ingest.v1.Encoding\x12\"\n\x1a\x61gent_start_time_unix_nano\x18\x07 \x01(\x03\x12\x13\n\x0binstance_id\x18\x08 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\t \x01(\x04\x12-\n\x05marks\x18\n \x03(\x0b\x32\x1e.gpusonde.ingest.v1.RecordMark\"M\n\nRecordMark\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08gpu_uuid\x18\x02 \x01(\t\x12\x1b\n\x13tick_time_unix_nano\x18\x03 \x01(\x10\"\xd7\x01\n\x08HelloAck\x12\x18\n\x10\x64urable_sequence\x18\x01 \x01(\x04\x12.\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1c.gpusonde.ingest.v1.Encoding\x12\x18\n\x10max_record_bytes\x18\x03 \x01(\r\x12\x1b\n\x13max_unacked_records\x18\x04 \x01(\r\x12\x14\n\x0c\x63ollector_id\x18\x05 \x01(\t\x12\x1d\n\x15host_load_interval_ms\x18\x06 \x01(\r\x12\x15\n\rsame_sequence\x18\x07 \x01(\x04\"\xe9\x02\n\x06Record\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x32\n\tinventory\x18\x02 \x01(\x0b\x32\x1d.gpusonde.ingest.v1.InventoryH\x00\x12\x30\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1f.gpusonde.ingest.v1.SampleBatchH\x00\x12\x37\n\x0cjob_bindings\x18\x04 \x01(\x0b\x32\x1f.gpusonde.ingest.v1.JobBindingsH\x00\x12\x35\n\x0bloss_report\x18\x05 \x01(\x0b\x32\x1e.gpusonde.ingest.v1.LossReportH\x00\x12\x33\n\ngpu_events\x18\x06 \x01(\x0b\x32\x1d.gpusonde.ingest.v1.GpuEventsH\x00\x12\x37\n\x0csource_ended\x18\x07 \x01(\x0b\x32\x1f.gpusonde.ingest.v1.SourceEndedH\x00\x42\t\n\x07payload\"\x97\x01\n\tInventory\x12%\n\x04gpus\x18\x01 \x03(\x0b\x32\x17.gpusonde.common.v1.Gpu\x12\x35\n\x07metrics\x18\x02 \x03(\x0b\x32$.gpusonde.common.v1.MetricDescriptor\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x1c\n\x14sampling_interval_us\x18\x04 \x01(\r\"k\n\x0bSampleBatch\x12,\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1c.gpusonde.ingest.v1.GpuBlock\x12.\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1c.gpusonde.ingest.v1.Encoding\"\xd5\x01\n\x08GpuBlock\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x12\n\ntick_count\x18\x02 \x01(\r\x12\x1c\n\x14start_time_unix_nano\x18\x03 \x01(\x10\x12\x17\n\x0ftick_offsets_us\x18\x04 \x01(\x0c\x12\x0e\n\x06values\x18\x05 \x01(\x0c\x12\x14\n\x0cmissed_ticks\x18\x06 \x01(\r\x12\x15\n\rcounter_bases\x18\x07 \x03(\x01\x12\x34\n\x0c\x62lank_counts\x18\x08 \x03(\x0b\x32\x1e.gpusonde.ingest.v1.BlankCount\"\\\n\nBlankCount\x12\x0e\n\x06metric\x18\x01 \x01(\r\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.gpusonde.common.v1.BlankReason\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"?\n\x0bJobBindings\x12\x30\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x1e.gpusonde.common.v1.JobBinding\"\x89\x01\n\nLossReport\x12\x1b\n\x13\x66irst_lost_sequence\x18\x01 \x01(\x04\x12\x1a\n\x12last_lost_sequence\x18\x02 \x01(\x04\x12.\n\x06reason\x18\x03 \x01(\x0e\x32\x1e.gpusonde.ingest.v1.LossReason\x12\x12\n\nlost_ticks\x18\x04 \x01(\x04\"9\n\tGpuEvents\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1c.gpusonde.ingest.v1.GpuEvent\"n\n\x08GpuEvent\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x16\n\x0etime_unix_nano\x18\x02 \x01(\x03\x12.\n\x04kind\x18\x03 \x01(\x0e\x32 .gpusonde.ingest.v1.GpuEventKind\x12\r\n\x05value\x18\x04 \x01(\x03\"\x1b\n\x0bSourceEnded\x12\x0c\n\x04gpus\x18\x01 \x03(\r\"\x1f\n\x03\x41\x63k\x12\x18\n\x10\x64urable_sequence\x18\x01 \x01(\x04\"B\n\x08Throttle\x12\x1b\n\x13max_unacked_records\x18\x01 \x01(\r\x12\x19\n\x11\x62\x61tch_interval_ms\x18\x02 \x01(\r\"3\n\x05\x44rain\x12\x10\n\x08grace_ms\x18\x01 \x01(\r\x12\x18\n\x10preferred_target\x18\x02 \x01(\t*[\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NCODING_FLOAT32_LE\x10\x01\x12\x1c\n\x18\x45NCODING_FLOAT32_LE_ZSTD\x10\x02*\x7f\n\nLossReason\x12\x1b\n\x17LOSS_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16LOSS_REASON_SPOOL_FULL\x10\x01\x12\x1d\n\x19LOSS_REASON_SPOOL_CORRUPT\x10\x02\x12\x19\n\x15LOSS_REASON_DISK_FULL\x10\x03*\x9c\x01\n\x0cGpuEventKind\x12\x1e\n\x1aGPU_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12GPU_EVENT_KIND_XID\x10\x01\x12\x17\n\x13GPU_EVENT_KIND_LOST\x10\x02\x12\x1c\n\x18GPU_EVENT_KIND_RECOVERED\x10\x03\x12\x1d\n\x19GPU_EVENT_KIND_CLOCK_STEP\x10\x04\x32y\n\rIngestService\x12h\n\rStreamSamples\x12(.gpusonde.ingest.v1.StreamSamplesRequest\x1a).gpusonde.ingest.v1.StreamSamplesResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgpusonde/ingest/v1/ingest.proto\x12\x12gpusonde.ingest.v1\x1a\x1cgpusonde/common/v1/gpu.proto\x1a\x1cgpusonde/common/v1/job.proto\x1a\x1fgpusonde/common/v1/metric.proto\"\xae\x01\n\x14StreamSamplesRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.gpusonde.ingest.v1.HelloH\x00\x12,\n\x06record\x18\x02 \x01(\x0b\x32\x1a.gpusonde.ingest.v1.RecordH\x00\x12\x31\n\thost_load\x18\x03 \x01(\x0b\x32\x1c.gpusonde.common.v1.HostLoadH\x00\x42\t\n\x07payload\"\xdb\x01\n\x15StreamSamplesResponse\x12\x31\n\thello_ack\x18\x01 \x01(\x0b\x32\x1c.gpusonde.ingest.v1.HelloAckH\x00\x12&\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x17.gpusonde.ingest.v1.AckH\x00\x12\x30\n\x08throttle\x18\x03 \x01(\x0b\x32\x1c.gpusonde.ingest.v1.ThrottleH\x00\x12*\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x19.gpusonde.ingest.v1.DrainH\x00\x42\t\n\x07payload\"\xbd\x02\n\x05Hello\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08spool_id\x18\x02 \x01(\t\x12 \n\x18\x66irst_available_sequence\x18\x03 \x01(\x04\x12&\n\x04host\x18\x04 \x01(\x0b\x32\x18.gpusonde.common.v1.Host\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12/\n\tencodings\x18\x06 \x03(\x0e\x32\x1c.gpusonde.ingest.v1.Encoding\x12\"\n\x1a\x61gent_start_time_unix_nano\x18\x07 \x01(\x03\x12\x13\n\x0binstance_id\x18\x08 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\t \x01(\x04\x12-\n\x05marks\x18\n \x03(\x0b\x32\x1e.gpusonde.ingest.v1.RecordMark\"M\n\nRecordMark\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08gpu_uuid\x18\x02 \x01(\t\x12\x1b\n\x13tick_time_unix_nano\x18\x03 \x01(\x10\"\xd7\x01\n\x08HelloAck\x12\x18\n\x10\x64urable_sequence\x18\x01 \x01(\x04\x12.\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1c.gpusonde.ingest.v1.Encoding\x12\x18\n\x10max_record_bytes\x18\x03 \x01(\r\x12\x1b\n\x13max_unacked_records\x18\x04 \x01(\r\x12\x14\n\x0c\x63ollector_id\x18\x05 \x01(\t\x12\x1d\n\x15host_load_interval_ms\x18\x06 \x01(\r\x12\x15\n\rsame_sequence\x18\x07 \x01(\x04\"\xa2\x03\n\x06Record\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x32\n\tinventory\x18\x02 \x01(\x0b\x32\x1d.gpusonde.ingest.v1.InventoryH\x00\x12\x30\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1f.gpusonde.ingest.v1.SampleBatchH\x00\x12\x37\n\x0cjob_bindings\x18\x04 \x01(\x0b\x32\x1f.gpusonde.ingest.v1.JobBindingsH\x00\x12\x35\n\x0bloss_report\x18\x05 \x01(\x0b\x32\x1e.gpusonde.ingest.v1.LossReportH\x00\x12\x33\n\ngpu_events\x18\x06 \x01(\x0b\x32\x1d.gpusonde.ingest.v1.GpuEventsH\x00\x12\x37\n\x0csource_ended\x18\x07 \x01(\x0b\x32\x1f.gpusonde.ingest.v1.SourceEndedH\x00\x12\x37\n\x0cjob_activity\x18\x08 \x01(\x0b\x32\x1f.gpusonde.ingest.v1.JobActivityH\x00\x42\t\n\x07payload\"\x97\x01\n\tInventory\x12%\n\x04gpus\x18\x01 \x03(\x0b\x32\x17.gpusonde.common.v1.Gpu\x12\x35\n\x07metrics\x18\x02 \x03(\x0b\x32$.gpusonde.common.v1.MetricDescriptor\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x1c\n\x14sampling_interval_us\x18\x04 \x01(\r\"k\n\x0bSampleBatch\x12,\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1c.gpusonde.ingest.v1.GpuBlock\x12.\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1c.gpusonde.ingest.v1.Encoding\"\xd5\x01\n\x08GpuBlock\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x12\n\ntick_count\x18\x02 \x01(\r\x12\x1c\n\x14start_time_unix_nano\x18\x03 \x01(\x10\x12\x17\n\x0ftick_offsets_us\x18\x04 \x01(\x0c\x12\x0e\n\x06values\x18\x05 \x01(\x0c\x12\x14\n\x0cmissed_ticks\x18\x06 \x01(\r\x12\x15\n\rcounter_bases\x18\x07 \x03(\x01\x12\x34\n\x0c\x62lank_counts\x18\x08 \x03(\x0b\x32\x1e.gpusonde.ingest.v1.BlankCount\"\\\n\nBlankCount\x12\x0e\n\x06metric\x18\x01 \x01(\r\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.gpusonde.common.v1.BlankReason\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"?\n\x0bJobBindings\x12\x30\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x1e.gpusonde.common.v1.JobBinding\"\x89\x01\n\nLossReport\x12\x1b\n\x13\x66irst_lost_sequence\x18\x01 \x01(\x04\x12\x1a\n\x12last_lost_sequence\x18\x02 \x01(\x04\x12.\n\x06reason\x18\x03 \x01(\x0e\x32\x1e.gpusonde.ingest.v1.LossReason\x12\x12\n\nlost_ticks\x18\x04 \x01(\x04\"9\n\tGpuEvents\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1c.gpusonde.ingest.v1.GpuEvent\"n\n\x08GpuEvent\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x16\n\x0etime_unix_nano\x18\x02 \x01(\x03\x12.\n\x04kind\x18\x03 \x01(\x0e\x32 .gpusonde.ingest.v1.GpuEventKind\x12\r\n\x05value\x18\x04 \x01(\x03\"\x1b\n\x0bSourceEnded\x12\x0c\n\x04gpus\x18\x01 \x03(\r\"y\n\x0bJobActivity\x12\x1c\n\x14start_time_unix_nano\x18\x01 \x01(\x10\x12\x12\n\noffsets_ms\x18\x02 \x03(\r\x12\x38\n\x06groups\x18\x03 \x03(\x0b\x32(.gpusonde.ingest.v1.ProcessGroupActivity\"\xb0\x01\n\x14ProcessGroupActivity\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\x12\r\n\x05\x66orks\x18\x02 \x03(\r\x12\r\n\x05\x65xits\x18\x03 \x03(\r\x12\x13\n\x0blifetime_ms\x18\x04 \x03(\x04\x12\x12\n\nread_bytes\x18\x05 \x03(\x04\x12\x15\n\rwritten_bytes\x18\x06 \x03(\x04\x12\x14\n\x0cprocessor_ms\x18\x07 \x03(\r\x12\x11\n\tprocesses\x18\x08 \x01(\r\"\x1f\n\x03\x41\x63k\x12\x18\n\x10\x64urable_sequence\x18\x01 \x01(\x04\"B\n\x08Throttle\x12\x1b\n\x13max_unacked_records\x18\x01 \x01(\r\x12\x19\n\x11\x62\x61tch_interval_ms\x18\x02 \x01(\r\"3\n\x05\x44rain\x12\x10\n\x08grace_ms\x18\x01 \x01(\r\x12\x18\n\x10preferred_target\x18\x02 \x01(\t*[\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NCODING_FLOAT32_LE\x10\x01\x12\x1c\n\x18\x45NCODING_FLOAT32_LE_ZSTD\x10\x02*\x7f\n\nLossReason\x12\x1b\n\x17LOSS_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16LOSS_REASON_SPOOL_FULL\x10\x01\x12\x1d\n\x19LOSS_REASON_SPOOL_CORRUPT\x10\x02\x12\x19\n\x15LOSS_REASON_DISK_FULL\x10\x03*\x9c\x01\n\x0cGpuEventKind\x12\x1e\n\x1aGPU_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12GPU_EVENT_KIND_XID\x10\x01\x12\x17\n\x13GPU_EVENT_KIND_LOST\x10\x02\x12\x1c\n\x18GPU_EVENT_KIND_RECOVERED\x10\x03\x12\x1d\n\x19GPU_EVENT_KIND_CLOCK_STEP\x10\x04\x32y\n\rIngestService\x12h\n\rStreamSamples\x12(.gpusonde.ingest.v1.StreamSamplesRequest\x1a).gpusonde.ingest.v1.StreamSamplesResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpusonde.ingest.v1.ingest_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENCODING']._serialized_start=2660
-  _globals['_ENCODING']._serialized_end=2751
-  _globals['_LOSSREASON']._serialized_start=2753
-  _globals['_LOSSREASON']._serialized_end=2880
-  _globals['_GPUEVENTKIND']._serialized_start=2883
-  _globals['_GPUEVENTKIND']._serialized_end=3039
+  _globals['_ENCODING']._serialized_start=3019
+  _globals['_ENCODING']._serialized_end=3110
+  _globals['_LOSSREASON']._serialized_start=3112
+  _globals['_LOSSREASON']._serialized_end=3239
+  _globals['_GPUEVENTKIND']._serialized_start=3242
+  _globals['_GPUEVENTKIND']._serialized_end=3398
   _globals['_STREAMSAMPLESREQUEST']._serialized_start=149
   _globals['_STREAMSAMPLESREQUEST']._serialized_end=323
   _globals['_STREAMSAMPLESRESPONSE']._serialized_start=326
@@ -51,31 +51,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLOACK']._serialized_start=947
   _globals['_HELLOACK']._serialized_end=1162
   _globals['_RECORD']._serialized_start=1165
-  _globals['_RECORD']._serialized_end=1526
-  _globals['_INVENTORY']._serialized_start=1529
-  _globals['_INVENTORY']._serialized_end=1680
-  _globals['_SAMPLEBATCH']._serialized_start=1682
-  _globals['_SAMPLEBATCH']._serialized_end=1789
-  _globals['_GPUBLOCK']._serialized_start=1792
-  _globals['_GPUBLOCK']._serialized_end=2005
-  _globals['_BLANKCOUNT']._serialized_start=2007
-  _globals['_BLANKCOUNT']._serialized_end=2099
-  _globals['_JOBBINDINGS']._serialized_start=2101
-  _globals['_JOBBINDINGS']._serialized_end=2164
-  _globals['_LOSSREPORT']._serialized_start=2167
-  _globals['_LOSSREPORT']._serialized_end=2304
-  _globals['_GPUEVENTS']._serialized_start=2306
-  _globals['_GPUEVENTS']._serialized_end=2363
-  _globals['_GPUEVENT']._serialized_start=2365
-  _globals['_GPUEVENT']._serialized_end=2475
-  _globals['_SOURCEENDED']._serialized_start=2477
-  _globals['_SOURCEENDED']._serialized_end=2504
-  _globals['_ACK']._serialized_start=2506
-  _globals['_ACK']._serialized_end=2537
-  _globals['_THROTTLE']._serialized_start=2539
-  _globals['_THROTTLE']._serialized_end=2605
-  _globals['_DRAIN']._serialized_start=2607
-  _globals['_DRAIN']._serialized_end=2658
-  _globals['_INGESTSERVICE']._serialized_start=3041
-  _globals['_INGESTSERVICE']._serialized_end=3162
+  _globals['_RECORD']._serialized_end=1583
+  _globals['_INVENTORY']._serialized_start=1586
+  _globals['_INVENTORY']._serialized_end=1737
+  _globals['_SAMPLEBATCH']._serialized_start=1739
+  _globals['_SAMPLEBATCH']._serialized_end=1846
+  _globals['_GPUBLOCK']._serialized_start=1849
+  _globals['_GPUBLOCK']._serialized_end=2062
+  _globals['_BLANKCOUNT']._serialized_start=2064
+  _globals['_BLANKCOUNT']._serialized_end=2156
+  _globals['_JOBBINDINGS']._serialized_start=2158
+  _globals['_JOBBINDINGS']._serialized_end=2221
+  _globals['_LOSSREPORT']._serialized_start=2224
+  _globals['_LOSSREPORT']._serialized_end=2361
+  _globals['_GPUEVENTS']._serialized_start=2363
+  _globals['_GPUEVENTS']._serialized_end=2420
+  _globals['_GPUEVENT']._serialized_start=2422
+  _globals['_GPUEVENT']._serialized_end=2532
+  _globals['_SOURCEENDED']._serialized_start=2534
+  _globals['_SOURCEENDED']._serialized_end=2561
+  _globals['_JOBACTIVITY']._serialized_start=2563
+  _globals['_JOBACTIVITY']._serialized_end=2684
+  _globals['_PROCESSGROUPACTIVITY']._serialized_start=2687
+  _globals['_PROCESSGROUPACTIVITY']._serialized_end=2863
+  _globals['_ACK']._serialized_start=2865
+  _globals['_ACK']._serialized_end=2896
+  _globals['_THROTTLE']._serialized_start=2898
+  _globals['_THROTTLE']._serialized_end=2964
+  _globals['_DRAIN']._serialized_start=2966
+  _globals['_DRAIN']._serialized_end=3017
+  _globals['_INGESTSERVICE']._serialized_start=3400
+  _globals['_INGESTSERVICE']._serialized_end=3521
 # @@protoc_insertion_point(module_scope)

@@ -117,7 +117,7 @@ class HelloAck(_message.Message):
     def __init__(self, durable_sequence: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., max_record_bytes: _Optional[int] = ..., max_unacked_records: _Optional[int] = ..., collector_id: _Optional[str] = ..., host_load_interval_ms: _Optional[int] = ..., same_sequence: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("sequence", "inventory", "batch", "job_bindings", "loss_report", "gpu_events", "source_ended")
+    __slots__ = ("sequence", "inventory", "batch", "job_bindings", "loss_report", "gpu_events", "source_ended", "job_activity")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class Record(_message.Message):
     LOSS_REPORT_FIELD_NUMBER: _ClassVar[int]
     GPU_EVENTS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_ENDED_FIELD_NUMBER: _ClassVar[int]
+    JOB_ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     inventory: Inventory
     batch: SampleBatch
@@ -132,7 +133,8 @@ class Record(_message.Message):
     loss_report: LossReport
     gpu_events: GpuEvents
     source_ended: SourceEnded
-    def __init__(self, sequence: _Optional[int] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., batch: _Optional[_Union[SampleBatch, _Mapping]] = ..., job_bindings: _Optional[_Union[JobBindings, _Mapping]] = ..., loss_report: _Optional[_Union[LossReport, _Mapping]] = ..., gpu_events: _Optional[_Union[GpuEvents, _Mapping]] = ..., source_ended: _Optional[_Union[SourceEnded, _Mapping]] = ...) -> None: ...
+    job_activity: JobActivity
+    def __init__(self, sequence: _Optional[int] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., batch: _Optional[_Union[SampleBatch, _Mapping]] = ..., job_bindings: _Optional[_Union[JobBindings, _Mapping]] = ..., loss_report: _Optional[_Union[LossReport, _Mapping]] = ..., gpu_events: _Optional[_Union[GpuEvents, _Mapping]] = ..., source_ended: _Optional[_Union[SourceEnded, _Mapping]] = ..., job_activity: _Optional[_Union[JobActivity, _Mapping]] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("gpus", "metrics", "source", "sampling_interval_us")
@@ -225,6 +227,36 @@ class SourceEnded(_message.Message):
     GPUS_FIELD_NUMBER: _ClassVar[int]
     gpus: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, gpus: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class JobActivity(_message.Message):
+    __slots__ = ("start_time_unix_nano", "offsets_ms", "groups")
+    START_TIME_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    start_time_unix_nano: int
+    offsets_ms: _containers.RepeatedScalarFieldContainer[int]
+    groups: _containers.RepeatedCompositeFieldContainer[ProcessGroupActivity]
+    def __init__(self, start_time_unix_nano: _Optional[int] = ..., offsets_ms: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[ProcessGroupActivity, _Mapping]]] = ...) -> None: ...
+
+class ProcessGroupActivity(_message.Message):
+    __slots__ = ("gpu_uuids", "forks", "exits", "lifetime_ms", "read_bytes", "written_bytes", "processor_ms", "processes")
+    GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    FORKS_FIELD_NUMBER: _ClassVar[int]
+    EXITS_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_MS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_MS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    forks: _containers.RepeatedScalarFieldContainer[int]
+    exits: _containers.RepeatedScalarFieldContainer[int]
+    lifetime_ms: _containers.RepeatedScalarFieldContainer[int]
+    read_bytes: _containers.RepeatedScalarFieldContainer[int]
+    written_bytes: _containers.RepeatedScalarFieldContainer[int]
+    processor_ms: _containers.RepeatedScalarFieldContainer[int]
+    processes: int
+    def __init__(self, gpu_uuids: _Optional[_Iterable[str]] = ..., forks: _Optional[_Iterable[int]] = ..., exits: _Optional[_Iterable[int]] = ..., lifetime_ms: _Optional[_Iterable[int]] = ..., read_bytes: _Optional[_Iterable[int]] = ..., written_bytes: _Optional[_Iterable[int]] = ..., processor_ms: _Optional[_Iterable[int]] = ..., processes: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("durable_sequence",)

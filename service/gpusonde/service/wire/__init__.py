@@ -14,10 +14,12 @@ from gpusonde.service.wire.blocks import (
 )
 from gpusonde.service.wire.fields import check_identity
 from gpusonde.service.wire.model import (
+    ACTIVITY_COLUMNS,
     BLANK_REASONS,
     KINDS,
     SAMPLING_CLASSES,
     UNITS,
+    ActivityRecord,
     BatchRecord,
     Binding,
     BindingsRecord,
@@ -31,19 +33,22 @@ from gpusonde.service.wire.model import (
     Int64Array,
     InventoryGpu,
     InventoryRecord,
+    JobActivity,
     Layout,
     Limits,
     LossRecord,
     SourceEndedRecord,
 )
-from gpusonde.service.wire.records import check_hello, decode_record
+from gpusonde.service.wire.records import check_hello, decode_activity, decode_record
 
 __all__ = [
+    "ACTIVITY_COLUMNS",
     "BLANK_REASONS",
     "KINDS",
     "LONGEST_BLOCK_NS",
     "SAMPLING_CLASSES",
     "UNITS",
+    "ActivityRecord",
     "BatchRecord",
     "Binding",
     "BindingsRecord",
@@ -57,6 +62,7 @@ __all__ = [
     "Int64Array",
     "InventoryGpu",
     "InventoryRecord",
+    "JobActivity",
     "Layout",
     "Limits",
     "LossRecord",
@@ -64,6 +70,7 @@ __all__ = [
     "check_hello",
     "check_identity",
     "count_ticks",
+    "decode_activity",
     "decode_batch",
     "decode_record",
     "encode_blocks",

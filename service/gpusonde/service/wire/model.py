@@ -216,4 +216,34 @@ class SourceEndedRecord:
     gpu_uuids: tuple[str, ...]
 
 
-DecodedRecord = InventoryRecord | BatchRecord | BindingsRecord | LossRecord | EventsRecord | SourceEndedRecord
+ACTIVITY_COLUMNS = ("forks", "exits", "lifetime_s", "read_bytes", "written_bytes", "processor_s")
+
+
+@dataclass(frozen=True)
+class JobActivity:
+    """What the processes on some GPUs of a host did, look by look, and what they forked.
+
+    Attributes:
+        gpu_uuids: GPUs that are one job, as far as the agent can tell.
+        time_unix_nano: Shape (looks,), strictly increasing.
+        values: Shape (6, looks), what came since the look before, in the order of :data:`ACTIVITY_COLUMNS`; the
+            seconds of ``lifetime_s`` are those of the processes that ended, added up. NaN where it cannot be read.
+        message: The record with nothing else in it.
+    """
+
+    gpu_uuids: tuple[str, ...]
+    time_unix_nano: Int64Array
+    values: Float64Array
+    message: bytes
+
+
+@dataclass(frozen=True)
+class ActivityRecord:
+    """What the processes of jobs did, of one message."""
+
+    jobs: tuple[JobActivity, ...]
+
+
+DecodedRecord = (
+    InventoryRecord | BatchRecord | BindingsRecord | LossRecord | EventsRecord | SourceEndedRecord | ActivityRecord
+)

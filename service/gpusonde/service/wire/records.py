@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -17,13 +19,16 @@ from gpusonde.service.wire.fields import (
 from gpusonde.service.wire.model import (
     KINDS,
     UNITS,
+    ActivityRecord,
     Binding,
     BindingsRecord,
     DecodedRecord,
     EventsRecord,
     GpuEvent,
+    Int64Array,
     InventoryGpu,
     InventoryRecord,
+    JobActivity,
     Layout,
     Limits,
     LossRecord,
@@ -170,6 +175,8 @@ def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, 
         return _bindings(record.job_bindings, limits)
     if payload == "loss_report":
         return _loss(record.loss_report)
+    if payload == "job_activity":
+        return decode_activity(record.job_activity, limits)
     if payload is None:
         raise WireError("record.payload", "is empty or newer than this collector; update the collector")
     if inventory is None:
@@ -183,6 +190,61 @@ def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, 
     if payload == "gpu_events":
         return _events(record.gpu_events, inventory, limits)
     return _source_ended(record.source_ended, inventory, limits)
+
+
+# A longer time without a look is no activity.
+_LONGEST_ACTIVITY_MS = 3_600_000
+_MOST_PROCESSES = 1 << 22
+
+
+def decode_activity(message: ingest_pb2.JobActivity, limits: Limits) -> ActivityRecord:
+    """Check what processes of jobs did and turn it into its decoded form.
+
+    Raises:
+        WireError: A field is out of its bounds.
+    """
+    start = check_time(message.start_time_unix_nano, "job_activity.start_time_unix_nano")
+    check_count(message.offsets_ms, "job_activity.offsets_ms", limits.items)
+    check_count(message.groups, "job_activity.groups", limits.gpus)
+    offsets = np.array(message.offsets_ms, dtype=np.int64)
+    if offsets.size and (np.any(np.diff(offsets) <= 0) or offsets[-1] > _LONGEST_ACTIVITY_MS):
+        raise WireError("job_activity.offsets_ms", "does not increase, or goes beyond an hour")
+    times = start + 1_000_000 * offsets
+    return ActivityRecord(
+        tuple(
+            _activity(group, times, message, f"job_activity.groups[{i}]", limits)
+            for i, group in enumerate(message.groups)
+        )
+    )
+
+
+def _activity(
+    group: ingest_pb2.ProcessGroupActivity,
+    times: Int64Array,
+    message: ingest_pb2.JobActivity,
+    field: str,
+    limits: Limits,
+) -> JobActivity:
+    check_count(group.gpu_uuids, f"{field}.gpu_uuids", limits.gpus)
+    for gpu in group.gpu_uuids:
+        check_text(gpu, f"{field}.gpu_uuids", limits.text, required=True)
+    if group.processes > _MOST_PROCESSES:
+        raise WireError(f"{field}.processes", f"{group.processes} are more than a host can have")
+    columns = (
+        ("forks", group.forks, 1.0), ("exits", group.exits, 1.0), ("lifetime_ms", group.lifetime_ms, 1e-3),
+        ("read_bytes", group.read_bytes, 1.0), ("written_bytes", group.written_bytes, 1.0),
+        ("processor_ms", group.processor_ms, 1e-3),
+    )  # fmt: skip
+    values = np.full((len(columns), times.size), np.nan)
+    for i, (name, column, unit) in enumerate(columns):
+        if len(column) not in (0, times.size):
+            raise WireError(f"{field}.{name}", f"has {len(column)} values for {times.size} looks")
+        if column:
+            values[i] = np.array(column, dtype=np.float64) * unit
+    alone = ingest_pb2.JobActivity(
+        start_time_unix_nano=message.start_time_unix_nano, offsets_ms=message.offsets_ms, groups=[group]
+    )
+    return JobActivity(tuple(group.gpu_uuids), times, values, alone.SerializeToString())
 
 
 def _bindings(message: ingest_pb2.JobBindings, limits: Limits) -> BindingsRecord:

@@ -15,9 +15,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
-from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, Position, RejectionRow, decode_inventory
+from gpusonde.collector.storage.model import (
+    AgentRow,
+    GpuRow,
+    LossRow,
+    Position,
+    RejectionRow,
+    decode_inventory,
+    read_activity,
+)
 from gpusonde.collector.storage.store import OwnersListener
-from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord
+from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord, JobActivity
 
 _NS_PER_MS = 1_000_000
 # Milliseconds since 1970 fit until the year 2109; 2^21 changes of collector are one every half minute for two years.
@@ -393,6 +401,17 @@ class ClickHouseFacts:
             {"gpu": gpu_uuid},
         )
         return [GpuEvent(gpu_uuid, time, kind, value) for time, _, _, _, kind, value in rows]
+
+    def activity(self, agent_id: str, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[JobActivity]:
+        """Return what the processes of the job on a GPU did, the records that reach into ``[start, end)``."""
+        table = self._sql.table(
+            "SELECT DISTINCT start_unix_nano, spool, sequence, item, message FROM job_activity"
+            " WHERE spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String})"
+            " AND end_unix_nano >= {start:Int64} AND start_unix_nano < {end:Int64}"
+            " ORDER BY start_unix_nano, spool, sequence, item",
+            {"agent": agent_id, "start": start_unix_nano, "end": end_unix_nano},
+        )
+        return read_activity(binary_column(table, "message"), gpu_uuid)
 
     def losses(self) -> list[LossRow]:
         """Return every reported loss and every gap that was seen."""

@@ -193,6 +193,15 @@ _TABLES = (
         "gpu_uuid String, time_unix_nano Int64, spool Int64, sequence Int64, item Int64, kind Int64, value Int64",
         "gpu_uuid, time_unix_nano, spool, sequence, item",
     ),
+    # Only ever read by agent and time; what it is about is in the message.
+    _Table(
+        "job_activity",
+        "spool Int64, sequence Int64, item Int64, start_unix_nano Int64, end_unix_nano Int64,"
+        f" message String CODEC(ZSTD(3)), {_RECEIVED}",
+        "spool, end_unix_nano, sequence, item",
+        partition_by="toDate(received)",
+        lifetime="raw_retention_s",
+    ),
     _Table(
         "losses",
         "spool Int64, sequence Int64, first_sequence Int64, last_sequence Int64, reason Int64, lost_ticks Int64",

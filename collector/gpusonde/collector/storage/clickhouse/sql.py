@@ -27,6 +27,7 @@ from gpusonde.collector.storage.model import PendingRecord, Position, RejectedRe
 from gpusonde.collector.storage.samples import StoredBlock, join_blocks, round_values
 from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.service.wire import (
+    ActivityRecord,
     BatchRecord,
     BindingsRecord,
     EventsRecord,
@@ -118,6 +119,19 @@ class RecordRows:
                     "value": event.value,
                 }
                 for item, event in enumerate(record.events)
+            ]
+        elif isinstance(record, ActivityRecord):
+            self.facts["job_activity"] += [
+                {
+                    **key,
+                    "item": item,
+                    "start_unix_nano": int(job.time_unix_nano[0]),
+                    "end_unix_nano": int(job.time_unix_nano[-1]),
+                    "message": job.message,
+                    "received": entry.received_unix_nano // _SECOND_NS,
+                }
+                for item, job in enumerate(record.jobs)
+                if job.time_unix_nano.size
             ]
         elif isinstance(record, LossRecord):
             self.facts["losses"].append({**key, **vars(record)})

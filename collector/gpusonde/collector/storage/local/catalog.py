@@ -123,6 +123,18 @@ CREATE TABLE tracker_positions (
 ) WITHOUT ROWID;
 """
 
+# Made where they are not there: a collector that does not know them can do without.
+_ADDITIONS = """
+CREATE TABLE IF NOT EXISTS job_activity (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, item INTEGER NOT NULL, gpu_uuids TEXT NOT NULL,
+    start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL, message BLOB NOT NULL,
+    received_unix_s INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER)),
+    PRIMARY KEY (spool, sequence, item)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS job_activity_by_time ON job_activity (spool, end_unix_nano);
+CREATE INDEX IF NOT EXISTS job_activity_by_age ON job_activity (received_unix_s);
+"""
+
 # What makes a catalogue of each older version one of the next.
 _MIGRATIONS = {
     # Shares of a run, and what the ticks of each epoch add up to; the epochs of older runs are summarised afterwards.
@@ -243,7 +255,9 @@ class Database:
         connection.execute("PRAGMA temp_store = MEMORY")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} {_ADDITIONS} PRAGMA user_version = {_VERSION}; COMMIT;"
+            )
             return
         if version > _VERSION:
             raise StoreError(
@@ -255,6 +269,7 @@ class Database:
                 f"BEGIN IMMEDIATE; {_MIGRATIONS[known]} PRAGMA user_version = {known + 1}; COMMIT;"
             )
             _LOG.info("%s now has schema version %d, which older collectors do not read", self.path, known + 1)
+        connection.executescript(_ADDITIONS)
 
     def close(self) -> None:
         """Close the connection."""
@@ -669,6 +684,11 @@ class Deletions:
     def untracked_gpus(self, segment: int) -> int:
         """Return of how many GPUs a segment holds ticks that tracking has not left behind for good."""
         return int(self._database.rows(_UNTRACKED, (segment,))[0][0])
+
+    def delete_activity(self, before_unix_nano: int) -> None:
+        """Forget what processes of jobs did, as far as it arrived before a time."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM job_activity WHERE received_unix_s < ?", (before_unix_nano // 10**9,))
 
     def delete(self, segment: SegmentFile, reason: str, now_unix_nano: int) -> Deletion:
         """Take a segment out of the store and record why, in one transaction; its file is then no part of the store.

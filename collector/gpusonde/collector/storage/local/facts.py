@@ -19,14 +19,17 @@ from gpusonde.collector.storage.model import (
     RejectionRow,
     StoredRecord,
     decode_inventory,
+    read_activity,
 )
 from gpusonde.service.wire import (
+    ActivityRecord,
     Binding,
     BindingsRecord,
     EventsRecord,
     GpuEvent,
     InventoryGpu,
     InventoryRecord,
+    JobActivity,
     Layout,
     LossRecord,
     SourceEndedRecord,
@@ -167,6 +170,15 @@ class LocalFacts:
         )
         return [GpuEvent(*row) for row in rows]
 
+    def activity(self, agent_id: str, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[JobActivity]:
+        """Return what the processes of the job on a GPU did, the records that reach into ``[start, end)``."""
+        rows = self._database.rows(
+            "SELECT message FROM job_activity JOIN spools USING (spool) WHERE agent_id = ? AND end_unix_nano >= ?"
+            " AND start_unix_nano < ? ORDER BY start_unix_nano, spool, sequence, item",
+            (agent_id, start_unix_nano, end_unix_nano),
+        )
+        return read_activity((message for (message,) in rows), gpu_uuid)
+
     def losses(self) -> list[LossRow]:
         """Return every reported loss and every gap that was seen."""
         rows = self._database.rows(
@@ -246,6 +258,18 @@ def _save_record(
             "INSERT OR IGNORE INTO gpu_events VALUES (?, ?, ?, ?, ?, ?, ?)",
             [(*position, i, e.gpu_uuid, e.time_unix_nano, e.kind, e.value) for i, e in enumerate(record.events)],
         )
+    elif isinstance(record, ActivityRecord):
+        # Retention takes these rows, and the sequence is to be no hole then.
+        connection.execute("INSERT OR IGNORE INTO empty_records VALUES (?, ?)", position)
+        for i, job in enumerate(record.jobs):
+            if not job.time_unix_nano.size:
+                continue
+            start, end = int(job.time_unix_nano[0]), int(job.time_unix_nano[-1])
+            connection.execute(
+                "INSERT OR IGNORE INTO job_activity (spool, sequence, item, gpu_uuids, start_unix_nano, end_unix_nano,"
+                " message) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*position, i, json.dumps(job.gpu_uuids), start, end, job.message),
+            )
     elif isinstance(record, LossRecord):
         connection.execute(
             "INSERT OR IGNORE INTO losses VALUES (?, ?, ?, ?, ?, ?)",

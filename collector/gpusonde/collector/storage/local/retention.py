@@ -77,6 +77,8 @@ class Retention:
         count = self._delete_old("raw", config.raw_retention_s) + self._delete_beyond("raw", config.raw_max_bytes)
         count += self._delete_old("second", config.second_retention_s)
         count += self._delete_beyond("second", config.second_max_bytes)
+        if config.raw_retention_s:
+            self._deletions.delete_activity(self._wall_clock_ns() - round(config.raw_retention_s * 1e9))
         return count + self._make_room()
 
     def _delete_old(self, tier: str, age_s: float) -> int:

@@ -1,0 +1,553 @@
+"""What the processes of a job do beside its GPUs, about once a second: forks, ends, bytes read and written, time.
+
+Counts only, and of the job as a whole: no names, arguments, paths or contents. They settle what the samples of a GPU
+cannot tell: workers of a data loader live as long as an epoch, those of an evaluation as long as it, a checkpoint is
+written.
+
+The processes are those on the GPUs (``ProcessReader``) and what these fork. A look costs a few reads of procfs, however
+many processes the host has: the kernel says which process id it gave last (``/proc/loadavg``), so that only ids given
+since the look before are looked up, at most :data:`MOST_NEW_IDS` of them; and of many processes a few are read in turn.
+
+``/proc/PID/io`` opens to the same user and to root only. Where it does not, ``io.stat`` of the job's cgroup is read,
+which counts what reaches a device: later than it was written, and without what the page cache had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpusonde.agent.jobs.ownership import Owners, Scheduler
+from gpusonde.agent.jobs.processes import ProcessIds
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.ingest.v1 import ingest_pb2
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+_SAME_POLL_S = 0.05
+MOST_NEW_IDS = 256
+MOST_PROCESSES = 256
+_LOOKS_IN_RECORD = 30
+_MOST_HOLDERS_READ = 16
+_MOST_TIMES_READ = 2
+_MOST_OTHERS_READ = 6
+_MOST_SEARCHED = 2048
+_LOWEST_NEW_PID = 300  # where the kernel goes on after the highest
+_READ_BYTES = 4096
+_MOST_UINT32 = (1 << 32) - 1
+# A user's or a unit's processes may be several jobs.
+_JOBS = (Scheduler.SLURM, Scheduler.KUBERNETES, Scheduler.CONTAINER)
+
+
+class SharedProcessIds:
+    """Asks the driver for the processes on the GPUs once where two ask at the same time.
+
+    Args:
+        ask: Asks it; see :class:`gpusonde.agent.sources.base.ProcessReader`.
+        monotonic: Seconds.
+    """
+
+    def __init__(self, ask: ProcessIds, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._monotonic = monotonic
+        self._asked_s = float("-inf")
+        self._latest: Mapping[str, Sequence[int]] = {}
+
+    def __call__(self) -> Mapping[str, Sequence[int]]:
+        """Return GPU key -> process ids, of this poll."""
+        if self._monotonic() - self._asked_s >= _SAME_POLL_S:
+            self._latest = self._ask()
+            self._asked_s = self._monotonic()
+        return self._latest
+
+
+@dataclass(frozen=True)
+class _Stat:
+    """What ``/proc/PID/stat`` says."""
+
+    parent: int
+    group: int
+    ticks: int  # of the processor
+    start: int
+
+    @classmethod
+    def parse(cls, text: bytes) -> _Stat | None:
+        """Parse it; the name in its parentheses may hold anything. None where it is cut short."""
+        fields = text[text.rfind(b")") + 1 :].split(None, 20)
+        try:
+            return cls(int(fields[1]), int(fields[2]), int(fields[11]) + int(fields[12]), int(fields[19]))
+        except (IndexError, ValueError):
+            return None
+
+
+def _parse_io(text: bytes) -> tuple[int, int] | None:
+    """Return the bytes that a process has read and written, from ``/proc/PID/io``."""
+    fields = text.split()
+    try:
+        return (int(fields[1]), int(fields[3])) if fields[0] == b"rchar:" and fields[2] == b"wchar:" else None
+    except (IndexError, ValueError):
+        return None
+
+
+def _parse_io_stat(text: bytes) -> tuple[int, int]:
+    """Return the bytes read and written on all devices, from ``io.stat`` of a cgroup."""
+    read = written = 0
+    for word in text.split():
+        key, _, value = word.partition(b"=")
+        if value.isdigit():
+            read += int(value) if key == b"rbytes" else 0
+            written += int(value) if key == b"wbytes" else 0
+    return read, written
+
+
+class _Process:
+    """One process: what it has done since it was read before.
+
+    Args:
+        pid: Its id.
+        folder: Its folder in procfs.
+        stat: What is known of it.
+        is_new: Whether it was born since the look before, so that all it has done is new.
+        is_kept_open: Whether its files stay open: for those that are read at every look.
+    """
+
+    def __init__(self, pid: int, folder: str, stat: _Stat, *, is_new: bool, is_kept_open: bool) -> None:
+        self.pid = pid
+        self.start = stat.start
+        self.is_alive = True
+        self.reads_io = True
+        self._folder = folder
+        self._is_kept_open = is_kept_open
+        self._files: dict[str, int] = {}
+        self._ticks = 0 if is_new else stat.ticks
+        self._bytes: tuple[int, int] | None = (0, 0) if is_new else None
+
+    def read_bytes(self) -> tuple[int, int]:
+        """Return the bytes read and written since the last time."""
+        now = _parse_io(text) if (text := self._read("io")) else None
+        before, self._bytes = self._bytes, now or self._bytes
+        if now is None or before is None:
+            return 0, 0
+        return max(0, now[0] - before[0]), max(0, now[1] - before[1])
+
+    def read_ticks(self) -> int:
+        """Return the ticks of a processor that it has used since the last time."""
+        now = _Stat.parse(text) if (text := self._read("stat")) else None
+        if now is None:
+            return 0
+        if now.start != self.start:  # another one has its id
+            self.is_alive = False
+            return 0
+        before, self._ticks = self._ticks, now.ticks
+        return max(0, now.ticks - before)
+
+    def close(self) -> None:
+        """Close its files."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def _read(self, name: str) -> bytes:
+        if name == "io" and not self.reads_io:
+            return b""
+        try:
+            descriptor = self._files.get(name, -1)
+            if descriptor < 0:
+                descriptor = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                self._files[name] = descriptor
+            try:
+                return os.pread(descriptor, _READ_BYTES, 0)
+            finally:
+                if not self._is_kept_open:
+                    self.close()
+        except OSError as error:
+            # A kernel may be built without the files ``io``.
+            if error.errno == errno.ESRCH or (error.errno == errno.ENOENT and not os.path.exists(self._folder)):
+                self.is_alive = False
+            elif name == "io":
+                self.reads_io = False
+            return b""
+
+
+@dataclass
+class _Group:
+    """The processes of one job, and what they have done in the looks since the last record."""
+
+    gpus: tuple[str, ...]
+    holders: dict[int, _Process] = field(default_factory=dict)
+    others: dict[int, _Process] = field(default_factory=dict)
+    cgroup: _CgroupIo | None = None
+    forks: list[int] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+    lifetime_ms: list[int] = field(default_factory=list)
+    read_bytes: list[int] = field(default_factory=list)
+    written_bytes: list[int] = field(default_factory=list)
+    ticks: list[int] = field(default_factory=list)
+    processes: int = 0
+
+    def columns(self) -> tuple[list[int], ...]:
+        """Return what has a value per look."""
+        return self.forks, self.exits, self.lifetime_ms, self.read_bytes, self.written_bytes, self.ticks
+
+    @property
+    def reads_io(self) -> bool:
+        """Whether the bytes that it reads and writes are known."""
+        return self.cgroup is not None or any(p.reads_io for p in self.holders.values())
+
+
+class _CgroupIo:
+    """``io.stat`` of a cgroup."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._before = _parse_io_stat(self._text())
+
+    def read_bytes(self) -> tuple[int, int]:
+        """Return the bytes read and written since the last time."""
+        try:
+            now = _parse_io_stat(self._text())
+        except OSError:
+            return 0, 0
+        before, self._before = self._before, now
+        return max(0, now[0] - before[0]), max(0, now[1] - before[1])
+
+    def _text(self) -> bytes:
+        with self._path.open("rb", buffering=0) as file:
+            return file.read(1 << 16)
+
+
+class _Ends:
+    """Tells which processes have ended, whoever's they are, without asking for each of them."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[int, tuple[_Group, _Process]]] = {}
+        self._pids: dict[int, int] = {}
+
+    def watch(self, pid: int, who: tuple[_Group, _Process]) -> None:
+        """Wait for the end of a process.
+
+        Raises:
+            OSError: It has ended, or the kernel has no descriptor for it.
+        """
+        descriptor = os.pidfd_open(pid)
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self._watched[pid] = descriptor, who
+        self._pids[descriptor] = pid
+
+    def ended(self) -> list[tuple[_Group, _Process]]:
+        """Return those that have ended."""
+        return [self._watched[self._pids[descriptor]][1] for descriptor, _ in self._epoll.poll(0)]
+
+    def forget(self, pid: int) -> None:
+        """Wait for it no longer."""
+        if pid in self._watched:
+            descriptor, _ = self._watched.pop(pid)
+            del self._pids[descriptor]
+            os.close(descriptor)  # which takes it out of the others, too
+
+    def close(self) -> None:
+        """Give back what is open."""
+        for pid in list(self._watched):
+            self.forget(pid)
+        self._epoll.close()
+
+
+class ActivityReader:
+    """Looks at the processes of the jobs. Used by one thread.
+
+    Args:
+        counters: Filled with records, and processes that could not be looked at.
+        proc: Where procfs is mounted.
+        cgroups: Where cgroups of version 2 are mounted.
+        ticks_per_second: Unit of processor time.
+        boottime_s: Seconds since the host was started, sleep included.
+    """
+
+    def __init__(
+        self,
+        counters: SelfCounters,
+        proc: Path = Path("/proc"),
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        ticks_per_second: int = os.sysconf("SC_CLK_TCK"),
+        boottime_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._boottime_s = boottime_s
+        self._ends = _Ends()
+        self._counters = counters
+        self._proc = str(proc)
+        self._cgroups = cgroups
+        self._ms_per_tick = 1000.0 / ticks_per_second
+        self._groups: dict[object, _Group] = {}
+        self._newest: int | None = None
+        self._begin_unix_nano = 0
+        self._offsets_ms: list[int] = []
+        self._turn = 0
+        self._told: set[str] = set()
+
+    def follow(self, held: Mapping[str, Sequence[int]], owners: Owners) -> list[ingest_pb2.Record]:
+        """Look at other processes from now on.
+
+        Args:
+            held: GPU key -> the processes on it.
+            owners: GPU key -> what is known of its owners; the GPUs of a scheduler's job are one.
+
+        Returns:
+            What was seen of those before, if they change.
+        """
+        wanted: dict[object, tuple[list[str], dict[int, _Stat]]] = {}
+        count = 0
+        for gpu in sorted(held):
+            found = {}
+            for pid in held[gpu][: MOST_PROCESSES - count]:
+                if (stat := self._stat(pid)) is not None:
+                    found[pid] = stat
+            if not found:
+                continue
+            count += len(found)
+            job = next(((o.scheduler, o.job_id) for o in owners.get(gpu, ()) if o.scheduler in _JOBS), None)
+            gpus, pids = wanted.setdefault(job or next(iter(found.values())).group, ([], {}))
+            gpus.append(gpu)
+            pids.update(found)
+        ended = []
+        if {k: tuple(g) for k, (g, _) in wanted.items()} != {k: g.gpus for k, g in self._groups.items()}:
+            ended = self.take()
+        for key in self._groups.keys() - wanted.keys():
+            self._drop(self._groups.pop(key))
+        for key, (gpus, pids) in wanted.items():
+            group = self._groups.setdefault(key, _Group(tuple(gpus)))
+            group.gpus = tuple(gpus)
+            self._hold(group, pids)
+        return ended
+
+    def _hold(self, group: _Group, pids: Mapping[int, _Stat]) -> None:
+        """Read these processes of a group at every look."""
+        for pid in list(group.holders):
+            if pid not in pids or pids[pid].start != group.holders[pid].start:
+                group.holders.pop(pid).close()
+        for pid in pids.keys() - group.holders.keys():
+            known = group.others.pop(pid, None)
+            if known is not None:
+                self._ends.forget(pid)
+            process = _Process(pid, f"{self._proc}/{pid}", pids[pid], is_new=False, is_kept_open=True)
+            process.read_bytes()
+            group.holders[pid] = process
+            if known is None:
+                self._search_children(group, pid)
+            if not process.reads_io and group.cgroup is None:
+                group.cgroup = self._cgroup_io(pid)
+        if group.holders and not group.reads_io:
+            self._tell_once(
+                "io",
+                "the bytes that jobs read and write are not known: /proc/PID/io of their processes opens to their own "
+                "user and to root (CAP_SYS_PTRACE) only, and their cgroup has no io.stat",
+            )
+
+    def look(self, now_unix_nano: int) -> list[ingest_pb2.Record]:
+        """Look once; return what is complete to be recorded.
+
+        Args:
+            now_unix_nano: Unix time in nanoseconds; where it goes back, another record begins.
+        """
+        if not self._groups:
+            self._newest = None
+            return []
+        ready = []
+        offset_ms = (now_unix_nano - self._begin_unix_nano) // 1_000_000
+        if self._offsets_ms and not self._offsets_ms[-1] < offset_ms <= _MOST_UINT32:
+            ready = self.take()
+        if not self._offsets_ms:
+            self._begin_unix_nano, offset_ms = now_unix_nano, 0
+        self._offsets_ms.append(offset_ms)
+        for group in self._groups.values():
+            for column in group.columns():
+                column.append(0)
+        self._find_forks()
+        self._find_exits()
+        self._read_processes()
+        for group in self._groups.values():
+            group.processes = max(group.processes, len(group.holders) + len(group.others))
+        if len(self._offsets_ms) >= _LOOKS_IN_RECORD:
+            ready += self.take()
+        return ready
+
+    def take(self) -> list[ingest_pb2.Record]:
+        """Return what was seen since the last record, as a record; none where nothing was."""
+        offsets, self._offsets_ms = self._offsets_ms, []
+        if not offsets:
+            return []
+        activity = ingest_pb2.JobActivity(start_time_unix_nano=self._begin_unix_nano, offsets_ms=offsets)
+        for group in self._groups.values():
+            if group.processes:
+                activity.groups.append(
+                    ingest_pb2.ProcessGroupActivity(
+                        gpu_uuids=group.gpus,
+                        forks=group.forks,
+                        exits=group.exits,
+                        lifetime_ms=group.lifetime_ms,
+                        read_bytes=group.read_bytes if group.reads_io else (),
+                        written_bytes=group.written_bytes if group.reads_io else (),
+                        processor_ms=[min(_MOST_UINT32, round(t * self._ms_per_tick)) for t in group.ticks],
+                        processes=group.processes,
+                    )
+                )
+            for column in group.columns():
+                column.clear()
+            group.processes = 0
+        if not activity.groups:
+            return []
+        self._counters.job_activity_records += 1
+        return [ingest_pb2.Record(job_activity=activity)]
+
+    def close(self) -> None:
+        """Give back what is open."""
+        for group in self._groups.values():
+            self._drop(group)
+        self._groups.clear()
+        self._ends.close()
+
+    def _drop(self, group: _Group) -> None:
+        for process in (*group.holders.values(), *group.others.values()):
+            self._ends.forget(process.pid)
+            process.close()
+
+    def _find_forks(self) -> None:
+        """Count the processes that the groups have made since the look before, and look at them from now on."""
+        newest = self._newest_pid()
+        before, self._newest = self._newest, newest
+        if newest is None or before is None or newest == before:
+            return
+        ids = range(before + 1, newest + 1) if newest > before else range(_LOWEST_NEW_PID, newest + 1)
+        if len(ids) > MOST_NEW_IDS:
+            self._counters.job_processes_unseen += len(ids) - MOST_NEW_IDS
+            ids = ids[-MOST_NEW_IDS:]
+        parents = {
+            pid: group for group in self._groups.values() for held in (group.holders, group.others) for pid in held
+        }
+        for pid in ids:
+            stat = self._stat(pid)
+            if stat is None or (group := parents.get(stat.parent)) is None or not self._is_process(pid):
+                continue
+            group.forks[-1] += 1
+            parents[pid] = group
+            self._add(group, pid, stat, is_new=True)
+
+    def _find_exits(self) -> None:
+        """Count the processes that have ended since the look before."""
+        for group, process in self._ends.ended():
+            self._end(group, process)
+
+    def _end(self, group: _Group, process: _Process) -> None:
+        if group.others.pop(process.pid, None) is None:
+            return
+        self._ends.forget(process.pid)
+        process.close()
+        group.exits[-1] += 1
+        lived_ms = self._boottime_s() * 1000.0 - process.start * self._ms_per_tick
+        group.lifetime_ms[-1] += max(0, round(lived_ms))
+
+    def _add(self, group: _Group, pid: int, stat: _Stat, *, is_new: bool) -> None:
+        if sum(len(g.holders) + len(g.others) for g in self._groups.values()) >= MOST_PROCESSES:
+            self._counters.job_processes_unseen += 1
+            return
+        process = _Process(pid, f"{self._proc}/{pid}", stat, is_new=is_new, is_kept_open=False)
+        group.others[pid] = process
+        with contextlib.suppress(OSError):  # it has ended, or too many files are open: its end is noticed at its turn
+            self._ends.watch(pid, (group, process))
+
+    def _search_children(self, group: _Group, parent: int) -> None:
+        """Find what a process had forked before it was looked at: among the ids given next after its own."""
+        try:
+            ids = sorted(int(name) for name in os.listdir(self._proc) if name.isdigit() and int(name) > parent)
+        except OSError:
+            return
+        for pid in ids[:_MOST_SEARCHED]:
+            stat = self._stat(pid)
+            if stat is not None and (stat.parent == parent or stat.parent in group.others) and pid not in group.holders:
+                self._add(group, pid, stat, is_new=False)
+
+    def _read_processes(self) -> None:
+        """Read all holders' bytes, a few's processor time, and a few of the other processes in turn."""
+        self._turn += 1
+        held = [(group, p) for group in self._groups.values() for p in group.holders.values()]
+        for group, process in self._in_turn(held, _MOST_HOLDERS_READ):
+            self._count(group, process, bytes_too=True, ticks_too=False)
+        for group, process in self._in_turn(held, _MOST_TIMES_READ):
+            self._count(group, process, bytes_too=False, ticks_too=True)
+        others = [(group, p) for group in self._groups.values() for p in group.others.values()]
+        for group, process in self._in_turn(others, _MOST_OTHERS_READ):
+            self._count(group, process, bytes_too=True, ticks_too=True)
+        for group in self._groups.values():
+            if group.cgroup is not None:
+                read, written = group.cgroup.read_bytes()
+                group.read_bytes[-1] += read
+                group.written_bytes[-1] += written
+            for process in [p for p in group.holders.values() if not p.is_alive]:
+                group.holders.pop(process.pid).close()
+            for process in [p for p in group.others.values() if not p.is_alive]:
+                self._end(group, process)
+
+    def _count(self, group: _Group, process: _Process, *, bytes_too: bool, ticks_too: bool) -> None:
+        if bytes_too and group.cgroup is None:
+            read, written = process.read_bytes()
+            group.read_bytes[-1] += read
+            group.written_bytes[-1] += written
+        if ticks_too:
+            group.ticks[-1] += process.read_ticks()
+
+    def _in_turn(self, processes: list[tuple[_Group, _Process]], most: int) -> list[tuple[_Group, _Process]]:
+        if len(processes) <= most:
+            return processes
+        begin = self._turn * most % len(processes)
+        return (processes[begin:] + processes[:begin])[:most]
+
+    def _newest_pid(self) -> int | None:
+        try:
+            return int(self._text("loadavg").rsplit(None, 1)[-1])
+        except (OSError, ValueError, IndexError):
+            self._tell_once("loadavg", f"forks of jobs are not counted: {self._proc}/loadavg cannot be read")
+            return None
+
+    def _stat(self, pid: int) -> _Stat | None:
+        """Return what is known of a process or thread; None where it is gone or hidden from this user."""
+        try:
+            return _Stat.parse(self._text(f"{pid}/stat"))
+        except OSError:
+            return None
+
+    def _is_process(self, pid: int) -> bool:
+        """Whether an id is a process's, and not one of its threads'."""
+        try:
+            status = self._text(f"{pid}/status")
+        except OSError:
+            return False
+        return f"\nTgid:\t{pid}\n".encode() in status
+
+    def _cgroup_io(self, pid: int) -> _CgroupIo | None:
+        """Return ``io.stat`` of the cgroup of a process, where it has one of its own in version 2."""
+        with contextlib.suppress(OSError):
+            for line in self._text(f"{pid}/cgroup").decode(errors="replace").splitlines():
+                path = line.removeprefix("0::/")
+                if path not in (line, "") and ".." not in path:
+                    return _CgroupIo(self._cgroups / path / "io.stat")
+        return None
+
+    def _text(self, name: str) -> bytes:
+        descriptor = os.open(f"{self._proc}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _READ_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def _tell_once(self, what: str, message: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("%s", message)
