@@ -325,7 +325,8 @@ class RawContext:
 def _refuse(statuses: npt.NDArray[np.int32], why: _Reasons) -> None:
     refused = statuses != SUCCESS
     if refused.any():
-        for status in np.unique(statuses[refused]).tolist():
+        # A set: np.unique would load NumPy's masked arrays, a megabyte.
+        for status in set(statuses[refused].tolist()):
             why[statuses == status] = _CODE[blank_reason(status)] + 1
 
 
@@ -339,7 +340,7 @@ def _read_fields(entries: _Words, values: FloatArray, why: _Reasons) -> None:
         values[:] = answers & 0xFFFFFFFF
         return
     values[:] = math.nan
-    for value_type in np.unique(types[why == 0]).tolist():
+    for value_type in set(types[why == 0].tolist()):
         chosen = types == value_type
         if 0 <= value_type < len(_VALUE_TYPES):
             kind = np.dtype(_VALUE_TYPES[value_type])
