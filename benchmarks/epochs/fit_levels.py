@@ -1,8 +1,9 @@
 """Fit what judges the levels of the tree of cycles: ``python benchmarks/epochs/fit_levels.py``.
 
 Jobs of ``jobs.py`` whose kinds are not set aside take part, and traces of ``families.py``, of which only the epoch is
-known. Three kinds of scorer come out: how likely a level is real, how likely it has each role, and how likely it is the
-best guess of the epoch. The latter two see the confidences that a fit without their job gives.
+known. What comes out says how likely a level is real, what the run is as a whole, how likely a level has each role, and
+how likely it is the best guess of the epoch, by itself and beside the others. Each sees the confidences that fits
+without its job, or without any job of its kind, give to what comes before.
 """
 
 from __future__ import annotations
@@ -21,18 +22,27 @@ from fit_scorer import calibration, example, tree_arrays, truths
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 import gpusonde.epoch_detect.cycles.scorer as scorer_module
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import Role, RunState
 from gpusonde.epoch_detect.cycles.analysis import find_readings
 from gpusonde.epoch_detect.cycles.events import Load
-from gpusonde.epoch_detect.cycles.roles import JUDGED_ROLES, ROLE_FEATURES, describe_roles
+from gpusonde.epoch_detect.cycles.roles import (
+    GUESS_FEATURES,
+    JUDGED_ROLES,
+    ROLE_FEATURES,
+    describe_guesses,
+    describe_roles,
+)
+from gpusonde.epoch_detect.cycles.run_state import RUN_FEATURES, RUN_STATES, Use, describe_run
 from gpusonde.epoch_detect.cycles.tree import LEVEL_FEATURES, JudgedLevel, Level, keep_likeliest
 from gpusonde.epoch_detect.detect import gather_ticks
 from gpusonde.telemetry import Trace
 
 RIGHT = 0.06  # a level within this ratio of a true one is real
 RIGHT_GUESS = 0.10
-_FOLDS = 5
-_FAMILIES = 0.25  # share of the traces that are of families
+_PARTS_OF_JOBS, _PARTS_OF_KINDS = 3, 7
+_FAMILIES = 0.2  # share of the traces that are of families
+_FAMILY = "family "
+_OF_FAMILY = {"idle": RunState.IDLE, "requests": RunState.SERVING}  # of those without epochs; the others work
 # The more of it, the likelier the level is real, all else being equal: what is known is not left to the data.
 SPEAKS_FOR = {
     "clock", "comb", "line", "template", "template_score", "chosen", "cover", "clock_share", "comb_share", "line_share",
@@ -54,6 +64,9 @@ class Sample:
         shown_s: Periods of the true levels that the recording shows.
         guesses: Periods that are a right best guess.
         all_known: Whether all true levels are known.
+        kind: Of the job; of a family its name.
+        run_state: What the whole is.
+        use: How much its GPU is used.
     """
 
     number: int
@@ -63,6 +76,9 @@ class Sample:
     shown_s: tuple[float, ...]
     guesses: tuple[float, ...]
     all_known: bool
+    kind: str
+    run_state: RunState
+    use: Use
 
 
 def sample(number: int, seed: int) -> Sample | None:
@@ -70,9 +86,9 @@ def sample(number: int, seed: int) -> Sample | None:
     if np.random.default_rng([seed, number]).random() < _FAMILIES:
         made = example(seed, number)
         periods = truths(made)
-        return _read(
-            number, [made.trace], tuple((p, frozenset({Role.EPOCH})) for p in periods), periods, periods, False
-        )
+        state = RunState.TRAINING if periods else _OF_FAMILY.get(made.family, RunState.OTHER)
+        real = tuple((p, frozenset({Role.EPOCH})) for p in periods)
+        return _read(number, [made.trace], real, periods, periods, _FAMILY + made.family, state)
     (job,) = jobs.fit_jobs(seed, [number])
     traces = job.traces if number % 3 == 0 else job.traces[:1]
     real = tuple(
@@ -81,7 +97,7 @@ def sample(number: int, seed: int) -> Sample | None:
         for period in (level.period_s, *level.regimes_s)
     )
     shown = tuple(p for level in job.visible for p in (level.period_s, *level.regimes_s))
-    return _read(number, traces, real, shown, job.periods_s, True)
+    return _read(number, traces, real, shown, job.periods_s, job.kind, RunState(job.run_state))
 
 
 def _read(
@@ -90,14 +106,17 @@ def _read(
     real: tuple[tuple[float, frozenset[Role]], ...],
     shown_s: tuple[float, ...],
     guesses: tuple[float, ...],
-    all_known: bool,
+    kind: str,
+    run_state: RunState,
 ) -> Sample | None:
-    found = find_readings(*gather_ticks(traces), ended=number % 3 > 0)
+    ticks, devices = gather_ticks(traces)
+    found = find_readings(ticks, devices, ended=number % 3 > 0)
     if found is None:
         return None
     load, levels = found
     small = replace(load, values=load.values.astype(np.float32), traffic=load.traffic.astype(np.float32))
-    return Sample(number, small, tuple(levels), real, shown_s, guesses, all_known)
+    known = not kind.startswith(_FAMILY)
+    return Sample(number, small, tuple(levels), real, shown_s, guesses, known, kind, run_state, Use.measure(ticks))
 
 
 def fit(
@@ -116,47 +135,76 @@ def fit(
 def fit_all(
     table: np.ndarray,
     right: np.ndarray,
-    group: np.ndarray,
+    parts: np.ndarray,
     features: Sequence[str],
     out: Path,
     iterations: int,
     *,
-    best_only: bool = False,
+    told: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Fit and write a scorer; return the probability of each row from a fit without its job, calibrated.
+    """Fit and write a scorer; return the probability of each row from fits without its parts, shape (2, rows).
 
-    With ``best_only`` it is calibrated on the likeliest row of each job: that is the one whose probability is told.
+    Half of what the scorer will be asked about is like the kinds of the fit, half is of kinds of its own: it is
+    calibrated on predictions for jobs that were set aside, and on others for whole kinds that were.
+
+    Args:
+        table: Shape (rows, features).
+        right: Shape (rows,).
+        parts: Shape (rows, 3), what :func:`part_jobs` gives for its job.
+        features: Names of the columns.
+        out: Where to write it.
+        iterations: Number of trees.
+        told: Shape (rows,), whether a row takes part in the calibration; None for all.
     """
-    raw = np.full(right.size, right.mean())
-    for fold in range(_FOLDS):
-        aside = group % _FOLDS == fold
-        if right[~aside].any() and aside.any():
-            raw[aside] = fit(table[~aside], right[~aside], features, iterations).predict_proba(table[aside])[:, 1]
-    told = np.ones(right.size, dtype=bool)
-    if best_only:
-        order = np.lexsort((-raw, group))
-        told[order[1:][np.diff(group[order]) == 0]] = False
-    knots, calibrated = calibration(raw[told], right[told])
+    both = [_predict(table, right, parts[:, column], features, iterations) for column in (0, 1)]
+    use = np.ones(right.size, dtype=bool) if told is None else told
+    knots, calibrated = calibration(np.concatenate([raw[use] for raw in both]), np.tile(right[use], 2))
     trees = tree_arrays(fit(table, right, features, iterations))
     np.savez_compressed(out, features=np.array(features), raw=knots, calibrated=calibrated, **trees)  # type: ignore[arg-type]
-    return np.interp(raw, knots, calibrated)
+    return np.interp(both, knots, calibrated)
+
+
+def _mixed(both: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Of half of the jobs the probability from a fit without them, of the others from one without their kind."""
+    return np.where(parts[:, 2] > 0, both[1], both[0])
+
+
+def _predict(
+    table: np.ndarray, right: np.ndarray, part: np.ndarray, features: Sequence[str], iterations: int
+) -> np.ndarray:
+    """Return the probability of each row from a fit without its part."""
+    raw = np.full(right.size, right.mean())
+    for each in np.unique(part):
+        aside = part == each
+        if right[~aside].any():
+            raw[aside] = fit(table[~aside], right[~aside], features, iterations).predict_proba(table[aside])[:, 1]
+    return raw
+
+
+def part_jobs(samples: Sequence[Sample]) -> np.ndarray:
+    """Part of each job among the jobs, among the kinds, and whether the latter is looked at; shape (jobs, 3)."""
+    kinds = sorted({each.kind for each in samples})
+    return np.array(
+        [(n % _PARTS_OF_JOBS, kinds.index(s.kind) % _PARTS_OF_KINDS, n // 2 % 2) for n, s in enumerate(samples)]
+    )
 
 
 def fit_levels(samples: Sequence[Sample], folder: Path) -> list[list[JudgedLevel]]:
     """Fit what says how likely a level is real; return the levels that each job would be told to have."""
-    rows, right, group, weight = [], [], [], []
-    for each in samples:
+    rows, right, part, weight = [], [], [], []
+    for each, number in zip(samples, part_jobs(samples), strict=True):
         for level in each.levels:
             known = _is_near(level.period_s, (p for p, _ in each.real), RIGHT)
             rows.append([getattr(level.features, name) for name in LEVEL_FEATURES])
             right.append(known)
-            group.append(each.number)
+            part.append(number)
             # Of a family only the epochs are known: what else is found there may be real or not.
             weight.append(each.all_known or known or not each.real)
-    table, labels, groups = np.array(rows), np.array(right), np.array(group)
+    table, labels, parts = np.array(rows), np.array(right), np.array(part)
     use = np.array(weight)
     confidence = np.zeros(labels.size)
-    confidence[use] = fit_all(table[use], labels[use], groups[use], LEVEL_FEATURES, folder / "levels.npz", 150)
+    both = fit_all(table[use], labels[use], parts[use], LEVEL_FEATURES, folder / "levels.npz", 150)
+    confidence[use] = _mixed(both, parts[use])
     if (~use).any():
         with (folder / "levels.npz").open("rb") as file:
             confidence[~use] = scorer_module.Scorer.load(file, LEVEL_FEATURES).probability(table[~use])
@@ -167,23 +215,75 @@ def fit_levels(samples: Sequence[Sample], folder: Path) -> list[list[JudgedLevel
     return told
 
 
-def fit_roles(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], folder: Path) -> np.ndarray:
-    """Fit what says which role a level has, and which level is the best guess; return the probability of the latter."""
-    rows, group, roles, guess, known = [], [], [], [], []
-    for each, judged in zip(samples, told, strict=True):
+def fit_run_states(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], folder: Path) -> np.ndarray:
+    """Fit what says whether a job is training; return the probability of each state, shape (jobs, states)."""
+    table = np.array([describe_run(s.load, s.use, t) for s, t in zip(samples, told, strict=True)])
+    state, parts = np.array([s.run_state for s in samples]), part_jobs(samples)
+    each = [fit_all(table, state == r, parts, RUN_FEATURES, folder / f"run_{r}.npz", 80) for r in RUN_STATES]
+    likely = np.maximum(np.array([_mixed(both, parts) for both in each]).T, 1e-3)
+    return np.asarray(likely / likely.sum(axis=1, keepdims=True))
+
+
+def fit_roles(
+    samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], training: np.ndarray, folder: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit what says which role a level has, and which level is the best guess.
+
+    Returns:
+        The probability of each role, shape (levels, roles), and of the best guess, shape (levels,).
+    """
+    rows, part, job, roles, guess, known = [], [], [], [], [], []
+    for number, (each, judged, kind, trains) in enumerate(
+        zip(samples, told, part_jobs(samples), training, strict=True)
+    ):
         ordered = sorted(judged, key=lambda j: j.level.period_s)
-        rows.append(describe_roles(each.load, ordered))
+        rows.append(describe_roles(each.load, ordered, trains))
         for j in ordered:
             near = [r for p, r in each.real if abs(j.level.period_s / p - 1) < RIGHT_GUESS]
             roles.append(frozenset().union(*near))
             guess.append(_is_near(j.level.period_s, each.guesses, RIGHT_GUESS))
             known.append(each.all_known)
-            group.append(each.number)
-    table, groups, sure = np.concatenate(rows), np.array(group), np.array(known)
-    for role in JUDGED_ROLES:
+            part.append(kind)
+            job.append(number)
+    table, parts, jobs_, sure = np.concatenate(rows), np.array(part), np.array(job), np.array(known)
+    likely = np.full((len(roles), len(JUDGED_ROLES)), np.nan)
+    for column, role in enumerate(JUDGED_ROLES):
         has = np.array([role in r for r in roles])
-        fit_all(table[sure], has[sure], groups[sure], ROLE_FEATURES, folder / f"role_{role}.npz", 80)
-    return fit_all(table, np.array(guess), groups, ROLE_FEATURES, folder / "guess.npz", 80, best_only=True)
+        out = folder / f"role_{role}.npz"
+        likely[sure, column] = _mixed(
+            fit_all(table[sure], has[sure], parts[sure], ROLE_FEATURES, out, 100), parts[sure]
+        )
+    first = fit_all(table, np.array(guess), parts, ROLE_FEATURES, folder / "guess.npz", 100)
+    return likely, fit_sure(table, first, np.array(guess), parts, jobs_, folder)
+
+
+def fit_sure(
+    table: np.ndarray, guess: np.ndarray, right: np.ndarray, parts: np.ndarray, job: np.ndarray, folder: Path
+) -> np.ndarray:
+    """Fit how sure the best guess is beside the other levels of its job; return its probability, shape (levels,).
+
+    Args:
+        table: Shape (levels, features).
+        guess: Shape (2, levels), from fits without the job, and without its kind.
+        right: Shape (levels,).
+        parts: Shape (levels, 3).
+        job: Shape (levels,), which job each is of.
+        folder: Where to write it.
+    """
+    numbers = np.unique(job)
+    found = np.concatenate([describe_guesses(table[job == n], each[job == n]) for each in guess for n in numbers])
+    best = np.concatenate([_best_of(each, job) for each in guess])
+    twice = np.tile(parts, (2, 1))
+    twice[:, 1] = twice[:, 0]  # of a kind that was set aside it says how often such a guess is right
+    both = fit_all(found, np.tile(right, 2), twice, GUESS_FEATURES, folder / "sure.npz", 80, told=best)
+    return _mixed(both[0].reshape(2, -1), parts)
+
+
+def _best_of(guess: np.ndarray, job: np.ndarray) -> np.ndarray:
+    order = np.lexsort((-guess, job))
+    best = np.ones(guess.size, dtype=bool)
+    best[order[1:][np.diff(job[order]) == 0]] = False
+    return best
 
 
 def _is_near(period_s: float, others: Iterable[float], ratio: float) -> bool:
@@ -207,7 +307,8 @@ def main() -> None:
         if arguments.cache:
             arguments.cache.write_bytes(pickle.dumps(samples))
     told = fit_levels(samples, arguments.out)
-    fit_roles(samples, told, arguments.out)
+    states = fit_run_states(samples, told, arguments.out)
+    fit_roles(samples, told, states[:, RUN_STATES.index(RunState.TRAINING)], arguments.out)
     print(f"{len(samples)} jobs, {sum(len(t) for t in told)} levels told -> {arguments.out}")
 
 

@@ -127,6 +127,7 @@ def job(kind: str, seed: int, number: int, *, blind: bool = False, longest_s: fl
     rng = np.random.default_rng([seed, number, list(KINDS).index(kind), stream])
     script = Script(rng, log_uniform(rng, min(300.0, longest_s / 4), longest_s))
     recording = Recording.drawn(rng, script.budget_s)
+    script.tick_s = recording.interval_s
     if recording.interval_s >= 0.5 and rng.random() < 0.5:
         script.budget_s = min(2.5 * script.budget_s, 3 * longest_s)
     script.start_up()

@@ -208,7 +208,9 @@ def lora_accumulation(s: Script) -> None:
     s.gpus, s.gpu_spread = int(s.rng.choice([1, 2, 4])), s.rng.uniform(0.0, 0.02)
     steps = int(s.rng.choice([20, 40, 60, 100, 200]))
     micro = int(s.rng.choice([8, 16, 32, 48]))
-    budget = min(s.budget_s, steps * 30)
+    # Often a try of some minutes, the steps of a small model among them.
+    budget = log_uniform(s.rng, steps * max(0.5, 8 * s.tick_s), min(s.budget_s, 30.0 * steps))
+    s.budget_s = budget
     step = s.step(budget / steps, tensor=s.rng.uniform(0.05, 0.6), micro=micro, wait=s.rng.choice([0.0, 0.1]),
                   comm=s.rng.uniform(0.0, 0.06), scatter=s.rng.uniform(0.05, 0.4))  # fmt: skip
     every, log_s = int(s.rng.choice([steps, steps // 2, 10])), budget / steps * s.rng.choice([0.0, 0.01, 0.04])
@@ -500,12 +502,160 @@ def notebook(s: Script) -> None:
             _burst(s, s.rng.uniform(0.1, 0.9), "other", log_uniform(s.rng, 0.2, 30))
 
 
+def visible_steps(s: Script) -> None:
+    """A language model is fine-tuned for some hundred steps that every tick shows, and nothing else happens."""
+    s.gpus = int(s.rng.choice([1, 1, 2, 4, 8]))
+    s.gpu_spread = 0.0 if s.gpus == 1 else s.rng.uniform(0.0, 0.03)
+    count = round(log_uniform(s.rng, 30, 1500))
+    step_s = log_uniform(s.rng, max(0.4, 6 * s.tick_s), min(12.0, s.budget_s / count))
+    s.budget_s = count * step_s
+    step = s.step(step_s, tensor=s.rng.uniform(0.1, 0.8), micro=int(s.rng.choice([1, 1, 2, 4])),
+                  wait=s.rng.choice([0.0, 0.05, 0.2]), scatter=log_uniform(s.rng, 0.005, 0.3))  # fmt: skip
+    log_s = step_s * s.rng.choice([0.0, 0.02, 0.1])
+    saves = round(count / s.rng.uniform(1.5, 12)) if s.rng.random() < 0.4 else count
+    gigabytes = log_uniform(s.rng, 0.02, 4)
+    for first in range(0, count, saves):
+        for _ in range(min(saves, count - first)):
+            s.train(step, 1)
+            s.line.stay(log_s * float(np.exp(s.rng.normal(0, 0.3))), IDLE, "training")
+        s.checkpoint(gigabytes, mark=saves < count)
+
+
+def nest(s: Script) -> None:
+    """A training whose nest is drawn: what is evaluated and saved, how often, for how long, and with what load."""
+    rng = s.rng
+    trials = int(rng.integers(2, 8)) if rng.random() < 0.2 else 1
+    epochs, each_s = s.sized(3 * trials, 80 * trials, 5)
+    of_each = max(3, epochs // trials)
+    parts = int(rng.choice([1, 1, 1, 2, 3, 4, 5, 8, 10]))
+    evaluates, saves = _how_often(s, parts), _how_often(s, parts)
+    share = log_uniform(rng, 0.01, 0.5)
+    step_s, count = s.plan_steps(each_s / parts, 0.03, 1.5)
+    step = s.step(step_s)
+    batch = s.evaluation_batch(step)
+    batch = batch.scaled(log_uniform(rng, 0.3, 4)) if rng.random() < 0.3 else batch
+    full = s.step(step_s) if rng.random() < 0.3 else None  # generation or search: as much work as training
+    idle_share = rng.uniform(0.3, 1.0) if rng.random() < 0.3 else 0.0  # scored on the CPU
+    gigabytes, starts_s = s.disk_gb_s * log_uniform(rng, 0.2, 0.5 * each_s + 0.3), log_uniform(rng, 1, 0.3 * each_s + 2)
+    forks, background = rng.random() < 0.4, rng.random() < 0.2
+    s.epochs, s.steps_per_epoch = trials * of_each, count * parts
+    done = 0
+
+    def due(every: int) -> bool:
+        return every > 0 and done % every == 0
+
+    with_epoch = [role for role, every in ((Role.EVALUATION, evaluates), (Role.CHECKPOINT, saves)) if every == parts]
+    for _ in range(trials):
+        if trials > 1:
+            s.line.mark("trial", Role.TRIAL)
+            s.line.hold_memory(s.held * 0.2)
+            s.line.stay(starts_s, load(sm=0.03, power=0.04, busy=0.1), "starting")
+            s.line.hold_memory(s.held)
+        for _ in range(of_each):
+            s.begin_epoch(*with_epoch)
+            for _ in range(parts):
+                s.train(step, count)
+                done += 1
+                if due(evaluates):
+                    if evaluates != parts:
+                        s.line.mark("evaluation", Role.EVALUATION, also=(Role.CHECKPOINT,) * (saves == evaluates))
+                    length_s = evaluates * each_s / parts * share
+                    working = full if full is not None else batch
+                    if forks:
+                        s.line.stay(s.turn_s * rng.uniform(0.3, 0.9), IDLE, "evaluating")
+                    if idle_share < 0.9:
+                        s.line.work(working, max(1, round(length_s * (1 - idle_share) / working.usual_s)), "evaluating")
+                    s.line.stay(length_s * idle_share, load(sm=0.01, power=0.05, busy=0.03), "evaluating")
+                if due(saves):
+                    s.checkpoint(gigabytes, mark=saves not in (parts, evaluates), background=background)
+            s.maybe_stall()
+
+
+def _how_often(s: Script, parts: int) -> int:
+    """Draw after how many parts of an epoch something happens: never, each, once an epoch, every few epochs."""
+    draw = s.rng.random()
+    return 0 if draw < 0.2 else 1 if draw < 0.45 else parts if draw < 0.7 else parts * int(s.rng.integers(2, 7))
+
+
+def token_serving(s: Script) -> None:
+    """A language model answers many at once: the load wanders with the number of requests, and seldom stops."""
+    s.run_state = "serving"
+    power, pull = s.rng.uniform(0.3, 0.9), log_uniform(s.rng, 0.01, 0.3)
+    prefills, rest = s.rng.uniform(0.0, 0.5), s.rng.choice([0.0, s.rng.uniform(0.0, 0.3)])
+    busy, piece_s = s.rng.random(), max(0.2, s.budget_s / 40_000)
+    while s.line.now_s < s.budget_s:
+        busy += pull * (0.5 - busy) * 0.3 + pull * s.rng.normal(0, 0.35)
+        busy = float(np.clip(busy, 0.0, 1.0))
+        if busy < rest:
+            s.line.stay(s.rng.exponential(4.0), IDLE, "serving")
+            busy = rest + 0.1
+        elif s.rng.random() < prefills * busy:
+            _burst(s, min(1.0, 1.2 * power), "serving", s.rng.exponential(0.4))
+        seconds = piece_s * s.rng.uniform(0.5, 2.0)
+        s.line.stay(seconds, load(power * (0.3 + 0.7 * busy), 0.2 * busy, 0.3 + 0.5 * busy,
+                                  power * (0.5 + 0.5 * busy), 1.0, receive=0.01), "serving")  # fmt: skip
+
+
+def two_stages(s: Script) -> None:
+    """Data are processed in rounds: one stage with little load and much waiting, then one that works in full."""
+    s.run_state = "other"
+    rounds = round(log_uniform(s.rng, 6, 150))
+    each_s, share = s.budget_s / rounds, s.rng.uniform(0.25, 0.85)
+    scatter, has_gap = log_uniform(s.rng, 0.01, 0.3), s.rng.random() < 0.4
+    first = s.step(max(0.05, s.budget_s * 3 / MOST_PIECES), tensor=0.0, wait=s.rng.uniform(0.3, 0.8))
+    first = s.evaluation_batch(first) if s.rng.random() < 0.5 else first
+    step_s, count = s.plan_steps(each_s * (1 - share), 0.04, 0.6)
+    second = s.step(step_s, tensor=s.rng.uniform(0.0, 0.7))
+    for _ in range(rounds):
+        if scatter < 0.15:
+            s.line.mark("round", Role.UNKNOWN)
+        drawn_s = each_s * share * float(np.exp(s.rng.normal(0, scatter)))
+        s.line.work(first, max(2, round(drawn_s / first.usual_s)), "other")
+        s.line.stay(each_s * s.rng.uniform(0.0, 0.05) * has_gap, IDLE, "other")
+        s.line.work(second, max(2, round(count * float(np.exp(s.rng.normal(0, scatter / 2))))), "other")
+
+
+def repeated_program(s: Script) -> None:
+    """The same benchmark or rendering again and again: load, work at one level, write, pause."""
+    s.run_state = "other"
+    rounds = round(log_uniform(s.rng, 4, 80))
+    each_s = s.budget_s / rounds
+    pause, scatter = s.rng.uniform(0.05, 0.9), log_uniform(s.rng, 0.003, 0.3)
+    levels = s.rng.uniform(0.3, 1.0, int(s.rng.integers(1, 4)))
+    for _ in range(rounds):
+        if scatter < 0.15:
+            s.line.mark("program", Role.UNKNOWN)
+        s.line.stay(log_uniform(s.rng, 0.2, 2), load(receive=0.3, power=0.03), "other")
+        for level in levels:
+            work_s = each_s * (1 - pause) / levels.size
+            _burst(s, level, "other", work_s * float(np.exp(s.rng.normal(0, scatter))))
+        s.line.stay(each_s * pause * float(np.exp(s.rng.normal(0, scatter))), IDLE, "other")
+
+
+def queue_of_programs(s: Script) -> None:
+    """Programs of different users one after the other, each with its own load and length."""
+    s.run_state = "other"
+    while s.line.now_s < s.budget_s:
+        s.line.stay(log_uniform(s.rng, 1, 60), IDLE, "idle")
+        seconds, kind = log_uniform(s.rng, 3, 0.25 * s.budget_s + 5), s.rng.random()
+        if kind < 0.4:
+            step = s.step(max(log_uniform(s.rng, 0.05, 2), s.budget_s * 6 / MOST_PIECES))
+            s.line.work(step, max(3, round(seconds / step.usual_s)), "other")
+        else:
+            parts = int(s.rng.integers(1, 12))
+            for _ in range(parts):
+                _burst(s, s.rng.uniform(0.1, 1.0), "other", seconds / parts * s.rng.uniform(0.3, 1.7))
+                if kind > 0.8:
+                    s.line.stay(log_uniform(s.rng, 0.1, 5), IDLE, "other")
+
+
 KINDS: dict[str, Kind] = {
     kind.__name__: kind
     for kind in (
         cnn_validation, checkpoint_every_k, input_shards, k_fold, validation_interval, gan_evaluation_every_k,
         diffusion_samples, llm_pretraining, llm_fine_tuning, lora_accumulation, narrow_dips, detection, speech_buckets,
         hyperparameter_trials, data_parallel, progressive_resizing, early_stopping, warm_up, recommender,
-        serving, batch_inference, rl_loop, cron, hpc_iterations, idle_with_spikes, notebook,
+        serving, batch_inference, rl_loop, cron, hpc_iterations, idle_with_spikes, notebook, visible_steps, nest,
+        token_serving, two_stages, repeated_program, queue_of_programs,
     )
 }  # fmt: skip

@@ -17,6 +17,7 @@ class Script:
     def __init__(self, rng: Generator, budget_s: float) -> None:
         self.rng, self.budget_s = rng, budget_s
         self.line = Timeline(rng)
+        self.tick_s = 0.1  # of the recording: where a job is short, its steps are as long as that needs
         self.gpus = 1
         self.gpu_spread = 0.0
         self.straggles = False

@@ -2,7 +2,7 @@
 
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
-from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, RunState, Verdict
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "EventKind",
     "Hypothesis",
     "Role",
+    "RunState",
     "Told",
     "TrackedEpoch",
     "Verdict",

@@ -50,6 +50,18 @@ class Role(str, Enum):
         return self.value
 
 
+class RunState(str, Enum):
+    """What a GPU does in a trace as a whole; members compare equal to their text."""
+
+    TRAINING = "training"
+    SERVING = "serving"
+    IDLE = "idle"
+    OTHER = "other"  # works at something else, cycles without epochs among it
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Cycle:
     """One level of the tree of cycles of a job.
@@ -109,6 +121,8 @@ class EpochDetection:
         mode: Which detector answered: ``default``, ``paper`` or ``notebook``.
         metrics: Metrics that were used.
         cycles: The levels of the tree of cycles, shortest first, at most five.
+        run_state: What the GPU does in the trace as a whole; None where it was not judged.
+        run_state_confidence: Probability, 0..1, that ``run_state`` is right.
         level: Index in ``cycles`` of the level that ``period_s`` and the epochs tell; None if it is none of them.
         hypotheses: Best readings of the trace, the chosen one first: where cycles nest, P and k P.
         deviations: GPUs of the job that do otherwise than the others.
@@ -127,6 +141,8 @@ class EpochDetection:
     metrics: tuple[str, ...] = ()
     cycles: tuple[Cycle, ...] = ()
     level: int | None = None
+    run_state: RunState | None = None
+    run_state_confidence: float = 0.0
     hypotheses: tuple[Hypothesis, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     warnings: tuple[str, ...] = ()

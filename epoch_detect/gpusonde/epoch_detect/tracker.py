@@ -18,7 +18,7 @@ from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
-from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, RunState, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.
@@ -514,6 +514,7 @@ def _detection_fields(found: EpochDetection) -> dict[str, object]:
     return {
         **fields,
         "verdict": str(found.verdict),
+        "run_state": None if found.run_state is None else str(found.run_state),
         "epoch_starts_s": found.epoch_starts_s.tolist(),
         "epoch_ends_s": found.epoch_ends_s.tolist(),
         "cycles": [{**vars(c), "starts_s": c.starts_s.tolist(), "role": str(c.role)} for c in found.cycles],
@@ -554,9 +555,9 @@ def _detection_from(fields: dict[str, Any]) -> EpochDetection:
     deviations = tuple(Deviation(*row) for row in fields.get("deviations", ()))
     texts = {"metrics": tuple(fields["metrics"]), "warnings": tuple(fields["warnings"])}
     cycles = tuple(_cycle_from(each) for each in fields.get("cycles", ()))
-    return EpochDetection(
-        **{**fields, **arrays, **texts, "cycles": cycles, "hypotheses": hypotheses, "deviations": deviations}
-    )
+    run_state = fields.get("run_state") and RunState(fields["run_state"])
+    parts = {"cycles": cycles, "hypotheses": hypotheses, "deviations": deviations, "run_state": run_state}
+    return EpochDetection(**{**fields, **arrays, **texts, **parts})
 
 
 def _cycle_from(fields: dict[str, Any]) -> Cycle:

@@ -119,6 +119,10 @@ class DetectPayload(TotalsPayload):
     epochs: int
     epoch_starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
     end_s: Annotated[float, JsonKey("end of the last epoch")]
+    run_state: Annotated[
+        str | None, JsonKey("`training`, `serving`, `idle` or `other`; null from the published detectors")
+    ]
+    run_state_confidence: Annotated[float, JsonKey("probability that `run_state` is right")]
     level: Annotated[int | None, JsonKey("index in `cycles` of the level that `period_s` and the epochs tell")]
     cycles: Annotated[list[CyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
     hypotheses: Annotated[
@@ -250,6 +254,8 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
         "epochs": len(detection.epoch_starts_s),
         "epoch_starts_s": detection.epoch_starts_s.tolist(),
         "end_s": detection.end_s,
+        "run_state": None if detection.run_state is None else str(detection.run_state),
+        "run_state_confidence": detection.run_state_confidence,
         "level": detection.level,
         "cycles": [_cycle_payload(cycle) for cycle in detection.cycles],
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in detection.hypotheses],
@@ -283,6 +289,10 @@ def _render(
     )
     if detection.reason:
         screen.line(detection.reason)
+    if detection.run_state is not None:
+        screen.line(
+            f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"
+        )
     render_progress(screen, progress)
     render_levels(screen, detection.cycles, detection.level)
     for deviation in detection.deviations:

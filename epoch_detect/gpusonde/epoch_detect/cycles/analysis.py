@@ -32,13 +32,14 @@ from gpusonde.epoch_detect.cycles.detector import (
 from gpusonde.epoch_detect.cycles.deviations import find_deviations
 from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
 from gpusonde.epoch_detect.cycles.roles import NamedLevel, Settled, Told, describe_roles, name_levels, settle
+from gpusonde.epoch_detect.cycles.run_state import RUN_STATES, Use, describe_run, judge_run, judge_unread
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.tree import Level, find_levels, judge_levels, level_of, nest, place_level
-from gpusonde.epoch_detect.result import Cycle, EpochDetection, Verdict
+from gpusonde.epoch_detect.result import Cycle, EpochDetection, RunState, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range
 
 _NOTHING_TOLD = Told()
-_LIKELIER = 0.25  # by how much another level must be likelier than that of the template matching to be the best guess
+_LIKELIER = 0.1  # by how much another level must be likelier than that of the template matching to be the best guess
 _LEAST_GUESS = 0.65  # of a level where the template matching finds none
 _TOLD = 0.98  # confidence of what follows from what was told
 _SAME = 0.06  # of the logarithm of the period: such a hypothesis is the level
@@ -109,8 +110,12 @@ def analyse_in_steps(
         were found.
     """
     activity = find_activity(ticks)
+    use = Use.measure(ticks)
     if isinstance(activity, str):
-        return EpochDetection(Verdict.NONE, activity, metrics=ticks.names), None
+        state = judge_unread(use)
+        return EpochDetection(
+            Verdict.NONE, activity, metrics=ticks.names, run_state=state[0], run_state_confidence=state[1]
+        ), None
     found = yield from find_hypotheses(activity, ended=ended, scope=scope)
     if isinstance(found, str):
         detection, cached = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
@@ -120,7 +125,11 @@ def analyse_in_steps(
     job = scale_load(activity.active, activity.idle)
     loads = {} if job is None else _device_loads(devices, activity, job)
     yield
-    named = [] if job is None else (yield from _find_levels(job, list(loads.values()), templates))
+    named: list[NamedLevel] = []
+    if job is None:
+        run_state = judge_unread(use)
+    else:
+        named, run_state = yield from _find_levels(job, list(loads.values()), templates, use)
     settled = settle(named, told, ended=ended)
     cycles = nest(level.cycle for level in settled.levels)
     likeliest = level_of(detection.period_s, cycles)
@@ -137,6 +146,8 @@ def analyse_in_steps(
         detection,
         cycles=tuple(replace(c, starts_s=activity.time_map.restore(c.starts_s)) for c in cycles),
         level=level,
+        run_state=run_state[0],
+        run_state_confidence=run_state[1],
         deviations=find_deviations(list(devices), list(loads.values()), compared_s),
         warnings=(*detection.warnings, *settled.warnings),
     ), cached
@@ -163,9 +174,9 @@ def choose_level(settled: Settled, likeliest: int | None) -> int | None:
 
 
 def _find_levels(
-    job: Load, devices: Sequence[Load], templates: list[Reading]
-) -> Generator[None, None, list[NamedLevel]]:
-    """Find the levels of the tree of cycles, shortest first, in seconds of the activity."""
+    job: Load, devices: Sequence[Load], templates: list[Reading], use: Use
+) -> Generator[None, None, tuple[list[NamedLevel], tuple[RunState, float]]]:
+    """Find the levels of the tree of cycles, shortest first, in seconds of the activity, and what the run is."""
     working = [device for device in devices if device.values.any()]
     levels = yield from find_levels(job, working or [job], templates)
     judged = judge_levels(levels)
@@ -173,7 +184,10 @@ def _find_levels(
     judged.sort(key=lambda found: found.level.period_s)
     placed = [replace(place_level(j.level, job), confidence=j.confidence) for j in judged]
     yield
-    return name_levels(describe_roles(job, judged), placed)
+    states = judge_run(describe_run(job, use, judged))
+    likeliest, training = int(np.argmax(states)), float(states[RUN_STATES.index(RunState.TRAINING)])
+    named = name_levels(describe_roles(job, judged, training), placed, training=training)
+    return named, (RUN_STATES[likeliest], float(states[likeliest]))
 
 
 def _device_loads(devices: Mapping[str, Ticks], activity: Activity, job: Load) -> dict[str, Load]:

@@ -15,7 +15,7 @@ import numpy as np
 from gpusonde.epoch_detect.cycles.events import Load
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.signal import median
-from gpusonde.epoch_detect.cycles.tree import JudgedLevel
+from gpusonde.epoch_detect.cycles.tree import JudgedLevel, Level
 from gpusonde.epoch_detect.result import Cycle, Role
 from gpusonde.telemetry import FloatArray
 
@@ -30,6 +30,7 @@ _WORKS = 0.25  # of the high level
 _LEAST_CONFIDENCE = 0.3  # of a level that may stand in for one that was refuted
 _LEAST_TOTAL = 2
 _LEAST_ROLE = 0.5
+_TRAINS = 0.5  # probability of training below which no level is an epoch
 _ONE_METRIC = 0.65  # the most that a single metric, such as the power of a node, can say of a role
 _AS_RIGHT = 0.15
 _LEAST_LEFT = 0.05
@@ -68,32 +69,109 @@ class RoleFeatures:
     tail: float  # cycles after the last one
     metrics: float
     devices: float
+    training: float  # probability that the run is training
+    likelier: float  # levels that are more likely to be real
+    confidence_share: float  # of that of the likeliest level
+    template_beside: float  # highest probability that another level is the epoch
+    whole_shorter: float  # how far from whole the ratio to the next shorter level is
+    whole_longer: float
+    shorter_load: float  # what happens at the marks of the next shorter level, as above
+    shorter_busy: float
+    shorter_width_share: float
+    longer_load: float
+    longer_busy: float
+    longer_width_share: float
+    own_width_of_longer: float  # length of its marks in units of those of the next longer level
+    log_count_longest: float  # cycles of the longest level that is as likely
+    idle_s: float  # seconds without work in a mark
+    work_s: float  # seconds of work in it
+    work_load: float  # load of that work, in units of that of training
+    shorter_idle_s: float
+    shorter_work_s: float
+    shorter_work_load: float
+    longer_idle_s: float
+    longer_work_s: float
+    longer_work_load: float
+    more_idle_s: float  # what the marks of the next longer level have more of than its own
+    more_work_s: float
+    fewer_idle_s: float  # what those of the next shorter one have less of
+    fewer_work_s: float
+    idle_share: float  # of the period
+    work_share: float
 
 
 ROLE_FEATURES = tuple(field.name for field in fields(RoleFeatures))
 JUDGED_ROLES = (Role.STEP, Role.EVALUATION, Role.CHECKPOINT, Role.EPOCH, Role.TRIAL)
 
 
-def describe_roles(job: Load, levels: Sequence[JudgedLevel]) -> FloatArray:
+def describe_roles(job: Load, levels: Sequence[JudgedLevel], training: float) -> FloatArray:
     """Describe judged levels for the scorers of the roles; shape (levels, features).
 
     Args:
         job: What the job does.
         levels: Shortest first.
+        training: Probability that the run is training.
     """
-    rows = [_describe(job, levels, i) for i in range(len(levels))]
+    contents = [_MarkContent.measure(job, _marks_of(x.level)) for x in levels]
+    rows = [_describe(job, levels, contents, i, training) for i in range(len(levels))]
     return np.array([[getattr(row, name) for name in ROLE_FEATURES] for row in rows]).reshape(-1, len(ROLE_FEATURES))
 
 
-def name_levels(features: FloatArray, cycles: Sequence[Cycle]) -> list[NamedLevel]:
+_OF_GUESS = (
+    "log_period_s", "log_count", "confidence", "template", "chosen", "line", "depth", "width_share", "metrics",
+    "devices", "training", "template_beside", "mark_load", "mark_busy",
+)  # fmt: skip
+GUESS_FEATURES = (
+    "guess", "guess_beside", "ratio_beside", "guess_sum", "level_below", "level_beyond", "ratio_below", "ratio_beyond",
+    *_OF_GUESS,
+)  # fmt: skip
+_NEXT = (1.5, 40.0)  # ratio of periods between which a level could be mistaken for another
+
+
+def describe_guesses(features: FloatArray, guess: FloatArray) -> FloatArray:
+    """Describe how each level of a job stands beside the others as the best guess of the epoch.
+
+    Args:
+        features: Shape (levels, features), what :func:`describe_roles` gives.
+        guess: Shape (levels,), probability of each by itself.
+    """
+    if not guess.size:
+        return np.empty((0, len(GUESS_FEATURES)))
+    period, level = (features[:, ROLE_FEATURES.index(name)] for name in ("log_period_s", "confidence"))
+    apart = period[None, :] - period[:, None]
+    near = (np.abs(apart) > np.log(_NEXT[0])) & (np.abs(apart) < np.log(_NEXT[1]))
+    others = np.where(np.eye(guess.size, dtype=bool), -1.0, guess)
+    rows = []
+    for i in range(guess.size):
+        beside = int(np.argmax(others[i]))
+        row = [guess[i], max(others[i, beside], 0.0), apart[i, beside], guess.sum() - guess[i]]
+        for side in (near[i] & (apart[i] < 0), near[i] & (apart[i] > 0)):
+            row.append(float(level[side].max(initial=0.0)))
+        for side in (near[i] & (apart[i] < 0), near[i] & (apart[i] > 0)):
+            row.append(float(apart[i][side][np.argmax(level[side])]) if side.any() else np.nan)
+        rows.append(row)
+    place = [ROLE_FEATURES.index(name) for name in _OF_GUESS]
+    return np.concatenate([np.array(rows), features[:, place]], axis=1)
+
+
+def name_levels(features: FloatArray, cycles: Sequence[Cycle], *, training: float) -> list[NamedLevel]:
     """Say how likely each level has each role, and is the best guess of the epoch.
 
-    Two roles may be as right: the evaluation after each epoch has the epoch's period.
+    Two roles may be as right: the evaluation after each epoch has the epoch's period. What is hardly a training has
+    no epochs and no trials.
+
+    Args:
+        features: What :func:`describe_roles` gives.
+        cycles: The levels, placed.
+        training: Probability that the run is training.
     """
     if not cycles:
         return []
     roles = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
-    guess = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
+    if training < _TRAINS:
+        roles[:, [JUDGED_ROLES.index(Role.EPOCH), JUDGED_ROLES.index(Role.TRIAL)]] = 0.0
+    alone = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
+    guess = Scorer.shipped("sure", GUESS_FEATURES).probability(describe_guesses(features, alone))
     surest = np.where(features[:, ROLE_FEATURES.index("metrics")] <= 1, _ONE_METRIC, _TOLD)
     seen = features[:, [ROLE_FEATURES.index("line"), ROLE_FEATURES.index("depth")]]
     measured = (seen[:, 0] > 0) | np.isfinite(seen[:, 1])
@@ -103,15 +181,35 @@ def name_levels(features: FloatArray, cycles: Sequence[Cycle]) -> list[NamedLeve
     ]
 
 
-def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatures:
+def _marks_of(level: Level) -> FloatArray:
+    return next((r.marks_s for r in level.readings if len(r.marks_s)), np.empty((0, 2)))
+
+
+def _width_share(level: Level) -> float:
+    marks = _marks_of(level)
+    return median(marks[:, 1] - marks[:, 0]) / level.period_s if len(marks) else float("nan")
+
+
+def _off_whole(ratio: float) -> float:
+    return abs(ratio - round(ratio))
+
+
+def _describe(
+    job: Load, levels: Sequence[JudgedLevel], contents: Sequence[_MarkContent], index: int, training: float
+) -> RoleFeatures:
     judged = levels[index]
-    level, known = judged.level, judged.level.features
-    likely = [x for x in levels if x.confidence >= min(_SURE, _AS_LIKELY * judged.confidence)]
-    shorter = [x.level.period_s for x in likely if x.level.period_s < level.period_s / _LEAST_RATIO]
-    longer = [x.level for x in likely if x.level.period_s > level.period_s * _LEAST_RATIO]
+    level, known, content = judged.level, judged.level.features, contents[index]
+    likely = [i for i, x in enumerate(levels) if x.confidence >= min(_SURE, _AS_LIKELY * judged.confidence)]
+    below = [i for i in likely if levels[i].level.period_s < level.period_s / _LEAST_RATIO]
+    beyond = [i for i in likely if levels[i].level.period_s > level.period_s * _LEAST_RATIO]
+    shorter = [levels[i].level.period_s for i in below]
+    longer = [levels[i].level for i in beyond]
     marked = next((r for r in level.readings if len(r.marks_s)), None)
     above = next((r for x in longer for r in x.readings if len(r.marks_s)), None)
-    content = _MarkContent.measure(job, np.empty((0, 2)) if marked is None else marked.marks_s)
+    nothing = _MarkContent.measure(job, np.empty((0, 2)))
+    content_below = contents[below[-1]] if below else nothing
+    content_beyond = contents[beyond[0]] if beyond else nothing
+    beside = [x.level.features.template for i, x in enumerate(levels) if i != index]
     width = marked.width_s if marked else np.nan
     return RoleFeatures(
         log_period_s=np.log(level.period_s),
@@ -143,6 +241,35 @@ def _describe(job: Load, levels: Sequence[JudgedLevel], index: int) -> RoleFeatu
         tail=(job.end_s - marked.marks_s[-1, 1]) / level.period_s if marked else np.nan,
         metrics=len(job.names),
         devices=known.devices,
+        training=training,
+        likelier=sum(x.confidence > judged.confidence for x in levels),
+        confidence_share=judged.confidence / max(x.confidence for x in levels),
+        template_beside=max(beside, default=0.0),
+        whole_shorter=_off_whole(level.period_s / shorter[-1]) if shorter else np.nan,
+        whole_longer=_off_whole(longer[0].period_s / level.period_s) if longer else np.nan,
+        shorter_load=content_below.load,
+        shorter_busy=content_below.busy,
+        shorter_width_share=_width_share(levels[below[-1]].level) if below else np.nan,
+        longer_load=content_beyond.load,
+        longer_busy=content_beyond.busy,
+        longer_width_share=_width_share(longer[0]) if longer else np.nan,
+        own_width_of_longer=width / above.width_s if marked and above and above.width_s > 0 else np.nan,
+        log_count_longest=(longer[-1] if longer else level).features.log_cycles,
+        idle_s=content.idle_s,
+        work_s=content.work_s,
+        work_load=content.work_load,
+        shorter_idle_s=content_below.idle_s,
+        shorter_work_s=content_below.work_s,
+        shorter_work_load=content_below.work_load,
+        longer_idle_s=content_beyond.idle_s,
+        longer_work_s=content_beyond.work_s,
+        longer_work_load=content_beyond.work_load,
+        more_idle_s=content_beyond.idle_s - content.idle_s,
+        more_work_s=content_beyond.work_s - content.work_s,
+        fewer_idle_s=content.idle_s - content_below.idle_s,
+        fewer_work_s=content.work_s - content_below.work_s,
+        idle_share=content.idle_s / level.period_s,
+        work_share=content.work_s / level.period_s,
     )
 
 
@@ -162,6 +289,9 @@ class _MarkContent:
     steady: float
     traffic: float
     most_traffic: float
+    idle_s: float
+    work_s: float
+    work_load: float
 
     @classmethod
     def measure(cls, job: Load, marks_s: FloatArray) -> _MarkContent:
@@ -170,7 +300,7 @@ class _MarkContent:
         cells = np.clip(np.round((marks_s - job.start_s) / job.step_s).astype(np.int64), 0, len(job))
         cells = cells[cells[:, 1] > cells[:, 0]]
         if not len(cells):
-            return cls(nothing, nothing, nothing, nothing, nothing, nothing)
+            return cls(*(nothing for _ in fields(cls)))
         inside = np.zeros(len(job) + 1, dtype=np.int64)
         np.add.at(inside, cells[:, 0], 1)
         np.add.at(inside, cells[:, 1], -1)
@@ -181,6 +311,9 @@ class _MarkContent:
         mean = (sums[cells[:, 1]] - sums[cells[:, 0]]) / (cells[:, 1] - cells[:, 0])
         least = np.minimum.reduceat(np.append(load, np.inf), cells.ravel())[::2]
         widths = (cells[:, 1] - cells[:, 0]).astype(np.float64)
+        works = load > _WORKS * usual
+        worked = np.concatenate([[0], np.cumsum(works)])
+        work = (worked[cells[:, 1]] - worked[cells[:, 0]]).astype(np.float64)
         traffic = most = nothing
         if len(job.traffic) and (~within).any():
             rate = job.traffic.sum(axis=0)
@@ -189,7 +322,9 @@ class _MarkContent:
             most = float(np.median(np.maximum.reduceat(np.append(rate, 0.0), cells.ravel())[::2])) / outside
         return cls(
             median(mean) / max(usual, 1e-3), median(least) / max(usual, 1e-3), float((load[within] > _WORKS).mean()),
-            float(widths.std() / widths.mean()), traffic, most,
+            float(widths.std() / widths.mean()), traffic, most, median(widths - work) * job.step_s,
+            median(work) * job.step_s,
+            float(load[within & works].mean()) / max(usual, 1e-3) if (within & works).any() else nothing,
         )  # fmt: skip
 
 
