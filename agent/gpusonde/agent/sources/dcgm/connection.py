@@ -124,9 +124,13 @@ def translated(structs: Any, what: str) -> Iterator[None]:
     try:
         yield
     except structs.DCGMError as error:
-        code = int(error.value)
-        kind = EngineLostError if code == CONNECTION_NOT_VALID else CallRefusedError
-        raise kind(describe_failure(what, code, str(error)), code) from error
+        raise _error_of(error, what) from error
+
+
+def _error_of(error: Any, what: str) -> DriverCallError:
+    code = int(error.value)
+    kind = EngineLostError if code == CONNECTION_NOT_VALID else CallRefusedError
+    return kind(describe_failure(what, code, str(error)), code)
 
 
 @dataclass
@@ -412,11 +416,13 @@ def _guarded(
     *arguments: Any,
     patience: float = _PATIENCE,
 ) -> Any:
+    # Not by `translated`, which would take longer than what is around a call otherwise.
     try:
-        with translated(structs, what):
-            return guard.call(function, *arguments, patience=patience)
+        return guard.call(function, *arguments, patience=patience)
     except TimeoutError:
         raise _hang_error(what) from None
+    except structs.DCGMError as error:
+        raise _error_of(error, what) from error
 
 
 def connect_first(bindings: Bindings, addresses: Sequence[str], timeout_s: float, guard: CallGuard) -> Engine:

@@ -11,10 +11,8 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
@@ -41,10 +39,10 @@ from gpusonde.agent.sources.dcgm.devices import EngineDevices, describe_devices,
 from gpusonde.agent.sources.dcgm.fields import EVERY_PROFILING_FIELD, METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
+from gpusonde.agent.sources.dcgm.holes import HoleFiller, ReaderRow
 from gpusonde.agent.sources.dcgm.raw_ticks import DcgmTicks, SteadyTicks
 from gpusonde.agent.sources.dcgm.steady import LookPhase, Steady, is_in_order
 from gpusonde.agent.sources.dcgm.tick_grid import IndexArray
-from gpusonde.agent.sources.dcgm.values import EngineValue
 from gpusonde.agent.sources.dcgm.watch import LatestValues, StuckWatch, Watch
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceUnavailableError
@@ -118,29 +116,10 @@ class ProfilingPause:
             )
 
 
-# A step of the engine's stamps that is longer than this many intervals has a value in it that was not seen.
-_HOLE_INTERVALS = 1.5
-# Holes of single fields are fetched one by one, three requests each; from so many on their whole watch is cheaper.
-_MAX_SINGLE_HOLES = 8
-# Where the engine had measured nothing it is not asked for holes again at once.
-_FIRST_FUTILE_S, _LONGEST_FUTILE_S = 1.0, 60.0
-# Requests for history, per second and at most at once: a host that is late again and again must not pay for it twice.
-_HISTORY_PER_S, _MOST_HISTORY = 15.0, 400.0
-# Two readings apart by the same time, within this share, are apart by choice.
-_SAME_PACE = 0.2
-
 # Far longer than any answer takes, and shorter than what the engine keeps: nothing is lost with an engine that is slow.
 _CALL_LIMIT_S = 4.0
 _SLOW_READ_INTERVAL_S = 1.0
 _CLOCK_SET_BACK_US = 1_000_000
-
-
-class _Row(NamedTuple):
-    """One entity in a reader, the GPU whose values it has, and where they belong in its ticks."""
-
-    row: int
-    gpu: DcgmGpu
-    slots: IndexArray
 
 
 @dataclass(frozen=True)
@@ -196,7 +175,6 @@ class DcgmSource:
         )
         self._slow_interval_s = config.slow_interval_s
         self._interval_s = config.interval_s
-        self._is_adaptive = config.rate == "adaptive"
         self._probes = probes
         self._clocks = clocks or Clocks()
         self._pause = ProfilingPause(config.profiler_pause_file)
@@ -210,18 +188,15 @@ class DcgmSource:
         self._found: EngineDevices | None = None
         self._slow_due_s = -math.inf
         self._look_due_s = -math.inf
-        self._last_us = 0
-        self._rows: list[tuple[LatestValues, list[_Row]]] = []
+        self._last_us = self._step_us = self._due_us = 0
+        self._rows: list[tuple[LatestValues, list[ReaderRow]]] = []
         self._learned: dict[str, dict[str, MissingReason]] = {}
         self._never_given: dict[str, dict[str, MissingReason]] = {}
         self._silent: Mapping[int, str] = {}
         self._rewatched = False
         self._began_us = 0
         self._xid_seen_us: dict[str, int] = {}
-        self._read_s = -math.inf
-        self._step_s = 0.0
-        self._futile_s, self._futile_until_s = _FIRST_FUTILE_S, -math.inf
-        self._history_left = _MOST_HISTORY
+        self._holes = HoleFiller(config.interval_s, config.rate == "adaptive")
         self._steady: Steady | None = None
         self._settled: LatestValues | None = None
         self._phase = LookPhase(config.interval_s)
@@ -275,7 +250,9 @@ class DcgmSource:
             self._leave_steady()
             for gpu in self._gpus:
                 gpu.restart(deadline_s)
-        self._last_us = now_us
+        before_us, self._last_us = self._last_us, now_us
+        self._step_us = now_us - before_us
+        self._due_us = now_us - round((self._clocks.monotonic() - deadline_s) * 1e6)
         if self._link.engine is None:
             self._link.connect_again(deadline_s, self._meet_again)
         inventory = self._join(deadline_s, events)
@@ -303,7 +280,7 @@ class DcgmSource:
         more = any(gpu.has_pending for gpu in self._gpus) or (self._rewatched and self._link.engine is not None)
         settled, self._settled = self._settled, None
         if settled is not None and len(ticks) == len(self._gpus):
-            self._begin_steady(settled)
+            self._begin_steady(settled, deadline_s)
         return Reading(ticks, tuple(events), more, inventory, shift_s=self._shift_s)
 
     def progress(self) -> None:
@@ -414,7 +391,7 @@ class DcgmSource:
         for latest in self._watches.latest:
             fields = [f for f in latest.field_ids if f != XID_FIELD]
             rows = [
-                _Row(row, gpu, gpu.slots(fields))
+                ReaderRow(row, gpu, gpu.slots(fields))
                 for row, entity in enumerate(latest.entities)
                 for gpu in self._gpus_of.get(entity, ())
             ]
@@ -427,11 +404,7 @@ class DcgmSource:
         everything = now_s >= self._slow_due_s
         if everything:
             self._slow_due_s = now_s + _SLOW_READ_INTERVAL_S
-        step_s, before_s, self._read_s = now_s - self._read_s, self._step_s, now_s
-        self._history_left = min(_MOST_HISTORY, self._history_left + _HISTORY_PER_S * step_s)
-        self._step_s = step_s
-        is_late = step_s > _HOLE_INTERVALS * self._interval_s
-        by_choice = is_late and abs(step_s - before_s) < _SAME_PACE * step_s
+        self._holes.look(now_s)
         for latest in self._watches.latest:
             try:
                 latest.ask(everything)
@@ -454,7 +427,7 @@ class DcgmSource:
                 self._leave_steady()
                 latest.decode()
             self._follow_losses(latest, now_s, events)
-            self._fill_holes(latest, is_late, by_choice, now_s)
+            self._holes.fill(latest, self._rows_of(latest), self._watches, now_s)
             self._note_news(latest, now_s)
         self._take_rows(everything, now_s, events)
         self._watch_phase(everything)
@@ -487,7 +460,7 @@ class DcgmSource:
             self._look_again(engine, now_s)
         return ticks
 
-    def _begin_steady(self, latest: LatestValues) -> None:
+    def _begin_steady(self, latest: LatestValues, now_s: float) -> None:
         """From now on take whole answers as ticks, if all GPUs are in one reader and in order."""
         rows = self._rows_of(latest)
         gpus = [gpu for _, gpu, _ in rows]
@@ -496,7 +469,7 @@ class DcgmSource:
         names = [m.name for m in self._columns]
         power = names.index("power_watts") if "power_watts" in names else None
         slots = [slots for _, _, slots in rows]
-        self._steady = Steady(latest, gpus, slots, len(names), power, self._interval_s, self._read_s)
+        self._steady = Steady(latest, gpus, slots, len(names), power, self._interval_s, now_s)
 
     def _leave_steady(self) -> None:
         steady, self._steady = self._steady, None
@@ -507,17 +480,16 @@ class DcgmSource:
 
     def _watch_phase(self, everything: bool) -> None:
         """See whether the engine measures in the middle between two looks."""
-        if not self._watches.latest or abs(self._step_s - self._interval_s) > _SAME_PACE * self._interval_s:
+        if not self._watches.latest or not self._holes.is_in_time(self._holes.step_s):
             return
         latest = self._watches.latest[0]
-        fast = latest.fast
-        steps_us = (latest.times_us[:, fast] - latest.before_us[:, fast])[latest.counts]
-        if steps_us.size and not 0 < steps_us.min() <= steps_us.max() <= _HOLE_INTERVALS * self._interval_s * 1e6:
+        # A look that was late by itself says nothing of the phase.
+        if self._holes.is_in_time(self._step_us / 1e6) and self._holes.misses(latest):
             self._phase.note_miss()
         if everything:
-            self._shift_s = self._phase.shift_s(latest.times_us[:, fast].reshape(-1), self._last_us)
+            self._shift_s = self._phase.shift_s(latest.times_us[:, latest.fast].reshape(-1), self._due_us)
 
-    def _rows_of(self, latest: LatestValues) -> list[_Row]:
+    def _rows_of(self, latest: LatestValues) -> list[ReaderRow]:
         return next(rows for source, rows in self._rows if source is latest)
 
     def _note_news(self, latest: LatestValues, now_s: float) -> None:
@@ -629,72 +601,6 @@ class DcgmSource:
             gpu.count_xid()
             log.error("GPU %s reports XID %d", gpu.key, int(value.number))
             events.append(SourceEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, int(value.number)))
-
-    def _fill_holes(self, latest: LatestValues, is_late: bool, by_choice: bool, now_s: float) -> None:
-        """Fetch what the engine measured between two looks.
-
-        Hosts whose GPUs idle, and with the adaptive rate any, are looked at rarely by choice; their holes are left. So
-        are those of an engine that does not keep its own pace, after it was asked in vain.
-        """
-        fast = latest.fast
-        steps_us = latest.times_us[:, fast] - latest.before_us[:, fast]
-        longest_us = _HOLE_INTERVALS * self._interval_s * 1e6
-        if not steps_us.size or steps_us.max() <= longest_us:
-            return
-        holes = (steps_us > longest_us) & (latest.before_us[:, fast] > 0)
-        if not holes.any():
-            return
-        if by_choice and (self._is_adaptive or not latest.shows_work):
-            for _, gpu, _ in self._rows_of(latest):
-                gpu.skip()
-            return
-        if not is_late and now_s < self._futile_until_s:
-            return
-        if is_late and not by_choice:
-            size = int(holes.sum())
-            cost = 3 * size if size <= _MAX_SINGLE_HOLES else holes.size + 4
-            if cost > self._history_left:
-                log.debug("%d values were measured between two looks; too many to fetch them now", size)
-                return
-            self._history_left -= cost
-        rows = {entity: row for row, entity in enumerate(latest.entities)}
-        places = {field: place for place, field in enumerate(latest.field_ids)}
-        found = 0
-        for value in self._recorded(latest, holes):
-            row, place = rows.get(value.entity, -1), places[value.field_id]
-            if row < 0 or not latest.before_us[row, place] < value.time_us < latest.times_us[row, place]:
-                continue
-            found += 1
-            name = PLAIN if place < latest.profiling.start else PROFILING
-            for its, gpu, slots in self._rows_of(latest):
-                if its == row:
-                    gpu.take(name, int(slots[place]), value)
-        if found:
-            self._futile_s = _FIRST_FUTILE_S
-        else:
-            self._futile_until_s = now_s + self._futile_s
-            self._futile_s = min(2 * self._futile_s, _LONGEST_FUTILE_S)
-
-    def _recorded(self, latest: LatestValues, holes: npt.NDArray[np.bool_]) -> list[EngineValue]:
-        values: list[EngineValue] = []
-        pairs = np.argwhere(holes).tolist()
-        for watches, part in ((self._watches.plain, latest.plain), (self._watches.profiling, latest.profiling)):
-            wanted = [(row, place) for row, place in pairs if part.start <= place < part.stop]
-            for watch in watches if wanted else ():
-                if latest.entities[0] not in watch.entities:
-                    continue
-                try:
-                    if len(wanted) > _MAX_SINGLE_HOLES:
-                        since_us = min(int(latest.before_us[row, place]) for row, place in wanted) + 1
-                        values += watch.history(since_us)
-                        continue
-                    for row, place in wanted:
-                        if latest.field_ids[place] in watch.field_ids:
-                            since_us = int(latest.before_us[row, place]) + 1
-                            values += watch.history_of(latest.entities[row], latest.field_ids[place], since_us)
-                except CallRefusedError as error:
-                    log.debug("%s", error)
-        return values
 
     def _follow_losses(self, latest: LatestValues, now_s: float, events: list[SourceEvent]) -> None:
         """See which GPUs the engine calls lost, and which give numbers again."""
