@@ -121,27 +121,29 @@ def _run_agent(gpus: int, report: Path, words: list[str]) -> None:
 
     engine = QuickEngine(gpus=gpus, request_s=_REQUEST_S)
     install(engine)
-    read, ticks, began = DcgmSource.read, 0, (time.monotonic(), 0)
+    read, ticks = DcgmSource.read, -1
+    began = ended = (0.0, 0)
 
     def counting_read(self: DcgmSource, deadline_s: float) -> Reading:
-        nonlocal ticks, began
-        if not ticks:
-            began = (time.monotonic(), engine.requests)
+        nonlocal ticks, began, ended
         reading = read(self, deadline_s)
-        ticks += reading.count_ticks()
+        ended = (deadline_s, engine.requests)
+        if ticks >= 0:
+            ticks += reading.count_ticks()
+        elif reading.count_ticks():
+            ticks, began = 0, ended
         return reading
 
     DcgmSource.read = counting_read  # type: ignore[method-assign]
     try:
         code = command(words)
     finally:
-        seconds = time.monotonic() - began[0]
         report.write_text(
             json.dumps(
                 {
-                    "requests": engine.requests - began[1],
+                    "requests": ended[1] - began[1],
                     "ticks": ticks,
-                    "seconds": seconds,
+                    "seconds": ended[0] - began[0],
                     "excess_s": engine.excess_s,
                 }
             )

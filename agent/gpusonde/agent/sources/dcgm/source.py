@@ -255,7 +255,7 @@ class DcgmSource:
         self._due_us = now_us - round((self._clocks.monotonic() - deadline_s) * 1e6)
         if self._link.engine is None:
             self._link.connect_again(deadline_s, self._meet_again)
-        inventory = self._join(deadline_s, events)
+        inventory = None if self._found is None else self._join(deadline_s, events)
         self._shift_s = 0.0
         if self._link.engine is not None and not self._rewatched:
             try:

@@ -71,11 +71,11 @@ class Steady:
         self._interval_us = interval_s * 1e6
         self._certain_us, self._together_us = _CERTAIN * self._interval_us, TOGETHER * self._interval_us
         self._uncounted = None if latest.counts.all() else ~latest.counts
-        self._usual = latest.statuses[:, : self._fast].copy()
+        self._usual = latest.statuses[:, : self._fast].tobytes()
         self._seen_us = latest.times_us[:, : self._fast]
         self._times_us = self._seen_us
         # When each value is to come, by when its watch is to measure first.
-        self._expected_us = np.full(self._usual.shape, np.inf)
+        self._expected_us = np.full(self._seen_us.shape, np.inf)
         self._all_rows = np.arange(len(gpus))
         self._first = np.zeros(len(gpus), dtype=np.intp)
         for row, gpu in enumerate(gpus):
@@ -87,7 +87,7 @@ class Steady:
                     self._expected_us[row, places] = next_us[watch] + (times_us - times_us.min())
                     if watch == base:
                         self._first[row] = places[times_us.argmin()]
-        self._deviation_us = np.zeros(self._usual.shape)
+        self._deviation_us = np.zeros(self._seen_us.shape)
         self._flat = self._deviation_us.reshape(-1)
         self._ticks = 0
         self.keep_up()
@@ -104,12 +104,12 @@ class Steady:
         np.subtract(self._times_us, self._expected_us, out=self._deviation_us)
         if self._uncounted is not None:
             self._deviation_us[self._uncounted] = 0.0
-        earliest, latest = np.minimum.reduce(self._flat), np.maximum.reduce(self._flat)
-        return bool(
+        earliest, latest = float(np.minimum.reduce(self._flat)), float(np.maximum.reduce(self._flat))
+        return (
             latest < self._certain_us
             and earliest > -self._certain_us
             and latest - earliest < self._together_us
-            and (raw.view(np.int32)[:, :fast, self._status_at] == self._usual).all()
+            and raw.view(np.int32)[:, :fast, self._status_at].tobytes() == self._usual
         )
 
     def take(self, now_s: float) -> SteadyTicks:
