@@ -107,7 +107,7 @@ class HoleFiller:
             return
         if not self._is_late and now_s < self._futile_until_s:
             return
-        if self._is_late and not self._by_choice:
+        if not self._by_choice:
             size = int(holes.sum())
             cost = 3 * size if size <= _MAX_SINGLE_HOLES else holes.size + 4
             if cost > self._left:
