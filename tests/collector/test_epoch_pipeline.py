@@ -259,7 +259,7 @@ def test_one_gpu_with_a_fault_in_its_tracking_leaves_the_others_alone(setup, rec
     def make_follower(agent, gpu, resume, state):
         if gpu == "GPU-bad":
             raise RuntimeError("a fault of ours")
-        return GpuFollower(agent, gpu, subject.store, RunsConfig(), EpochTracker, resume, state)
+        return GpuFollower(agent, gpu, subject.store, RunsConfig(), subject.jobs, resume, state)
 
     subject = setup()
     subject.pipeline._make_follower = make_follower

@@ -6,6 +6,7 @@ from gpusonde.collector import LocalStore
 from gpusonde.collector.config import RunsConfig, StoreConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
+from gpusonde.collector.tracking.jobs import Jobs
 from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
@@ -48,6 +49,7 @@ class TrackedStore:
             self.store.open()
             self.store.results = self._make_results(self.store.database)
         self.results = self.store.results
+        self.jobs = Jobs(self.store, self._make_tracker, self._restore)
         self.states = StateKeeper(self.store, lambda: self.now, interval_s=self._state_interval_s)
         self.summaries = EpochSummaries(self.store)
         self.pipeline = EpochPipeline(
@@ -63,9 +65,12 @@ class TrackedStore:
         self.store.subscribe_to_owners(self.pipeline.move)
         self.pipeline.restore(self.store.followed())
 
+    def _restore(self, state):
+        return self.restore_tracker(state)
+
     def follow(self, agent, gpu, resume, state):
-        config, restore = RunsConfig(), self.restore_tracker
-        return GpuFollower(agent, gpu, self.store, config, self._make_tracker, resume, state, restore)
+        config = RunsConfig()
+        return GpuFollower(agent, gpu, self.store, config, self.jobs, resume, state)
 
     def feed(self, records, group):
         for i in range(0, len(records), group):

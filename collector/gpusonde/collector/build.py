@@ -30,6 +30,7 @@ from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.follower import GpuFollower
+from gpusonde.collector.tracking.jobs import Jobs
 from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper
@@ -196,8 +197,10 @@ def _build_pipeline(
     make_tracker: TrackerFactory,
     restore_tracker: TrackerRestorer,
 ) -> EpochPipeline:
+    jobs = Jobs(store, make_tracker, restore_tracker)
+
     def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
-        return GpuFollower(agent_id, gpu_uuid, store, config.runs, make_tracker, resume, state, restore_tracker)
+        return GpuFollower(agent_id, gpu_uuid, store, config.runs, jobs, resume, state)
 
     states = StateKeeper(
         store, time.monotonic, interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s

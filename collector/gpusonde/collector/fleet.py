@@ -11,7 +11,8 @@ from gpusonde.collector.query.prediction import measure_run, resolve
 from gpusonde.collector.query.runs import gpu_message
 from gpusonde.collector.storage.local.export import StoreSnapshot
 from gpusonde.collector.storage.model import RunRow
-from gpusonde.common.v1 import gpu_pb2, job_pb2
+from gpusonde.collector.tracking.jobs import NO_JOBS
+from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import RequestError, StoreCorruptError
 from gpusonde.predictor.crossgpu import REQUIRED_METRICS, MeasurementError, Run, RunConfiguration, RunsTable
 
@@ -19,8 +20,6 @@ _PAGE = 1000
 # Newest first: reading them takes seconds each when they are long.
 _MOST_RUNS_LISTED = 100_000
 _MOST_RUNS_MEASURED = 1000
-# A unit or a user is the same every day, whatever it computes: its runs are not one job on several GPUs.
-_NO_JOBS = (job_pb2.SCHEDULER_SYSTEMD, job_pb2.SCHEDULER_USER)
 # More stays of one job on one GPU model say little more.
 _MOST_STAYS = 3
 _MINIMUM_EPOCHS = 3
@@ -111,7 +110,7 @@ def _runs_by_job(store: StoreSnapshot) -> dict[str, list[RunRow]]:
     while listed < _MOST_RUNS_LISTED:
         page = store.results.runs(before=before, limit=_PAGE)
         for run in page:
-            if run.job_id and run.scheduler not in _NO_JOBS:
+            if run.job_id and run.scheduler not in NO_JOBS:
                 found[f"{run.scheduler}:{run.job_id}"].append(run)
         if len(page) < _PAGE:
             break

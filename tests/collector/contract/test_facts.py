@@ -191,6 +191,8 @@ def test_bindings_are_known_up_to_a_record(engine):
         )  # fmt: skip
         assert [b.job_id for b in bindings_through(store, Position(spool, 9))] == ["job-1", "job-2"]
         assert store.facts.bindings("agent-2", "GPU-a") == []
+        assert store.facts.job_bindings("agent-1", "job-1") == [("GPU-a", Position(spool, 3), one)]
+        assert store.facts.job_bindings("agent-1", labels["it's"]) == store.facts.job_bindings("agent-2", "job-1") == []
         store = engine.open()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.job_records import gpu_traces, idle_outside, records_of
 from support.store_records import EVER, Feed
 from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
@@ -195,6 +196,35 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
     alone.store.close()
     samples = second.store.samples.read(run.gpu_uuid, *EVER)
     assert len(np.unique(samples.time_unix_nano)) == len(samples) == len(trace)
+
+
+def test_a_job_that_moves_between_collectors_ends_with_the_same_epochs_on_all_its_gpus(pair, tmp_path):
+    traces = gpu_traces(3)
+    traces["GPU-0"] = idle_outside(traces["GPU-0"], 30.0, 1e9)
+    records = records_of(traces)
+    for engine in pair:
+        engine.close()
+    first, second = (TrackedStore(engine=engine, state_interval_s=1.0) for engine in pair)
+    cut = len(records) // 5
+    for i, tracked in enumerate([first, second, first, second, first]):
+        tracked.store.samples.register_agents([agent()])
+        tracked.feed(records[i * cut : (i + 1) * cut if i < 4 else None], 10)
+        for other in (first, second):
+            other.store.check_owners()
+            other.now += 10.0
+            other.pipeline.round()
+    alone = TrackedStore(tmp_path / "alone")
+    alone.feed(records, 10)
+
+    def found(tracked):
+        return {
+            run.gpu_uuid: (run.ended, run.epoch_count, [e.status for e in tracked.results.epochs(run.run_id)])
+            for run in tracked.runs()
+        }
+
+    assert found(first) == found(second) == found(alone)
+    assert {ended for ended, _, _ in found(alone).values()} == {True}
+    alone.store.close()
 
 
 def epochs_of(tracked):

@@ -104,6 +104,8 @@ class EpochsPayload(TotalsPayload):
         list[dict[str, Any]],
         JsonKey("GPUs of the job that do otherwise", holds="gpusonde.collector.client.results.GpuDeviation"),
     ]
+    tree_agent_id: Annotated[str, JsonKey("on whose GPUs `cycles` were found, if the job is on several hosts")]
+    disagreeing_agents: Annotated[list[str], JsonKey("agents on whose hosts another period was found for the job")]
 
 
 def add_epochs_options(parser: Parser) -> None:
@@ -169,6 +171,8 @@ def run_epochs(args: argparse.Namespace) -> int:
             for cycle in found.cycles
         ],
         "deviations": [dataclasses.asdict(deviation) for deviation in found.deviations],
+        "tree_agent_id": found.tree_agent_id,
+        "disagreeing_agents": list(found.disagreeing_agents),
     }
     Output(as_json=args.json).result(payload, render)
     return 0
@@ -182,6 +186,8 @@ def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
     if found.provisional_epochs and not any(epoch.status == "provisional" for epoch in found.epochs):
         left_out = formatting.count(found.provisional_epochs, "epoch")
         screen.note(f"{left_out} that the tracker is not sure of yet left out; --provisional lists them")
+    if found.disagreeing_agents:
+        screen.note(f"another period was found for this job on the hosts of {', '.join(found.disagreeing_agents)}")
     if found.pending_summaries:
         screen.note(
             f"mean metrics and energy of {formatting.count(found.pending_summaries, 'epoch')} are still being worked "

@@ -105,6 +105,9 @@ class FactStore(Protocol):
     def bindings(self, agent_id: str, gpu_uuid: str) -> list[tuple[Position, Binding]]:
         """Return an agent's job bindings of a GPU in order of arrival."""
 
+    def job_bindings(self, agent_id: str, job_id: str) -> list[tuple[str, Position, Binding]]:
+        """Return the bindings of an agent's GPUs to a job, with the GPU, in order of arrival."""
+
     def events(self, gpu_uuid: str) -> list[GpuEvent]:
         """Return a GPU's events in order of time."""
 

@@ -76,9 +76,10 @@ class RunEpochTracker:
         self._tracker: Tracker | None = None
         self._origin: int | None = None
         self._failure = ""
-        self._changed = False
+        self._version = 0
         self._shares = Shares(math.nan, math.nan)
         self._restored = False
+        self._deviations: tuple[DeviationRow, ...] = ()
 
     @classmethod
     def restored(
@@ -101,7 +102,7 @@ class RunEpochTracker:
             raise UnusableStateError(str(error) or repr(error)) from error
         epochs._shares = state.shares
         # The catalogue may be of a later moment, and samples since then unreadable by now.
-        epochs._changed = epochs._restored = True
+        epochs._version, epochs._restored = 1, True
         return epochs
 
     def _check(self) -> None:
@@ -163,17 +164,32 @@ class RunEpochTracker:
         """
         if not self._failure and self._origin is not None:
             self._attempt(lambda tracker: tracker.finish())
-            self._changed = True
+            self._version += 1
 
     @property
-    def changed(self) -> bool:
-        """Whether the epochs have changed since the last call of ``row``."""
-        return self._changed
+    def version(self) -> int:
+        """Grows whenever the epochs change."""
+        return self._version
 
-    def row(self, run: RunRow) -> RunUpdate:
-        """Return the run with what is known of its epochs, and the epochs and the tree where they have changed."""
-        epochs, tree = (self._epochs(), self._tree()) if self._changed else (None, None)
-        self._changed = False
+    @property
+    def detection(self) -> EpochDetection | None:
+        """The latest analysis."""
+        return self._tracker.detection if self._tracker else None
+
+    def name_deviations(self, deviations: Sequence[DeviationRow]) -> None:
+        """Take the GPUs of the run's job that do otherwise than the others."""
+        if tuple(deviations) != self._deviations:
+            self._deviations = tuple(deviations)
+            self._version += 1
+
+    def row(self, run: RunRow, *, whole: bool) -> RunUpdate:
+        """Return a run with what is known of its epochs.
+
+        Args:
+            run: The run, or another one of its job.
+            whole: Whether with the epochs and the tree themselves.
+        """
+        epochs, tree = (self._epochs(), self._tree()) if whole else (None, None)
         if self._failure:
             return RunUpdate(replace(run, verdict="none", reason=self._failure), epochs, tree)
         found = self._tracker.detection if self._tracker else None
@@ -231,8 +247,7 @@ class RunEpochTracker:
             )
             for cycle in found.cycles
         )
-        deviations = (DeviationRow(each.gpu, each.kind, each.amount) for each in found.deviations)
-        return CycleTree(tuple(cycles), found.level, tuple(deviations))
+        return CycleTree(tuple(cycles), found.level, self._deviations)
 
     def _unix_nano(self, time_s: float) -> int:
         return (self._origin or 0) + round(time_s * 1e6) * 1000
@@ -255,6 +270,6 @@ class RunEpochTracker:
             _LOG.exception("epochs of run %s are no longer tracked", self._run_id)
             self._failure = f"epoch tracking failed: {error!r}; see the collector's log"
             self._tracker = None
-            self._changed = True
+            self._version += 1
             return
-        self._changed |= news
+        self._version += news

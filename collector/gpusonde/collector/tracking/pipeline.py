@@ -13,7 +13,7 @@ from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.storage.model import RunUpdate
 from gpusonde.collector.storage.store import ResultStore, UnusableStateError
-from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
+from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower, RunLeftAloneError
 from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
@@ -151,7 +151,8 @@ class EpochPipeline:
         notified = self._take_notified()
         if notified is None:
             return
-        for key in notified - self._broken:
+        # In order, as then the run that leads a job is mostly looked at before those it leads.
+        for key in sorted(notified - self._broken):
             if self._is_late():
                 break
             self._heard_at[key] = self._clock()
@@ -209,6 +210,8 @@ class EpochPipeline:
         if not agents:
             return
         for key in [key for key in {*self._followers, *self._heard_at, *self._broken} if key[0] in agents]:
+            if follower := self._followers.get(key):
+                follower.abandon()
             self._drop(key)
             self._heard_at.pop(key, None)
             self._broken.discard(key)
@@ -270,6 +273,10 @@ class EpochPipeline:
             work(key)
         except UnusableStateError as error:
             self._begin_again(key, error)
+        except RunLeftAloneError:
+            self._states.discard(key)
+            self._drop(key)
+            self.notify(frozenset([key]))
         except (StoreError, ChildLostError) as error:
             # Tried again from where the catalogue stands, even if no more records come.
             _LOG.error("GPU %s of agent %s cannot be tracked now: %s", key[1], key[0], error)
@@ -280,6 +287,8 @@ class EpochPipeline:
                 self._begin_again(key, error)
                 return
             _LOG.exception("GPU %s of agent %s is not tracked until the next start", key[1], key[0])
+            if follower:
+                follower.abandon()
             self._broken.add(key)
             self._unsaved.pop(key, None)
             self._states.discard(key)

@@ -205,7 +205,7 @@ class FollowerState:
         policy: The rules by which the run was found; with other ones it may be another run.
         reached: Everything up to this record is in the state.
         runs: State of the run tracker.
-        epochs: State of the run's epochs.
+        epochs: State of the run's epochs; None while another run of its job leads it.
     """
 
     agent_id: str
@@ -213,7 +213,7 @@ class FollowerState:
     policy: Mapping[str, float]
     reached: Position
     runs: RunState
-    epochs: EpochsState
+    epochs: EpochsState | None
 
     @property
     def run_id(self) -> str:
@@ -230,12 +230,10 @@ class FollowerState:
                 "policy": dict(self.policy),
                 "reached": self.reached,
                 "runs": self.runs.to_json(),
-                "metrics": epochs.metrics,
-                "origin_unix_nano": epochs.origin_unix_nano,
-                "shares": [epochs.shares.idle, epochs.shares.stalled],
+                **(_epochs_fields(epochs) if epochs else {}),
             }
         ).encode()
-        return b"".join((_LENGTH.pack(len(head)), head, epochs.tracker))
+        return b"".join((_LENGTH.pack(len(head)), head, epochs.tracker if epochs else b""))
 
     @classmethod
     def decode(cls, data: bytes) -> FollowerState:
@@ -255,17 +253,29 @@ class FollowerState:
 
     @classmethod
     def _from_json(cls, fields: Mapping[str, Any], tracker: bytes) -> FollowerState:
-        idle, stalled = fields["shares"]
         return cls(
             text(fields["agent_id"]),
             text(fields["gpu_uuid"]),
             {text(name): number(value) for name, value in fields["policy"].items()},
             position(fields["reached"]),
             RunState.from_json(fields["runs"]),
-            EpochsState(
-                tuple(text(name) for name in fields["metrics"]),
-                whole(fields["origin_unix_nano"]),
-                Shares(number(idle), number(stalled)),
-                tracker,
-            ),
+            _epochs_state(fields, tracker) if "metrics" in fields else None,
         )
+
+
+def _epochs_fields(epochs: EpochsState) -> dict[str, Any]:
+    return {
+        "metrics": epochs.metrics,
+        "origin_unix_nano": epochs.origin_unix_nano,
+        "shares": [epochs.shares.idle, epochs.shares.stalled],
+    }
+
+
+def _epochs_state(fields: Mapping[str, Any], tracker: bytes) -> EpochsState:
+    idle, stalled = fields["shares"]
+    return EpochsState(
+        tuple(text(name) for name in fields["metrics"]),
+        whole(fields["origin_unix_nano"]),
+        Shares(number(idle), number(stalled)),
+        tracker,
+    )

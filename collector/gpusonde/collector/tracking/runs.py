@@ -145,6 +145,11 @@ class RunTracker:
         """The open run as it stands."""
         return self._row(self._open, ended="") if self._open else None
 
+    @property
+    def last_active(self) -> int:
+        """Latest activity of the open run, Unix nanoseconds; 0 without one."""
+        return self._open.last_active if self._open else 0
+
     def state(self) -> RunState | None:
         """Return what another tracker needs to go on here; None between runs, where ``resume`` says enough."""
         if self._open is None or self._last_time is None:

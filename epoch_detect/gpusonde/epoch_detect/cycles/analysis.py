@@ -35,8 +35,8 @@ from gpusonde.epoch_detect.cycles.roles import NamedLevel, Settled, Told, descri
 from gpusonde.epoch_detect.cycles.run_state import RUN_STATES, Use, describe_run, judge_run, judge_unread
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.tree import Level, find_levels, judge_levels, level_of, nest, place_level
-from gpusonde.epoch_detect.result import Cycle, EpochDetection, RunState, Verdict
-from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, RunState, Verdict
+from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, average_ticks
 
 _NOTHING_TOLD = Told()
 _LIKELIER = 0.1  # by how much another level must be likelier than that of the template matching to be the best guess
@@ -188,6 +188,23 @@ def _find_levels(
     likeliest, training = int(np.argmax(states)), float(states[RUN_STATES.index(RunState.TRAINING)])
     named = name_levels(describe_roles(job, judged, training), placed, training=training)
     return named, (RUN_STATES[likeliest], float(states[likeliest]))
+
+
+def compare_devices(devices: Mapping[str, Ticks], period_s: float) -> tuple[Deviation, ...]:
+    """Name the GPUs of a job that do not do what the others do in a stretch of it.
+
+    Args:
+        devices: Ticks of each GPU by its name, on one time axis.
+        period_s: Of the cycle to compare.
+    """
+    seen = {name: ticks for name, ticks in devices.items() if len(ticks) >= LEAST_TICKS}
+    if len(seen) < 2:
+        return ()
+    activity = find_activity(average_ticks(list(seen.values())))
+    job = None if isinstance(activity, str) else scale_load(activity.active, activity.idle)
+    if isinstance(activity, str) or job is None:
+        return ()
+    return find_deviations(list(seen), list(_device_loads(seen, activity, job).values()), period_s)
 
 
 def _device_loads(devices: Mapping[str, Ticks], activity: Activity, job: Load) -> dict[str, Load]:

@@ -384,6 +384,20 @@ class ClickHouseFacts:
             for spool, sequence, _, job, scheduler, start, end, labels in rows
         ]
 
+    def job_bindings(self, agent_id: str, job_id: str) -> list[tuple[str, Position, Binding]]:
+        """Return the bindings of an agent's GPUs to a job, with the GPU, in order of arrival."""
+        rows = self._sql.rows(
+            "SELECT DISTINCT spool, sequence, item, gpu_uuid, scheduler, start_unix_nano, end_unix_nano, labels"
+            " FROM job_bindings WHERE job_id = {job:String}"
+            " AND spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String})"
+            " ORDER BY spool, sequence, item",
+            {"job": job_id, "agent": agent_id},
+        )
+        return [
+            (gpu, Position(spool, sequence), Binding(gpu, job_id, scheduler, start, end, json.loads(labels)))
+            for spool, sequence, _, gpu, scheduler, start, end, labels in rows
+        ]
+
     def source_ends(self, agent_id: str, gpu_uuid: str) -> list[Position]:
         """Return where an agent said that a GPU's source has ended."""
         rows = self._sql.rows(

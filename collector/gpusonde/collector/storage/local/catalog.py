@@ -73,6 +73,7 @@ CREATE TABLE job_bindings (
     labels TEXT NOT NULL, PRIMARY KEY (spool, sequence, item)
 ) WITHOUT ROWID;
 CREATE INDEX job_bindings_by_gpu ON job_bindings (gpu_uuid, spool, sequence);
+CREATE INDEX job_bindings_by_job ON job_bindings (job_id, spool, sequence);
 CREATE TABLE source_ends (
     spool INTEGER NOT NULL, sequence INTEGER NOT NULL, gpu_uuid TEXT NOT NULL, PRIMARY KEY (spool, sequence, gpu_uuid)
 ) WITHOUT ROWID;
@@ -110,6 +111,7 @@ CREATE TABLE runs (
 ) WITHOUT ROWID;
 CREATE INDEX runs_by_start ON runs (start_unix_nano, run_id);
 CREATE INDEX runs_by_gpu ON runs (gpu_uuid, start_unix_nano, run_id);
+CREATE INDEX runs_by_job ON runs (job_id, start_unix_nano, run_id);
 CREATE TABLE epochs (
     run_id TEXT NOT NULL, revision INTEGER NOT NULL, epoch_index INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL,
     end_unix_nano INTEGER NOT NULL, confidence REAL NOT NULL, status TEXT NOT NULL, summary TEXT,
@@ -180,7 +182,11 @@ CREATE TABLE empty_records (
     # The log's second format: an older collector, which could not read it, does not open the store.
     4: "",
     # The trees of cycles of jobs; those of older runs are not known.
-    5: "CREATE TABLE trees (run_id TEXT PRIMARY KEY, tree TEXT NOT NULL) WITHOUT ROWID;",
+    5: """
+CREATE TABLE trees (run_id TEXT PRIMARY KEY, tree TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX job_bindings_by_job ON job_bindings (job_id, spool, sequence);
+CREATE INDEX runs_by_job ON runs (job_id, start_unix_nano, run_id);
+""",
 }
 
 

@@ -152,6 +152,18 @@ class LocalFacts:
             for spool, sequence, job, scheduler, start, end, labels in rows
         ]
 
+    def job_bindings(self, agent_id: str, job_id: str) -> list[tuple[str, Position, Binding]]:
+        """Return the bindings of an agent's GPUs to a job, with the GPU, in order of arrival."""
+        rows = self._database.rows(
+            "SELECT gpu_uuid, spool, sequence, scheduler, start_unix_nano, end_unix_nano, labels FROM job_bindings"
+            " JOIN spools USING (spool) WHERE job_id = ? AND agent_id = ? ORDER BY spool, sequence, item",
+            (job_id, agent_id),
+        )
+        return [
+            (gpu, Position(spool, sequence), Binding(gpu, job_id, scheduler, start, end, json.loads(labels)))
+            for gpu, spool, sequence, scheduler, start, end, labels in rows
+        ]
+
     def source_ends_after(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Position]:
         """Return where an agent said, after a position, that a GPU's source has ended."""
         rows = self._database.rows(
