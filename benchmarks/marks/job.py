@@ -1,4 +1,4 @@
-"""One real training job on the processor, in a process of its own: ``python job.py KIND EVENTS.jsonl FOLDER SECONDS``.
+"""One real training job on the processor, a process of its own: ``job.py KIND EVENTS.jsonl FOLDER SECONDS SCALE``.
 
 A small convolutional network learns images that workers of a data loader read from a file and augment. What is done
 and when is written as JSON lines (``event``, ``time_unix_s``): the truth beside a recording. A step computes real
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 _SIDE = 32
 _SAMPLE_BYTES = 3 * _SIDE * _SIDE
 _IN_FILE = 16384
-_BATCH = 8
+_BATCH = 4
 _STEP_S = 0.05
 _EVALUATED_S = 0.04  # a batch without the backward pass
 _MOST_LATE_S = 0.5  # that is caught up
@@ -79,9 +79,11 @@ class Job:
         events: Where it writes what it does.
         folder: Where its data and checkpoints lie.
         seconds: For how long it trains.
+        scale: By how much everything in it takes longer than its kind says.
     """
 
-    def __init__(self, events: Path, folder: Path, seconds: float) -> None:
+    def __init__(self, events: Path, folder: Path, seconds: float, scale: float) -> None:
+        self._scale = scale
         self._events = events.open("w", buffering=1)
         self._folder = folder
         data = folder / "images.bin"
@@ -107,11 +109,11 @@ class Job:
 
     def images(self, seconds: float) -> _Images:
         """Return as many images as are learned in so many seconds."""
-        return _Images(self._data, round(seconds / _STEP_S) * _BATCH)
+        return _Images(self._data, round(self._scale * seconds / _STEP_S) * _BATCH)
 
     def held_out(self, seconds: float, *, persistent: bool = False) -> DataLoader:
         """Return what loads images to evaluate for about so many seconds."""
-        images = _Images(self._data, round(seconds / _EVALUATED_S) * _BATCH)
+        images = _Images(self._data, round(self._scale * seconds / _EVALUATED_S) * _BATCH)
         return self.loader(images, workers=1, persistent=persistent)
 
     def loader(self, images: Dataset, *, workers: int = 2, persistent: bool = False) -> DataLoader:
@@ -254,10 +256,10 @@ KINDS = {
 
 def main() -> None:
     """Train one job."""
-    kind, events, folder, seconds = sys.argv[1:]
+    kind, events, folder, seconds, scale = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    job = Job(Path(events), Path(folder), float(seconds))
+    job = Job(Path(events), Path(folder), float(seconds), float(scale))
     job.tell("start")
     KINDS[kind](job)
     job.tell("end")

@@ -22,15 +22,21 @@ from gpusonde.agent.metrics import SelfCounters
 _TICK_S = 0.1
 _LOOK_S = 1.0
 _COLUMNS = ("forks", "exits", "lifetime_ms", "read_bytes", "written_bytes", "processor_ms")
+# Seconds of each kind of job.
+KINDS = {
+    "epochs": 90.0, "epochs, workers kept, evaluated": 100.0, "epochs, evaluated, saved": 100.0,
+    "evaluated every quarter": 150.0, "saved every k steps": 150.0, "folds": 130.0, "folds, workers kept": 130.0,
+    "search of rates": 120.0, "stream, evaluated": 100.0, "stream, saved": 100.0,
+}  # fmt: skip
 JOB = Path(__file__).with_name("job.py")
 
 
-def record(kind: str, python: str, seconds: float) -> dict[str, Any]:
+def record(kind: str, python: str, seconds: float, scale: float = 1.0) -> dict[str, Any]:
     """Run a job of a kind and return what was recorded: ticks, looks and its true events, seconds from its start."""
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "events.jsonl"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-        command = [python, str(JOB), kind, str(events), folder, str(seconds)]
+        command = [python, str(JOB), kind, str(events), folder, str(seconds), str(scale)]
         with subprocess.Popen(command, env=environment) as process:
             while not (events.exists() and events.read_bytes()) and process.poll() is None:
                 time.sleep(0.1)
@@ -39,6 +45,8 @@ def record(kind: str, python: str, seconds: float) -> dict[str, Any]:
             raise RuntimeError(f"{kind}: the job ended with {process.returncode}")
         told = [json.loads(line) for line in events.read_text().splitlines()]
     begin = ticks[0][0]
+    kept = [tick for tick, before in zip(ticks[1:], ticks, strict=False) if tick[0] - before[0] >= 0.5 * _TICK_S]
+    ticks = [ticks[0], *kept]
     return {
         "kind": kind,
         "time_s": [round(t - begin, 3) for t, _, _ in ticks],
@@ -56,7 +64,7 @@ def _watch(process: subprocess.Popen[bytes]) -> tuple[list[tuple[float, float, i
     reader.follow({"job": (process.pid,)}, {})
     before, before_s, due_s, look_s = _processor_ns(process.pid), time.monotonic(), time.monotonic(), 0.0
     while process.poll() is None:
-        due_s += _TICK_S
+        due_s = max(due_s + _TICK_S, time.monotonic() + _TICK_S / 10)
         time.sleep(max(0.0, due_s - time.monotonic()))
         now, now_s = _processor_ns(process.pid), time.monotonic()
         # A thread that has ended takes its time along.

@@ -1,5 +1,6 @@
 """Finding training epochs in GPU metrics: the published detector and a better one, offline and streaming."""
 
+from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
 from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, RunState, Verdict
@@ -14,6 +15,7 @@ __all__ = [
     "EpochTracker",
     "EventKind",
     "Hypothesis",
+    "Marks",
     "Role",
     "RunState",
     "Told",

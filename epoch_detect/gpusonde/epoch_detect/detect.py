@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from gpusonde.epoch_detect.cycles.analysis import analyse
+from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.result import EpochDetection
@@ -23,6 +24,7 @@ def detect(
     traces: Trace | Sequence[Trace],
     *,
     told: Told | None = None,
+    marks: Marks | None = None,
     mode: Mode = "default",
     metrics: Sequence[str] | None = None,
     engine: Engine = "port",
@@ -36,6 +38,8 @@ def detect(
         traces: The ticks of one GPU, or of each GPU of one job, whose times count from the same moment unless each says
             from which.
         told: What is known of the job; it refutes levels before one of them is chosen.
+        marks: What the job's processes did meanwhile, in the first trace's own time; it settles names, and with it the
+            framebuffer in the first trace does.
         mode: ``default`` for our detector; ``paper`` for the published one as its text has it; ``notebook`` for the
             variant in its authors' notebook. The published ones look at the first trace only.
         metrics: Which metrics to use; None for all that tell what the GPU is doing. The published detectors look at
@@ -61,15 +65,21 @@ def detect(
 
         found = detect_with_luminol(job[0], PAPER if mode == "paper" else NOTEBOOK, metrics=metrics, engine=engine)
     elif mode == "default":
-        found = _detect_cycles(job, metrics, told or Told())
+        found = _detect_cycles(job, metrics, told or Told(), marks)
     else:
         raise ValueError(f"unknown mode {mode!r}; choose default, paper or notebook")
     return replace(found, warnings=(*found.warnings, *warn_of_holes(job[0].time_s)))
 
 
-def _detect_cycles(job: Sequence[Trace], metrics: Sequence[str] | None, told: Told) -> EpochDetection:
+def _detect_cycles(
+    job: Sequence[Trace], metrics: Sequence[str] | None, told: Told, marks: Marks | None
+) -> EpochDetection:
     whole, devices, origin = _gather(job, metrics)
-    return shifted(analyse(whole, devices=devices, told=told), origin)
+    if marks is not None:
+        if "framebuffer_used_bytes" in job[0].metrics and not marks.memory_bytes.size:
+            marks = marks.with_memory(job[0].time_s, job[0].values["framebuffer_used_bytes"])
+        marks = marks.shifted(-origin)
+    return shifted(analyse(whole, devices=devices, told=told, marks=marks), origin)
 
 
 def gather_ticks(job: Sequence[Trace], metrics: Sequence[str] | None = None) -> tuple[Ticks, dict[str, Ticks]]:

@@ -322,6 +322,8 @@ class ActivityReader:
             ended = self.take()
         for key in self._groups.keys() - wanted.keys():
             self._drop(self._groups.pop(key))
+        if self._newest is None and wanted:
+            self._newest = self._newest_pid()
         for key, (gpus, pids) in wanted.items():
             group = self._groups.setdefault(key, _Group(tuple(gpus)))
             group.gpus = tuple(gpus)

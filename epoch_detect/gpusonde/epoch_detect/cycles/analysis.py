@@ -31,6 +31,7 @@ from gpusonde.epoch_detect.cycles.detector import (
 )
 from gpusonde.epoch_detect.cycles.deviations import find_deviations
 from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
+from gpusonde.epoch_detect.cycles.marks import Marks, name_by_marks
 from gpusonde.epoch_detect.cycles.roles import NamedLevel, Settled, Told, describe_roles, name_levels, settle
 from gpusonde.epoch_detect.cycles.run_state import RUN_STATES, Use, describe_run, judge_run, judge_unread
 from gpusonde.epoch_detect.cycles.scorer import Scorer
@@ -53,13 +54,14 @@ def analyse(
     devices: Mapping[str, Ticks] = MappingProxyType({}),
     ended: bool = True,
     told: Told = _NOTHING_TOLD,
+    marks: Marks | None = None,
     scorer: Scorer | None = None,
 ) -> EpochDetection:
     """Find the cycles and the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args and returns are those of :func:`analyse_in_steps`, without the match to cache.
     """
-    return analyse_and_cache(ticks, devices=devices, ended=ended, told=told, scorer=scorer)[0]
+    return analyse_and_cache(ticks, devices=devices, ended=ended, told=told, marks=marks, scorer=scorer)[0]
 
 
 def analyse_and_cache(
@@ -68,11 +70,14 @@ def analyse_and_cache(
     devices: Mapping[str, Ticks] = MappingProxyType({}),
     ended: bool = True,
     told: Told = _NOTHING_TOLD,
+    marks: Marks | None = None,
     scorer: Scorer | None = None,
     scope: Scope = EVERYTHING,
 ) -> tuple[EpochDetection, CachedMatch | None]:
     """Do what :func:`analyse_in_steps` does, at once."""
-    return complete(analyse_in_steps(ticks, devices=devices, ended=ended, told=told, scorer=scorer, scope=scope))
+    return complete(
+        analyse_in_steps(ticks, devices=devices, ended=ended, told=told, marks=marks, scorer=scorer, scope=scope)
+    )
 
 
 def complete(steps: Generator[None, None, _Result]) -> _Result:
@@ -91,6 +96,7 @@ def analyse_in_steps(
     devices: Mapping[str, Ticks] = MappingProxyType({}),
     ended: bool = True,
     told: Told = _NOTHING_TOLD,
+    marks: Marks | None = None,
     scorer: Scorer | None = None,
     scope: Scope = EVERYTHING,
 ) -> Generator[None, None, tuple[EpochDetection, CachedMatch | None]]:
@@ -101,6 +107,7 @@ def analyse_in_steps(
         devices: The ticks of each GPU of such a job by its name, on the same axis.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
         told: What is known of the job; it refutes levels before one is chosen.
+        marks: What the job's processes did meanwhile, on the ticks' own axis; it settles names.
         scorer: Judges the hypotheses; None for the shipped one.
         scope: Which periods to look for by template matching.
 
@@ -130,7 +137,7 @@ def analyse_in_steps(
         run_state = judge_unread(use)
     else:
         named, run_state = yield from _find_levels(job, list(loads.values()), templates, use)
-    settled = settle(named, told, ended=ended)
+    settled = settle(name_by_marks(named, marks, activity.time_map), told, ended=ended)
     cycles = nest(level.cycle for level in settled.levels)
     likeliest = level_of(detection.period_s, cycles)
     level = choose_level(settled, likeliest if detection.verdict != Verdict.NONE else None)

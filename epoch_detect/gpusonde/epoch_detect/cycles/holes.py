@@ -35,6 +35,10 @@ class TimeMap:
         beyond = np.minimum(time_s - self.short_s[0], 0.0) + np.maximum(time_s - self.short_s[-1], 0.0)
         return np.asarray(inside + beyond)
 
+    def shorten(self, time_s: FloatArray) -> FloatArray:
+        """Return the detector's time of seconds on the ticks' own axis: the way there of :meth:`restore`."""
+        return TimeMap(self.real_s, self.short_s).restore(time_s)
+
 
 def shorten_holes(ticks: Ticks) -> tuple[Ticks, TimeMap]:
     """Shorten holes that are long beside what was seen.
