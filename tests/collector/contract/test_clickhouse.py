@@ -1,5 +1,6 @@
 """What only the engine on ClickHouse has: its schema and how it grows, averages, retention, failures."""
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from gpusonde.collector.storage.clickhouse import schema
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
-from gpusonde.collector.storage.model import Position
+from gpusonde.collector.storage.model import CycleRow, CycleTree, DeviationRow, Position, RunRow, RunUpdate
 from gpusonde.errors import ConfigError, StoreError, StoreFullError
 
 SCHEMA_FILE = Path(__file__).parents[3] / "deploy" / "clickhouse" / "schema.sql"
@@ -235,3 +236,23 @@ def test_a_name_that_cannot_be_one_of_a_database_is_refused(name):
             store=StoreConfig(engine="clickhouse"), clickhouse=ClickHouseConfig("http://host", name)
         ).check()
     assert caught.value.field == "clickhouse.database"
+
+
+def test_the_board_of_jobs_lists_the_levels_and_the_gpus_that_do_otherwise(open_with):
+    sql, store = open_with()
+    run = RunRow("run-1", "agent-1", "GPU-a", "job-1", 1, False, "", 5_000_000, 9_000_000, 1, 1, 1, 1, 10, 0)
+    levels = [
+        CycleRow(p, p - 0.1, p + 0.1, 9, 0.9, role, 0.7, None, (7,)) for p, role in ((2.0, "step"), (50.0, "epoch"))
+    ]
+    tree = CycleTree(tuple(levels), 1, (DeviationRow("GPU-b", "lag", 1.5),))
+    other = replace(run, run_id="run-2", gpu_uuid="GPU-b", start_unix_nano=6_000_000)
+    late = replace(run, run_id="run-3", job_id="job-2", start_unix_nano=10**18, end_unix_nano=10**18)
+    store.results.save([RunUpdate(each, [], tree) for each in (run, other, late)], {})
+    board = json.loads((SCHEMA_FILE.parents[1] / "grafana" / "clickhouse" / "jobs.json").read_text())
+    queries = [target["rawSql"] for panel in board["panels"] for target in panel["targets"]]
+    found, deviations = (sql.rows(query.replace("${__from}", "0").replace("${__to}", "1000")) for query in queries)
+    assert [(row[0], row[1], row[2], row[3], row[4], row[9], bool(row[11])) for row in found] == [
+        ("job-1", 2, 1, 1, 2.0, "step", False),
+        ("job-1", 2, 1, 2, 50.0, "epoch", True),
+    ]
+    assert [tuple(row) for row in deviations] == [("job-1", "agent-1", "GPU-b", "lag", 1.5)]

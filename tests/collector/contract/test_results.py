@@ -138,7 +138,7 @@ def test_the_tree_of_cycles_is_the_one_saved_last(engine):
     engine.open()
     step = CycleRow(0.5, 0.49, 0.52, 1_000_000, 0.9, "step", 0.75, 1, (99 * SECOND, 100 * SECOND + 1))
     outer = CycleRow(10.25, 10.0, 10.5, 7, 0.6, "unknown", 0.0, None, ())
-    tree = CycleTree((step, outer), 1, (DeviationRow(HOSTILE, "lag", 1.5),))
+    tree = CycleTree((step, outer), 1, (DeviationRow(HOSTILE, "lag", 1.5),), "training", 0.75)
     engine.results.save([RunUpdate(run_row(), [], tree)], {})
     for _ in range(2):
         assert engine.results.tree("run-1") == tree

@@ -104,6 +104,8 @@ class EpochsPayload(TotalsPayload):
         list[dict[str, Any]],
         JsonKey("GPUs of the job that do otherwise", holds="gpusonde.collector.client.results.GpuDeviation"),
     ]
+    run_state: Annotated[str | None, JsonKey("what the job does: `training`, `serving`, `idle` or `other`")]
+    run_state_confidence: Annotated[float, JsonKey("probability that `run_state` is right")]
     tree_agent_id: Annotated[str, JsonKey("on whose GPUs `cycles` were found, if the job is on several hosts")]
     disagreeing_agents: Annotated[list[str], JsonKey("agents on whose hosts another period was found for the job")]
 
@@ -148,6 +150,9 @@ def run_epochs(args: argparse.Namespace) -> int:
         screen.heading(f"run {chosen.run_id} on {chosen.product_name or chosen.gpu_uuid}: {headline(chosen)}")
         screen.line(found.reason)
         render_progress(screen, progress)
+        if found.run_state:
+            confidence = formatting.probability(found.run_state_confidence)
+            screen.line(f"the job: {found.run_state}, confidence {confidence}")
         render_levels(screen, found.cycles, found.level)
         for deviation in found.deviations:
             screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
@@ -171,6 +176,8 @@ def run_epochs(args: argparse.Namespace) -> int:
             for cycle in found.cycles
         ],
         "deviations": [dataclasses.asdict(deviation) for deviation in found.deviations],
+        "run_state": found.run_state or None,
+        "run_state_confidence": found.run_state_confidence,
         "tree_agent_id": found.tree_agent_id,
         "disagreeing_agents": list(found.disagreeing_agents),
     }

@@ -234,6 +234,8 @@ def _run_epochs(response: query_pb2.ListEpochsResponse, epochs: Sequence[EpochIn
         cycles=tuple(_cycle(cycle) for cycle in response.cycles),
         level=response.level if response.HasField("level") else None,
         deviations=tuple(GpuDeviation(d.gpu_uuid, d.kind, d.amount) for d in response.deviations),
+        run_state=response.run_state,
+        run_state_confidence=response.run_state_confidence,
         tree_agent_id=response.tree_agent_id,
         disagreeing_agents=tuple(response.disagreeing_agents),
     )

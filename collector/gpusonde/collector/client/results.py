@@ -205,6 +205,8 @@ class RunEpochs:
         cycles: Levels of the tree of cycles of the run's job, shortest first.
         level: Index in ``cycles`` of the level that period and epochs tell; None if it is none of them.
         deviations: GPUs of the job that do otherwise than the others.
+        run_state: What the job does as a whole: ``training``, ``serving``, ``idle``, ``other`` or empty.
+        run_state_confidence: Probability, 0..1, that ``run_state`` is right.
         tree_agent_id: On whose GPUs ``cycles`` were found, if the job is on several hosts.
         disagreeing_agents: Agents on whose hosts another period was found for this job.
     """
@@ -222,6 +224,8 @@ class RunEpochs:
     cycles: tuple[CycleInfo, ...] = ()
     level: int | None = None
     deviations: tuple[GpuDeviation, ...] = ()
+    run_state: str = ""
+    run_state_confidence: float = 0.0
     tree_agent_id: str = ""
     disagreeing_agents: tuple[str, ...] = ()
 

@@ -196,6 +196,7 @@ def _add_tree(response: query_pb2.ListEpochsResponse, results: ResultStore, run:
     owner = next((agent_id for agent_id, tree in trees.items() if tree.cycles), run.agent_id)
     tree, period_s = trees[owner], parts[owner].period_s
     response.tree_agent_id = owner
+    response.run_state, response.run_state_confidence = tree.run_state, tree.run_state_confidence
     response.cycles.extend(_cycle(cycle) for cycle in tree.cycles)
     if tree.level is not None:
         response.level = tree.level

@@ -291,11 +291,15 @@ class CycleTree:
         cycles: The levels, shortest first.
         level: Index of the level that the run's period and epochs tell; None if it is none of them.
         deviations: GPUs of the job that do otherwise than the others.
+        run_state: ``training``, ``serving``, ``idle`` or ``other``; empty where it was not judged.
+        run_state_confidence: 0..1.
     """
 
     cycles: tuple[CycleRow, ...] = ()
     level: int | None = None
     deviations: tuple[DeviationRow, ...] = ()
+    run_state: str = ""
+    run_state_confidence: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,8 @@ class RunEpochTracker:
             )
             for cycle in found.cycles
         )
-        return CycleTree(tuple(cycles), found.level, self._deviations)
+        state = "" if found.run_state is None else str(found.run_state)
+        return CycleTree(tuple(cycles), found.level, self._deviations, state, found.run_state_confidence)
 
     def _unix_nano(self, time_s: float) -> int:
         return (self._origin or 0) + round(time_s * 1e6) * 1000

@@ -151,7 +151,7 @@ class ListEpochsRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ..., total_epochs: _Optional[int] = ..., include_provisional: bool = ...) -> None: ...
 
 class ListEpochsResponse(_message.Message):
-    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries", "cycles", "level", "deviations", "provisional_epochs", "tree_agent_id", "disagreeing_agents")
+    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries", "cycles", "level", "deviations", "provisional_epochs", "tree_agent_id", "disagreeing_agents", "run_state", "run_state_confidence")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,8 @@ class ListEpochsResponse(_message.Message):
     PROVISIONAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     TREE_AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     DISAGREEING_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    RUN_STATE_FIELD_NUMBER: _ClassVar[int]
+    RUN_STATE_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[Epoch]
     next_page_token: str
     verdict: EpochVerdict
@@ -184,7 +186,9 @@ class ListEpochsResponse(_message.Message):
     provisional_epochs: int
     tree_agent_id: str
     disagreeing_agents: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ..., cycles: _Optional[_Iterable[_Union[Cycle, _Mapping]]] = ..., level: _Optional[int] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., provisional_epochs: _Optional[int] = ..., tree_agent_id: _Optional[str] = ..., disagreeing_agents: _Optional[_Iterable[str]] = ...) -> None: ...
+    run_state: str
+    run_state_confidence: float
+    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ..., cycles: _Optional[_Iterable[_Union[Cycle, _Mapping]]] = ..., level: _Optional[int] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., provisional_epochs: _Optional[int] = ..., tree_agent_id: _Optional[str] = ..., disagreeing_agents: _Optional[_Iterable[str]] = ..., run_state: _Optional[str] = ..., run_state_confidence: _Optional[float] = ...) -> None: ...
 
 class Cycle(_message.Message):
     __slots__ = ("period", "period_lower", "period_upper", "count", "confidence", "role", "role_confidence", "parent", "latest_start_times")

@@ -204,7 +204,8 @@ def tree_row(text: str) -> CycleTree:
     """Return the tree that ``tree_text`` has written."""
     fields = json.loads(text)
     cycles = (CycleRow(**{**row, "starts_unix_nano": tuple(row["starts_unix_nano"])}) for row in fields["cycles"])
-    return CycleTree(tuple(cycles), fields["level"], tuple(DeviationRow(**row) for row in fields["deviations"]))
+    deviations = (DeviationRow(**row) for row in fields["deviations"])
+    return CycleTree(**{**fields, "cycles": tuple(cycles), "deviations": tuple(deviations)})
 
 
 def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
