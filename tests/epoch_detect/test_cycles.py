@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.epoch_traces import trace_of, training_trace
 
-from gpusonde.epoch_detect import Cycle, EpochDetection, Role, Told, detect
-from gpusonde.epoch_detect.cycles.roles import JUDGED_ROLES, NamedLevel, settle
+from gpusonde.epoch_detect import Cycle, EpochDetection, Role, RunState, Told, detect
+from gpusonde.epoch_detect.cycles.roles import JUDGED_ROLES, ROLE_FEATURES, NamedLevel, name_levels, settle
 from gpusonde.telemetry import Trace
 
 
@@ -79,6 +79,35 @@ def test_an_epoch_of_so_many_steps_is_chosen() -> None:
     settled = settle([level(0.5, 800), level(5.0, 80), level(50.0, 8)], Told(steps_per_epoch=100), ended=True)
     assert settled.epoch == 2
     assert settled.levels[0].cycle.role == Role.STEP
+
+
+def test_a_ramp_and_holes_may_hide_some_of_the_epochs_told() -> None:
+    settled = settle([level(5.0, 29), level(20.0, 7)], Told(total_epochs=35), ended=True)
+    assert settled.epoch == 0
+    assert settle([level(5.0, 20), level(20.0, 5)], Told(total_epochs=35), ended=True).epoch is None
+
+
+def test_an_epoch_told_has_more_steps_than_a_few() -> None:
+    found = level(20.0, 15)
+    sure = NamedLevel(found.cycle, np.where([r == Role.STEP for r in JUDGED_ROLES], 0.6, 0.3), 0.5)
+    assert settle([sure], Told(), ended=True).levels[0].cycle.role == Role.STEP
+    assert settle([sure], Told(total_epochs=1), ended=True).levels[0].cycle.role != Role.STEP
+
+
+@pytest.mark.parametrize(("high", "state"), [(0.0, RunState.IDLE), (0.9, RunState.TRAINING)])
+def test_the_run_as_a_whole_is_named(high: float, state: RunState) -> None:
+    trace, _ = nest()
+    found = detect(Trace(trace.time_s, {name: high * values for name, values in trace.values.items()}))
+    assert found.run_state == state
+    assert 0.5 < found.run_state_confidence < 1
+
+
+def test_what_is_hardly_a_training_has_no_epochs() -> None:
+    cycle = level(20.0, 15).cycle
+    features = np.full((1, len(ROLE_FEATURES)), np.nan)
+    for training in (0.1, 0.9):
+        roles = name_levels(features, [cycle], training=training)[0].roles
+        assert (roles[JUDGED_ROLES.index(Role.EPOCH)] > 0) == (training > 0.5)
 
 
 def test_a_child_whose_count_the_total_divides_makes_the_epoch() -> None:

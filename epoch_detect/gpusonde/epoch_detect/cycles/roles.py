@@ -29,7 +29,12 @@ _LEAST_RATIO = 1.5
 _WORKS = 0.25  # of the high level
 _LEAST_CONFIDENCE = 0.3  # of a level that may stand in for one that was refuted
 _LEAST_TOTAL = 2
+_LEAST_COUNTED = 0.75  # share of the epochs told that may be counted: ramp, tail and holes hide some
+_LEAST_FOR_SHARE = 4
+_FEWEST_STEPS = 20  # in an epoch, once the number of epochs is told
+_LEAST_FOR_TRIALS = 4  # epochs told
 _LEAST_ROLE = 0.5
+_LEAST_LEFT_ROLE = 0.35  # where what was told excludes others
 _TRAINS = 0.5  # probability of training below which no level is an epoch
 _ONE_METRIC = 0.65  # the most that a single metric, such as the power of a node, can say of a role
 _AS_RIGHT = 0.15
@@ -419,27 +424,42 @@ def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
     place = {old: new for new, old in enumerate(order)}
     epoch = None if epoch is None else place[epoch]
     refuted = {place[i] for i in refuted}
-    ordered = [_name(levels[i], place[i], epoch, place[i] in refuted) for i in order]
+    ordered = [_name(levels[i], _excluded(levels[i], place[i], epoch, place[i] in refuted, told, ended)) for i in order]
     return Settled(tuple(ordered), epoch, frozenset(refuted), tuple(warnings))
 
 
-def _name(level: NamedLevel, at: int, epoch: int | None, refuted: bool) -> NamedLevel:
-    """Give a level the likeliest role that nothing excludes, if it is likely enough."""
-    if level.cycle.role_confidence > 0:
-        return level
+def _excluded(level: NamedLevel, at: int, epoch: int | None, refuted: bool, told: Told, ended: bool) -> set[Role]:
+    """Roles that a level cannot have by what was told."""
     excluded = set()
     if refuted or epoch is not None:
         excluded.add(Role.EPOCH)
     if epoch is not None:
         excluded |= {Role.STEP} if at > epoch else {Role.TRIAL}
+    if told.total_epochs is not None:
+        if ended and level.cycle.count < _FEWEST_STEPS * told.total_epochs:
+            excluded.add(Role.STEP)
+        if told.total_epochs < _LEAST_FOR_TRIALS:
+            excluded.add(Role.TRIAL)
+    return excluded
+
+
+def _name(level: NamedLevel, excluded: set[Role]) -> NamedLevel:
+    """Give a level the likeliest role that nothing excludes, if it is likely enough."""
+    if level.cycle.role_confidence > 0:
+        return level
     left = np.array([role not in excluded for role in JUDGED_ROLES])
-    # What is excluded leaves its probability to the others.
-    likely = np.where(left, level.roles, 0.0) / max(_LEAST_LEFT, 1.0 - float(level.roles[~left].max(initial=0.0)))
+    likely, least = np.where(left, level.roles, 0.0), _LEAST_ROLE
+    if excluded:
+        least = _LEAST_LEFT_ROLE
+        # What is excluded leaves its probability to the others, and to there being no name.
+        alone = likely / max(_LEAST_LEFT, 1.0 - float(level.roles[~left].max(initial=0.0)))
+        shared = likely / (likely.sum() + max(_LEAST_LEFT, 1.0 - float(level.roles.sum())))
+        likely = np.maximum(alone, shared)
     best, as_epoch = int(np.argmax(likely)), JUDGED_ROLES.index(Role.EPOCH)
     # An evaluation after each epoch makes both right: the epoch is the better name.
     if likely[as_epoch] >= max(_LEAST_ROLE, likely[best] - _AS_RIGHT):
         best = as_epoch
-    if likely[best] < _LEAST_ROLE:
+    if likely[best] < least:
         return level
     return level.named(JUDGED_ROLES[best], float(min(likely[best], level.surest)))
 
@@ -474,6 +494,9 @@ def _by_count(levels: list[NamedLevel], total: int, refuted: set[int]) -> int | 
     equal = [i for i in free if abs(levels[i].cycle.count - total) <= max(1.0, _MORE * total)]
     if equal and total > 1:
         return max(equal, key=lambda i: levels[i].guess)
+    near = [i for i in free if _LEAST_COUNTED * total <= levels[i].cycle.count <= total]
+    if near and total >= _LEAST_FOR_SHARE:
+        return max(near, key=lambda i: levels[i].cycle.count)
     children = [
         (x.cycle.confidence, i, times)
         for i, x in enumerate(levels)
