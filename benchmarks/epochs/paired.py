@@ -148,18 +148,18 @@ def _offline(trace: Trace) -> dict[str, object]:
 
 def _streaming(trace: Trace) -> dict[str, object]:
     """Feed the trace second by second, and end it; what the end costs is not counted."""
-    tracker, seen, cpu_s, looks = EpochTracker(trace.metrics), None, [], []
+    tracker, seen, cpu_s, looks, told = EpochTracker(trace.metrics), None, [], [], []
     values = np.array([trace.values[name] for name in trace.metrics])
     cuts = np.searchsorted(trace.time_s, np.arange(trace.time_s[0] + 1, trace.time_s[-1] + 1))
     for low, high in zip(np.r_[0, cuts], np.r_[cuts, len(trace)], strict=True):
         begin = time.process_time()
-        tracker.update(trace.time_s[low:high], values[:, low:high])
+        told += tracker.update(trace.time_s[low:high], values[:, low:high])
         cpu_s.append(time.process_time() - begin)
         if (found := tracker.detection) is not seen and found is not None:
             seen = found
             looks.append([float(trace.time_s[high - 1]), str(found.verdict), found.period_s])
-    withdrawn = sum(epoch.status == "withdrawn" for epoch in tracker.epochs)
-    return {"cpu_s": cpu_s, "looks": looks, "reported": len(tracker.epochs), "withdrawn": withdrawn}
+    reported, withdrawn = (sum(event.kind == kind for event in told) for kind in ("reported", "withdrawn"))
+    return {"cpu_s": cpu_s, "looks": looks, "reported": reported, "withdrawn": withdrawn}
 
 
 if __name__ == "__main__":

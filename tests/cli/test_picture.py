@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.cli.picture import MAX_PANELS, EpochMarks, choose_panels, draw
+from gpusonde.cli.picture import MAX_PANELS, EpochMarks, LevelMarks, choose_panels, draw
 from gpusonde.telemetry import Trace
 
 
@@ -55,6 +55,18 @@ def test_true_starts_are_drawn_beside_those_found(tmp_path: Path) -> None:
     draw(tmp_path / "found.png", trace, EpochMarks(*found, "2 epochs"))
     draw(tmp_path / "both.png", trace, EpochMarks(*found, "2 epochs", true_starts_s=np.array([5.0, 14.0, 23.0])))
     assert (tmp_path / "found.png").read_bytes() != (tmp_path / "both.png").read_bytes()
+
+
+def test_levels_have_a_row_each_below_the_metrics(tmp_path: Path) -> None:
+    trace, found = make_trace(), (np.array([5.0, 23.0]), np.array([23.0, 41.0]), "2 epochs")
+    steps = LevelMarks("step, 0.01 s", np.linspace(5, 41, 4000))
+    epochs = LevelMarks("epoch, 18 s", np.array([5.0, 23.0, 41.0]), told=True)
+    heights = []
+    for levels in ((), (epochs,), (steps, epochs)):
+        path = tmp_path / f"{len(levels)}.png"
+        draw(path, trace, EpochMarks(*found, levels=levels))
+        heights.append(int.from_bytes(path.read_bytes()[20:24], "big"))
+    assert heights == sorted(set(heights))
 
 
 def test_holes_and_missing_values_do_not_stop_the_picture(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The picture of a run: its metrics over time with the epoch boundaries marked."""
+"""The picture of a run: its metrics over time with the epoch boundaries marked, and the levels of its cycles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,24 @@ _PREFERRED = (
 _INK, _MUTED, _LINE, _BOUNDARY, _BAND, _TRUE = "#1f2933", "#66727f", "#2f6f9f", "#c8452d", "#f3ebe4", "#2e8b57"
 # More numbers than this along the top would touch one another.
 _MAX_NUMBERS = 40
+# More starts of a level than this become a bar: a run has a million steps.
+_MAX_STARTS = 300
+_PANEL_INCHES, _LEVEL_INCHES = 1.55, 0.24
+
+
+@dataclass(frozen=True)
+class LevelMarks:
+    """A level of the tree of cycles, in a row of its own.
+
+    Attributes:
+        label: What it is, in a few words.
+        starts_s: Shape (n,), where its cycles start.
+        told: Whether the epochs are of it.
+    """
+
+    label: str
+    starts_s: FloatArray
+    told: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,7 @@ class EpochMarks:
         headline: The verdict in words, for the title.
         detail: A second, smaller line; may be empty.
         true_starts_s: Shape (m,), where epochs are known to start; empty where that is not known.
+        levels: The levels of the tree of cycles, shortest first.
     """
 
     starts_s: FloatArray
@@ -51,6 +70,7 @@ class EpochMarks:
     headline: str
     detail: str = ""
     true_starts_s: FloatArray = field(default_factory=lambda: np.empty(0))
+    levels: tuple[LevelMarks, ...] = ()
 
 
 def choose_panels(trace: Trace, wanted: Sequence[str] = ()) -> list[str]:
@@ -78,16 +98,18 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
 
     shown = choose_panels(trace, panels)
     unit_s, unit_name = _time_unit(trace.duration_s)
-    figure = Figure(figsize=(12.0, 1.3 + 1.55 * len(shown)), dpi=120, facecolor="white", layout="constrained")
+    rows_inches = 0.1 + _LEVEL_INCHES * len(marks.levels)
+    heights = [_PANEL_INCHES] * len(shown) + [rows_inches] * bool(marks.levels)
+    figure = Figure(figsize=(12.0, 1.3 + sum(heights)), dpi=120, facecolor="white", layout="constrained")
     figure.get_layout_engine().set(h_pad=0.06, w_pad=0.06, hspace=0.04)  # type: ignore[union-attr, call-arg]
-    axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     origin_s = float(trace.time_s[0]) if len(trace) else 0.0
 
     def on_axis(times: FloatArray) -> FloatArray:
         return (np.asarray(times, dtype=np.float64) - origin_s) / unit_s
 
     times, breaks = _with_breaks(trace)
-    for axis, name in zip(axes, shown, strict=True):
+    for axis, name in zip(axes[: len(shown)], shown, strict=True):
         label, scale = _label(name)
         values = np.insert(trace.values[name], breaks, np.nan) * scale
         for i, (start, end) in enumerate(zip(on_axis(marks.starts_s), on_axis(marks.ends_s), strict=True)):
@@ -108,10 +130,13 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color("#c4ccd4")
         axis.yaxis.set_major_locator(_few_ticks())
+    if marks.levels:
+        rows = [replace(level, starts_s=on_axis(level.starts_s)) for level in marks.levels]
+        _draw_levels(axes[-1], rows)
     if shown:
         _number_epochs(axes[0], on_axis(marks.starts_s), on_axis(marks.ends_s))
         axes[-1].set_xlabel(f"time since the first tick ({unit_name})", fontsize=10, color=_INK)
-        figure.align_ylabels(list(axes))
+        figure.align_ylabels(list(axes[: len(shown)]))
         _write_above(axes[0], marks.detail, 22, fontsize=10, color=_MUTED)
         _write_above(axes[0], marks.headline, 40, fontsize=14, color=_INK, fontweight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,6 +147,26 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
             path.unlink()  # half a picture
         error.filename = str(path)
         raise
+
+
+def _draw_levels(axis: Axes, levels: Sequence[LevelMarks]) -> None:
+    """Draw a row for each level, the shortest at the bottom; the one that is told as the epochs are."""
+    for row, level in enumerate(levels):
+        colour = _BOUNDARY if level.told else _MUTED
+        if 0 < level.starts_s.size <= _MAX_STARTS:
+            axis.vlines(level.starts_s, row - 0.36, row + 0.36, color=colour, lw=1.4 if level.told else 0.9)
+        elif level.starts_s.size:
+            width = level.starts_s[-1] - level.starts_s[0]
+            axis.barh(row, width, height=0.5, left=level.starts_s[0], color=colour, alpha=0.5, lw=0)
+    axis.set_yticks(range(len(levels)), [level.label for level in levels], fontsize=8.5)
+    for text, level in zip(axis.get_yticklabels(), levels, strict=True):
+        text.set_color(_BOUNDARY if level.told else _MUTED)
+        text.set_fontweight("bold" if level.told else "normal")
+    axis.set_ylim(-0.6, len(levels) - 0.4)
+    axis.tick_params(axis="x", colors=_MUTED, labelsize=9, length=3)
+    axis.tick_params(axis="y", length=0)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color("#c4ccd4")
 
 
 def _write_above(axis: Axes, text: str, points: float, **style: Any) -> None:

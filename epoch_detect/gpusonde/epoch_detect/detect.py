@@ -25,6 +25,7 @@ def detect(
     *,
     told: Told | None = None,
     marks: Marks | None = None,
+    running: bool = False,
     mode: Mode = "default",
     metrics: Sequence[str] | None = None,
     engine: Engine = "port",
@@ -40,6 +41,7 @@ def detect(
         told: What is known of the job; it refutes levels before one of them is chosen.
         marks: What the job's processes did meanwhile, in the first trace's own time; it settles names, and with it the
             framebuffer in the first trace does.
+        running: Whether the job goes on; a cycle that the end of the traces cuts off is not counted then.
         mode: ``default`` for our detector; ``paper`` for the published one as its text has it; ``notebook`` for the
             variant in its authors' notebook. The published ones look at the first trace only.
         metrics: Which metrics to use; None for all that tell what the GPU is doing. The published detectors look at
@@ -65,21 +67,21 @@ def detect(
 
         found = detect_with_luminol(job[0], PAPER if mode == "paper" else NOTEBOOK, metrics=metrics, engine=engine)
     elif mode == "default":
-        found = _detect_cycles(job, metrics, told or Told(), marks)
+        found = _detect_cycles(job, metrics, told or Told(), marks, ended=not running)
     else:
         raise ValueError(f"unknown mode {mode!r}; choose default, paper or notebook")
     return replace(found, warnings=(*found.warnings, *warn_of_holes(job[0].time_s)))
 
 
 def _detect_cycles(
-    job: Sequence[Trace], metrics: Sequence[str] | None, told: Told, marks: Marks | None
+    job: Sequence[Trace], metrics: Sequence[str] | None, told: Told, marks: Marks | None, *, ended: bool
 ) -> EpochDetection:
     whole, devices, origin = _gather(job, metrics)
     if marks is not None:
         if "framebuffer_used_bytes" in job[0].metrics and not marks.memory_bytes.size:
             marks = marks.with_memory(job[0].time_s, job[0].values["framebuffer_used_bytes"])
         marks = marks.shifted(-origin)
-    return shifted(analyse(whole, devices=devices, told=told, marks=marks), origin)
+    return shifted(analyse(whole, devices=devices, ended=ended, told=told, marks=marks), origin)
 
 
 def gather_ticks(job: Sequence[Trace], metrics: Sequence[str] | None = None) -> tuple[Ticks, dict[str, Ticks]]:

@@ -76,6 +76,7 @@ class Cycle:
         role: What the level is judged to be; ``unknown`` where the metrics cannot tell.
         role_confidence: Probability, 0..1, that ``role`` is right, given that the level is real; 0 for ``unknown``.
         parent: Index of the level, in the same tuple, that this one is nested in; None for the outermost.
+        confirmed: Whether it has held for six of its own cycles or two of its parent's; it is provisional until then.
     """
 
     period_s: float
@@ -87,6 +88,7 @@ class Cycle:
     role: Role = Role.UNKNOWN
     role_confidence: float = 0.0
     parent: int | None = None
+    confirmed: bool = False
 
 
 @dataclass(frozen=True)

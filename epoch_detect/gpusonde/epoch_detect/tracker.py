@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
-from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match
+from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match, without_doubtful_end
 from gpusonde.epoch_detect.cycles.segments import Pattern
+from gpusonde.epoch_detect.cycles.tree import LEAST_OF_OWN, level_of, with_epochs
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
@@ -27,26 +28,26 @@ _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
 # What passes between two parts of an analysis, so that no update takes long: of the run, and at least.
 _STEP = 0.001
 _LEAST_STEP_S = 0.1
-_FIRST_ANALYSIS_S = 20.0
-# The next analysis comes when the run is this much longer: sooner where a cycle is in sight.
-_GROWTH = 1.6
-_GROWTH_IN_SIGHT = 1.35
-_IN_SIGHT = 0.1  # probability of the likeliest cycle
-_GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
+_FIRST_ANALYSIS_S = 30.0
+# The next analysis comes when the run is this much longer; a cycle that was found is followed in between.
+_GROWTH = 2.4
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
-_FIRST_PATIENT_ANALYSIS_S = 20.0
-_GROWTH_PATIENT = 2.0
-_CONFIDENT = 0.8
+_GROWTH_PATIENT = 4.0
+_SURE = 0.8  # confidence from which on a cycle is followed, and its epochs are told
+_LEAST_OF_NESTED = 3  # epochs of a level that has held for two cycles of its parent
+_SAME_LEVEL = 0.1  # by which the periods of one level may differ between two analyses
 _FOLLOWED = 8  # epochs of the end of the run in which a cycle is followed
-_FOLLOW = 0.06  # a cycle is followed after a period, at the earliest when the run is this share longer
-_SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
+_FOLLOW = 0.1  # a cycle is followed after a period, at the earliest when the run is this share longer
+_SAME_PERIOD = 0.15  # by which the period of a followed cycle may differ from the one before
+_SAME_EPOCH = 0.15  # periods by which the start of a followed epoch may differ between two looks
+_MOVED_EPOCH = 0.5  # periods by which it may differ from what was reported: beyond that it is another epoch
 _ALIKE = 0.5  # of the epochs of a followed cycle, at least, that stay where they were
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 
 
 class EpochStatus(str, Enum):
-    """What the tracker thinks of an epoch that it has reported."""
+    """What the tracker thinks of an epoch; a provisional one is of a level that is not confirmed, and not reported."""
 
     PROVISIONAL = "provisional"
     CONFIRMED = "confirmed"
@@ -58,14 +59,15 @@ class EpochStatus(str, Enum):
 
 @dataclass(frozen=True)
 class TrackedEpoch:
-    """An epoch that has been reported.
+    """An epoch that was found.
 
     Attributes:
-        index: Identifies it within the run; never reused. Order the epochs by ``start_s``, not by this.
+        index: Identifies it within the run; never reused once it has been reported. Order the epochs by ``start_s``,
+            not by this.
         start_s: Start on the time axis of the ticks.
         end_s: End.
         confidence: That of the detection which reported or last revised it, 0..1; once the run has ended, of the last.
-        status: ``provisional``, ``confirmed`` or ``withdrawn``.
+        status: ``provisional``, not reported yet, and the next look may find others; ``confirmed`` or ``withdrawn``.
         revision: How often the tracker had changed its mind about the run when this last changed.
     """
 
@@ -78,7 +80,7 @@ class TrackedEpoch:
 
 
 class EventKind(str, Enum):
-    """What happened to an epoch."""
+    """What happened to an epoch; ``confirmed`` says how sure the last analysis of a run is of it."""
 
     REPORTED = "reported"
     CONFIRMED = "confirmed"
@@ -119,7 +121,6 @@ class _Running:
 @dataclass
 class _Tracked:
     epoch: TrackedEpoch
-    seen: int = 1
     missed: int = 0
 
 
@@ -127,12 +128,15 @@ class EpochTracker:
     """Finds epochs in ticks as they arrive.
 
     Memory is bounded (see :class:`gpusonde.epoch_detect.history.History`): about 590 kB for four metrics, however long
-    the run, and a few times that while an analysis goes on. The run is analysed when it has grown by 35 or 60 %, or to
-    twice its length while a confident cycle holds, which is then followed from epoch to epoch; so the work per tick
-    does not grow with the length of the run. An analysis is done in parts, while the ticks after it come in. A
-    reported epoch is confirmed once a second analysis has found it again; it is revised or withdrawn by an event,
-    never silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in
-    these ticks.
+    the run, and a few times that while an analysis goes on. The run is analysed when it has grown to 2.4 times its
+    length, and a cycle that was found is followed from epoch to epoch in between; so the work per tick does not grow
+    with the length of the run. An analysis is done in parts, while the ticks after it come in.
+
+    Nothing is told too early. Epochs are reported once their level is confirmed: it has held for six of its cycles or
+    two of its parent's, and the confidence is 0.8 or more. Until then the detection says ``none`` with the levels
+    found, and the epochs are provisional. A level that is told stays until two analyses in a row are sure of another
+    one. A reported epoch is revised or withdrawn by an event, never silently. After :meth:`finish` the epochs are those
+    that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
 
     Args:
         metrics: Names of the metrics, in the order of the rows given to :meth:`update`.
@@ -158,17 +162,30 @@ class EpochTracker:
         self._withdrawn: list[TrackedEpoch] = []
         self._next_index = 0
         self._revision = 0
+        self._latest: EpochDetection | None = None
+        self._told: EpochDetection | None = None
+        self._rival_s = 0.0
         self._detection: EpochDetection | None = None
 
     @property
     def epochs(self) -> tuple[TrackedEpoch, ...]:
-        """All epochs ever reported, withdrawn ones included, by start."""
+        """All epochs ever reported, withdrawn ones included, by start; before the first the provisional ones."""
         alive = [entry.epoch for entry in self._entries]
-        return tuple(sorted([*alive, *self._withdrawn], key=lambda e: (e.start_s, e.index)))
+        return tuple(sorted([*alive, *self._withdrawn, *self._provisional()], key=lambda e: (e.start_s, e.index)))
+
+    def _provisional(self) -> list[TrackedEpoch]:
+        latest = self._latest
+        if self._told is not None or latest is None or latest.verdict != Verdict.EPOCHS:
+            return []
+        spans = zip(latest.epoch_starts_s.tolist(), latest.epoch_ends_s.tolist(), strict=True)
+        return [
+            TrackedEpoch(self._next_index + i, start, end, latest.confidence, EpochStatus.PROVISIONAL, self._revision)
+            for i, (start, end) in enumerate(spans)
+        ]
 
     @property
     def detection(self) -> EpochDetection | None:
-        """Outcome of the latest analysis, or None before the first."""
+        """What is told of the run, or None before the first analysis: the epochs of a confirmed level, or why none."""
         return self._detection
 
     @property
@@ -182,8 +199,7 @@ class EpochTracker:
     def _analysis_us(self) -> int:
         if not self._patient:
             return self._next_us
-        patient_us = max(_GROWTH_PATIENT * self._analysed_us, _FIRST_PATIENT_ANALYSIS_S * 1e6)
-        return max(self._next_us, round(patient_us))
+        return max(self._next_us, round(_GROWTH_PATIENT * self._analysed_us))
 
     @property
     def _due_us(self) -> int:
@@ -277,9 +293,11 @@ class EpochTracker:
             "hold": None if self._cached is None else _cached_fields(self._cached),
             "next_index": self._next_index,
             "revision": self._revision,
-            "entries": [[*_epoch_row(e.epoch), e.seen, e.missed] for e in self._entries],
+            "entries": [[*_epoch_row(e.epoch), e.missed] for e in self._entries],
             "withdrawn": [_epoch_row(e) for e in self._withdrawn],
-            "detection": None if self._detection is None else _detection_fields(self._detection),
+            "latest": None if self._latest is None else _detection_fields(self._latest),
+            "told": None if self._told is None else _detection_fields(self._told),
+            "rival_s": self._rival_s,
         }
         arrays = {f"history_{name}": array for name, array in self._history.to_arrays().items()}
         arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
@@ -308,7 +326,10 @@ class EpochTracker:
             tracker._revision = int(meta["revision"])
             tracker._entries = [_Tracked(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
-            tracker._detection = None if meta["detection"] is None else _detection_from(meta["detection"])
+            tracker._latest = None if meta["latest"] is None else _detection_from(meta["latest"])
+            tracker._told = None if meta["told"] is None else _detection_from(meta["told"])
+            tracker._rival_s = float(meta["rival_s"])
+            tracker._detection = tracker._told or _untold(tracker._latest)
             if (running := meta.get("running")) is not None:
                 tracker._resume(*map(int, running))
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, json.JSONDecodeError) as error:
@@ -382,25 +403,48 @@ class EpochTracker:
         self, found: EpochDetection, cached: CachedMatch | None, since_us: int, *, ended: bool
     ) -> list[EpochEvent]:
         """Take the answer of an analysis of the ticks up to some time."""
-        self._cached = cached
-        held = cached is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
-        in_sight = bool(found.hypotheses) and found.hypotheses[0].score >= _IN_SIGHT
-        growth = _GROWTH_HELD if held else _GROWTH_IN_SIGHT if in_sight else _GROWTH
         self._analysed_us = since_us
-        self._next_us = max(round(since_us * growth), since_us + round(_FIRST_ANALYSIS_S * 1e6))
-        self._follow_us = self._after(since_us, found.period_s) if held else None
-        self._detection = shifted(found, self._origin_s or 0.0)
-        return self._reconcile(self._detection, ended)
+        self._next_us = max(round(since_us * _GROWTH), since_us + round(_FIRST_ANALYSIS_S * 1e6))
+        self._latest = latest = shifted(found if ended else without_doubtful_end(found), self._origin_s or 0.0)
+        if ended:
+            self._told, self._detection, self._follow_us = latest, latest, None
+            return self._reconcile(latest, ended=True)
+        told, sure, rival_s = self._told, _is_sure(latest), self._rival_s
+        self._rival_s = latest.period_s if sure else 0.0
+        same = told is None or (latest.verdict == Verdict.EPOCHS and _alike(told.period_s, latest.period_s))
+        if told is not None and not same and not (sure and _alike(rival_s, latest.period_s)):
+            # What was told stands, in the tree as it is now.
+            level = level_of(told.period_s, latest.cycles)
+            self._told = self._detection = replace(told, cycles=latest.cycles, level=level)
+            self._follow_us = None if self._cached is None else self._after(since_us, told.period_s)
+            return []
+        self._cached = cached
+        held = cached is not None and latest.verdict == Verdict.EPOCHS and latest.confidence >= _SURE
+        self._follow_us = self._after(since_us, latest.period_s) if held else None
+        if told is None and not sure:
+            self._detection = _untold(latest)
+            return []
+        return self._tell(latest, elsewhere=not same)
+
+    def _tell(self, found: EpochDetection, *, elsewhere: bool = False) -> list[EpochEvent]:
+        """Report epochs of a level that is confirmed.
+
+        Args:
+            found: With the epochs.
+            elsewhere: Whether they are of another level than those before.
+        """
+        self._told = self._detection = found
+        return self._reconcile(found, elsewhere=elsewhere)
 
     def _scope(self, now_us: int) -> Scope:
         """What is worth looking for: all periods that there was no time for before, and those that were likely."""
-        known = self._detection.hypotheses if self._detection is not None else ()
+        known = self._latest.hypotheses if self._latest is not None else ()
         cycles = _MOST_CYCLES if self._follow_us is None else _MOST_CYCLES_HELD
         return Scope(now_us * 1e-6 / cycles, tuple(hypothesis.period_s for hypothesis in known))
 
     def _follow(self, now_us: int) -> list[EpochEvent] | None:
         """Take the known cycle through the new ticks; None where it does not hold."""
-        last = self._detection
+        last = self._told or self._latest
         if last is None or self._cached is None:
             return None
         # The last epochs are enough where they fit to those before them, which stay as they are.
@@ -408,8 +452,13 @@ class EpochTracker:
         if found is None:
             return None
         self._follow_us = self._after(now_us, found.period_s)
-        self._detection = shifted(found, self._origin_s or 0.0)
-        return self._reconcile(self._detection, ended=False)
+        found = with_epochs(last, shifted(without_doubtful_end(found), self._origin_s or 0.0))
+        if self._told is None:
+            self._latest = found
+            if not _is_sure(found):
+                self._detection = _untold(found)
+                return []
+        return self._tell(found)
 
     def _extend(self, last: EpochDetection, cached: CachedMatch, epochs: int | None) -> EpochDetection | None:
         """Take a cycle through the ticks of the last so many epochs, or of all; None if it does not hold."""
@@ -426,7 +475,7 @@ class EpochTracker:
             found = extend_match(ticks.slice(first, len(ticks)), cached, last.hypotheses)
             if found is not None:
                 found = append_epochs(known, found, float(np.median(np.diff(ticks.time_us[first:]))) * 1e-6)
-        if found is None or abs(found.period_s / last.period_s - 1) > _SAME_EPOCH:
+        if found is None or abs(found.period_s / last.period_s - 1) > _SAME_PERIOD:
             return None
         return found
 
@@ -434,21 +483,25 @@ class EpochTracker:
     def _after(now_us: int, period_s: float) -> int:
         return max(now_us + round(period_s * 1e6), round(now_us * (1 + _FOLLOW)))
 
-    def _reconcile(self, found: EpochDetection, ended: bool) -> list[EpochEvent]:
-        """Compare what was reported with what was found now."""
+    def _reconcile(self, found: EpochDetection, *, ended: bool = False, elsewhere: bool = False) -> list[EpochEvent]:
+        """Compare what was reported with what was found now.
+
+        Args:
+            found: The epochs that stand from now on.
+            ended: Whether the run is over.
+            elsewhere: Whether they are of another level than those before.
+        """
         events: list[EpochEvent] = []
         spans = list(zip(found.epoch_starts_s.tolist(), found.epoch_ends_s.tolist(), strict=True))
-        if not ended and found.verdict != Verdict.EPOCHS:
-            spans = []  # most runs look like a short cycle, their iterations, until the first epochs are over
         period = found.period_s if spans else 0.0
-        matches, fresh = _match([e.epoch for e in self._entries], spans, _SAME_EPOCH * period)
+        matches, fresh = _match([e.epoch for e in self._entries], spans, _MOVED_EPOCH * period)
         changed = self._revision + 1
         kept: list[_Tracked] = []
         for entry, span in zip(self._entries, matches, strict=True):
             epoch = entry.epoch
             if span is None:
                 entry.missed += 1
-                if ended or epoch.status == EpochStatus.PROVISIONAL or entry.missed > 1:
+                if ended or elsewhere or entry.missed > 1:
                     gone = replace(epoch, status=EpochStatus.WITHDRAWN, revision=changed)
                     self._withdrawn.append(gone)
                     events.append(EpochEvent(EventKind.WITHDRAWN, gone))
@@ -456,28 +509,58 @@ class EpochTracker:
                     kept.append(entry)
                 continue
             entry.missed = 0
-            entry.seen += 1
             moved = max(abs(epoch.start_s - span[0]), abs(epoch.end_s - span[1]))
             if moved > (0.0 if ended else _MOVED * period):
                 entry.epoch = replace(
                     epoch, start_s=span[0], end_s=span[1], confidence=found.confidence, revision=changed
                 )
                 events.append(EpochEvent(EventKind.REVISED, entry.epoch))
-            # The last analysis judges all epochs, also those confirmed before that it did not move.
-            if entry.epoch.status == EpochStatus.PROVISIONAL or (ended and entry.epoch.confidence != found.confidence):
-                entry.epoch = replace(entry.epoch, status=EpochStatus.CONFIRMED, confidence=found.confidence)
+            # The last analysis judges all epochs, also those that it did not move.
+            if ended and entry.epoch.confidence != found.confidence:
+                entry.epoch = replace(entry.epoch, confidence=found.confidence)
                 events.append(EpochEvent(EventKind.CONFIRMED, entry.epoch))
             kept.append(entry)
         if any(e.kind in (EventKind.REVISED, EventKind.WITHDRAWN) for e in events):
             self._revision = changed
-        status = EpochStatus.CONFIRMED if ended else EpochStatus.PROVISIONAL
         for start, end in fresh:
-            epoch = TrackedEpoch(self._next_index, start, end, found.confidence, status, self._revision)
+            epoch = TrackedEpoch(self._next_index, start, end, found.confidence, EpochStatus.CONFIRMED, self._revision)
             self._next_index += 1
             kept.append(_Tracked(epoch))
             events.append(EpochEvent(EventKind.REPORTED, epoch))
         self._entries = kept
         return events
+
+
+def _alike(one_s: float, other_s: float) -> bool:
+    """Say whether two periods may be of one level; none is that of no level."""
+    return abs(one_s - other_s) <= _SAME_LEVEL * min(one_s, other_s)
+
+
+def _is_sure(found: EpochDetection) -> bool:
+    """Say whether the epochs of a run that goes on may be told: the level is confirmed, and likely enough the epoch."""
+    if found.verdict != Verdict.EPOCHS or found.confidence < _SURE:
+        return False
+    if found.level is not None and found.cycles[found.level].confirmed:
+        return found.epoch_starts_s.size >= _LEAST_OF_NESTED
+    return found.epoch_starts_s.size >= LEAST_OF_OWN
+
+
+def _untold(found: EpochDetection | None) -> EpochDetection | None:
+    """Return what is told of an analysis whose epochs are not."""
+    if found is None or found.verdict != Verdict.EPOCHS:
+        return found
+    return replace(
+        found,
+        verdict=Verdict.NONE,
+        reason=f"{found.reason}; not sure yet that these are the epochs",
+        period_s=np.nan,
+        period_low_s=np.nan,
+        period_high_s=np.nan,
+        confidence=0.0,
+        epoch_starts_s=np.empty(0),
+        epoch_ends_s=np.empty(0),
+        level=None,
+    )
 
 
 def _begin_alike(one: EpochDetection, other: EpochDetection) -> bool:
@@ -498,7 +581,7 @@ def _match(
         if len(spans):
             nearest = int(np.argmin(np.abs(starts - epoch.start_s)))
             span = spans[nearest]
-            near = max(abs(span[0] - epoch.start_s), abs(span[1] - epoch.end_s)) <= tolerance
+            near = max(abs(span[0] - epoch.start_s), abs(span[1] - epoch.end_s)) < tolerance
             if near and not taken[nearest]:
                 taken[nearest], partner = True, span
         partners.append(partner)

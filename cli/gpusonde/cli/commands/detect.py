@@ -95,6 +95,7 @@ def read_job(args: argparse.Namespace) -> list[Trace]:
 class CyclePayload(LevelPayload):
     """A level of the tree of cycles."""
 
+    confirmed: Annotated[bool, JsonKey("it has held for six of its own cycles or two of its parent's")]
     starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
 
 
@@ -168,6 +169,11 @@ def add_detect_options(parser: Parser) -> None:
         metavar="S=ROLE",
         help="what a cycle is, such as 36s=evaluation (repeatable; step, evaluation, checkpoint, epoch, trial)",
     )
+    group.add_argument(
+        "--running",
+        action="store_true",
+        help="the job goes on: a cycle that the end of the trace cuts off is not counted",
+    )
     group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
 
 
@@ -180,7 +186,7 @@ def run_detect(args: argparse.Namespace) -> int:
     trace = job[0]
     told = Told(args.total_epochs, args.steps_per_epoch, tuple(args.role))
     with output.progress(f"looking for epochs in {args.trace[0].name}"), error_context(args.trace[0]):
-        detection = detect(job, told=told, mode=args.mode, metrics=args.metric)
+        detection = detect(job, told=told, running=args.running, mode=args.mode, metrics=args.metric)
     progress = summarise_trace(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
@@ -203,7 +209,7 @@ def _told_role(text: str) -> tuple[float, Role]:
 
 def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
     """Draw a trace with what was found in it."""
-    from gpusonde.cli.picture import EpochMarks, draw
+    from gpusonde.cli.picture import EpochMarks, LevelMarks, draw
 
     name = trace.gpu_model or trace.gpu_uuid
     facts = (
@@ -219,8 +225,17 @@ def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
         ends_s=detection.epoch_ends_s,
         headline=f"{name}: {headline(detection)}" if name else headline(detection),
         detail=" · ".join(facts),
+        levels=tuple(
+            LevelMarks(_level_label(cycle), cycle.starts_s, told=index == detection.level)
+            for index, cycle in enumerate(detection.cycles)
+        ),
     )
     draw(path, trace, marks)
+
+
+def _level_label(cycle: Cycle) -> str:
+    name = "cycle" if cycle.role == "unknown" else str(cycle.role)
+    return f"{name}, {formatting.seconds(cycle.period_s)}"
 
 
 def headline(detection: EpochDetection) -> str:
@@ -269,7 +284,7 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
 
 
 def _cycle_payload(cycle: Cycle) -> CyclePayload:
-    return {**level_payload(cycle), "starts_s": cycle.starts_s.tolist()}
+    return {**level_payload(cycle), "confirmed": cycle.confirmed, "starts_s": cycle.starts_s.tolist()}
 
 
 def _render(

@@ -136,7 +136,7 @@ def analyse_in_steps(
     if job is None:
         run_state = judge_unread(use)
     else:
-        named, run_state = yield from _find_levels(job, list(loads.values()), templates, use)
+        named, run_state = yield from _find_levels(job, list(loads.values()), templates, use, ended=ended)
     settled = settle(name_by_marks(named, marks, activity.time_map), told, ended=ended)
     cycles = nest(level.cycle for level in settled.levels)
     likeliest = level_of(detection.period_s, cycles)
@@ -181,7 +181,7 @@ def choose_level(settled: Settled, likeliest: int | None) -> int | None:
 
 
 def _find_levels(
-    job: Load, devices: Sequence[Load], templates: list[Reading], use: Use
+    job: Load, devices: Sequence[Load], templates: list[Reading], use: Use, *, ended: bool
 ) -> Generator[None, None, tuple[list[NamedLevel], tuple[RunState, float]]]:
     """Find the levels of the tree of cycles, shortest first, in seconds of the activity, and what the run is."""
     working = [device for device in devices if device.values.any()]
@@ -189,7 +189,7 @@ def _find_levels(
     judged = judge_levels(levels)
     yield
     judged.sort(key=lambda found: found.level.period_s)
-    placed = [replace(place_level(j.level, job), confidence=j.confidence) for j in judged]
+    placed = [replace(place_level(j.level, job, ended=ended), confidence=j.confidence) for j in judged]
     yield
     states = judge_run(describe_run(job, use, judged))
     likeliest, training = int(np.argmax(states)), float(states[RUN_STATES.index(RunState.TRAINING)])

@@ -72,6 +72,8 @@ _MUCH_LESS = 0.33
 _IDLE = 2  # percentile of the values of all ticks
 _SAME_BOUNDARY = 0.1  # periods by which a boundary may differ that two looks found
 _IRREGULAR = 0.5  # of the logarithm of the duration, beside the usual one
+_OTHER_END = 0.06  # of the logarithm of the duration, by which the last epochs of a run that goes on may be off
+_OFF = 5.0  # times as much as the others may they be
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
 
@@ -301,6 +303,33 @@ def append_epochs(known: EpochDetection, latest: EpochDetection, step_s: float) 
         period_high_s=high,
         epoch_starts_s=starts,
         epoch_ends_s=ends,
+    )
+
+
+def without_doubtful_end(found: EpochDetection) -> EpochDetection:
+    """Leave out the last epochs of a run that goes on while they are few and of another length than those before.
+
+    What cuts the end of the run off, or fills it with something shorter, the next look knows better.
+    """
+    lengths = found.epoch_ends_s - found.epoch_starts_s
+    if found.verdict != Verdict.EPOCHS or lengths.size <= _LEAST_OF_SEGMENT:
+        return found
+    off = np.abs(np.log(lengths / median(lengths)))
+    other = off > max(_OTHER_END, _OFF * median(off))
+    last = int(np.argmin(other[::-1]))  # how many of them there are at the end
+    if other.all() or not 0 < last < _LEAST_OF_SEGMENT:
+        return found
+    whole = slice(0, lengths.size - last)
+    like = lengths[whole][off[whole] < _IRREGULAR]
+    moved = float(like.mean()) - found.period_s if off[-1] < _IRREGULAR and like.size == lengths.size - last else 0.0
+    return replace(
+        found,
+        reason=_count_cycles(lengths.size - last, found.period_s + moved) + " repeat",
+        period_s=found.period_s + moved,
+        period_low_s=found.period_low_s + moved,
+        period_high_s=found.period_high_s + moved,
+        epoch_starts_s=found.epoch_starts_s[whole],
+        epoch_ends_s=found.epoch_ends_s[whole],
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from gpusonde.epoch_detect.cycles.events import LEAST_EVIDENCE, Load, Reading, read_events
 from gpusonde.epoch_detect.cycles.lines import PhaseLock, cut_stretches, lock_phase, place_cycles, read_lines
 from gpusonde.epoch_detect.cycles.scorer import Scorer
-from gpusonde.epoch_detect.result import Cycle
+from gpusonde.epoch_detect.result import Cycle, EpochDetection
 from gpusonde.telemetry import FloatArray
 
 MOST_LEVELS = 5
@@ -38,6 +38,8 @@ _STEADY = 0.8
 _SURE = 0.3
 _LINE_ERROR = 0.3  # of the resolution of the longest stretch
 _OF_USUAL_LENGTH = 0.3
+LEAST_OF_OWN = 6  # cycles for which a level has held when it is confirmed
+_LEAST_OF_PARENT = 2  # the same of its parent
 _HARMONICS = 8
 _WHOLE = 0.04
 
@@ -276,10 +278,11 @@ def keep_likeliest(levels: Sequence[Level], confidence: FloatArray) -> list[Judg
     return kept
 
 
-def place_level(level: Level, job: Load) -> Cycle:
+def place_level(level: Level, job: Load, *, ended: bool = True) -> Cycle:
     """Lay a level through the run: its starts, how many whole cycles there are, and the interval of its period.
 
-    Times are seconds of the activity; confidence, role and parent are left open.
+    Times are seconds of the activity; confidence, role and parent are left open. While the run goes on, its end is none
+    of a cycle: what no mark has ended is not counted.
     """
     best, lock, step_s = level.best, level.lock, job.step_s
     starts, whole = best.starts_s, max(0, best.starts_s.size - 1)
@@ -296,6 +299,9 @@ def place_level(level: Level, job: Load) -> Cycle:
         lengths = lengths[np.abs(lengths / best.period_s - 1) < _OF_USUAL_LENGTH]
         spread = float(lengths.std()) if lengths.size > 1 else 0.1 * best.period_s
         half = 1.96 * spread / np.sqrt(max(lengths.size, 1)) + step_s / max(lengths.size, 1)
+    if not ended and len(best.marks_s):
+        starts = starts[starts <= best.marks_s[-1, 1] + 0.5 * step_s]
+        whole = max(0, starts.size - 1)
     # Every event of a clock is a mark; where the waveform itself repeats, it shows the cycles without one, too.
     if best.source != "line" and lock is not None and lock.steadiness >= _STEADY:
         found, more = place_cycles(job, lock)
@@ -305,7 +311,10 @@ def place_level(level: Level, job: Load) -> Cycle:
 
 
 def nest(cycles: Iterable[Cycle]) -> tuple[Cycle, ...]:
-    """Name the parent of each level, shortest first: the shortest longer one that is about as likely to be real."""
+    """Name the parent of each level, shortest first: the shortest longer one that is about as likely to be real.
+
+    A level is confirmed when it has held for six of its own cycles or two of its parent's.
+    """
     levels = tuple(cycles)
     nested = []
     for i, level in enumerate(levels):
@@ -315,8 +324,40 @@ def nest(cycles: Iterable[Cycle]) -> tuple[Cycle, ...]:
             if levels[j].period_s > _LEAST_RATIO * level.period_s
             and levels[j].confidence >= min(_SURE, _AS_LIKELY * level.confidence)
         )
-        nested.append(replace(level, parent=next(longer, None)))
+        parent = next(longer, None)
+        held = level.count >= LEAST_OF_OWN or (parent is not None and levels[parent].count >= _LEAST_OF_PARENT)
+        nested.append(replace(level, parent=parent, confirmed=held))
     return tuple(nested)
+
+
+def with_epochs(known: EpochDetection, found: EpochDetection) -> EpochDetection:
+    """Return what was found with the tree that was known, its told level kept up to date by the epochs.
+
+    Args:
+        known: With the tree.
+        found: The same epochs and later ones.
+    """
+    cycles, level = list(known.cycles), known.level
+    if level is not None:
+        cycles[level] = replace(
+            cycles[level],
+            period_s=found.period_s,
+            period_low_s=found.period_low_s,
+            period_high_s=found.period_high_s,
+            count=found.epoch_starts_s.size,
+            starts_s=np.append(found.epoch_starts_s, found.end_s),
+        )
+    return replace(
+        known,
+        verdict=found.verdict,
+        reason=found.reason,
+        period_s=found.period_s,
+        period_low_s=found.period_low_s,
+        period_high_s=found.period_high_s,
+        epoch_starts_s=found.epoch_starts_s,
+        epoch_ends_s=found.epoch_ends_s,
+        cycles=nest(cycles),
+    )
 
 
 def level_of(period_s: float, cycles: Sequence[Cycle]) -> int | None:
