@@ -163,7 +163,7 @@ class EpochTracker:
         self._next_index = 0
         self._revision = 0
         self._latest: EpochDetection | None = None
-        self._told: EpochDetection | None = None
+        self._standing: EpochDetection | None = None
         self._rival_s = 0.0
         self._detection: EpochDetection | None = None
 
@@ -175,7 +175,7 @@ class EpochTracker:
 
     def _provisional(self) -> list[TrackedEpoch]:
         latest = self._latest
-        if self._told is not None or latest is None or latest.verdict != Verdict.EPOCHS:
+        if self._standing is not None or latest is None or latest.verdict != Verdict.EPOCHS:
             return []
         spans = zip(latest.epoch_starts_s.tolist(), latest.epoch_ends_s.tolist(), strict=True)
         return [
@@ -296,7 +296,7 @@ class EpochTracker:
             "entries": [[*_epoch_row(e.epoch), e.missed] for e in self._entries],
             "withdrawn": [_epoch_row(e) for e in self._withdrawn],
             "latest": None if self._latest is None else _detection_fields(self._latest),
-            "told": None if self._told is None else _detection_fields(self._told),
+            "told": None if self._standing is None else _detection_fields(self._standing),
             "rival_s": self._rival_s,
         }
         arrays = {f"history_{name}": array for name, array in self._history.to_arrays().items()}
@@ -327,9 +327,9 @@ class EpochTracker:
             tracker._entries = [_Tracked(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
             tracker._latest = None if meta["latest"] is None else _detection_from(meta["latest"])
-            tracker._told = None if meta["told"] is None else _detection_from(meta["told"])
+            tracker._standing = None if meta["told"] is None else _detection_from(meta["told"])
             tracker._rival_s = float(meta["rival_s"])
-            tracker._detection = tracker._told or _untold(tracker._latest)
+            tracker._detection = tracker._standing or _untold(tracker._latest)
             if (running := meta.get("running")) is not None:
                 tracker._resume(*map(int, running))
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, json.JSONDecodeError) as error:
@@ -407,15 +407,15 @@ class EpochTracker:
         self._next_us = max(round(since_us * _GROWTH), since_us + round(_FIRST_ANALYSIS_S * 1e6))
         self._latest = latest = shifted(found if ended else without_doubtful_end(found), self._origin_s or 0.0)
         if ended:
-            self._told, self._detection, self._follow_us = latest, latest, None
+            self._standing, self._detection, self._follow_us = latest, latest, None
             return self._reconcile(latest, ended=True)
-        told, sure, rival_s = self._told, _is_sure(latest), self._rival_s
+        told, sure, rival_s = self._standing, _is_sure(latest), self._rival_s
         self._rival_s = latest.period_s if sure else 0.0
         same = told is None or (latest.verdict == Verdict.EPOCHS and _alike(told.period_s, latest.period_s))
         if told is not None and not same and not (sure and _alike(rival_s, latest.period_s)):
             # What was told stands, in the tree as it is now.
             level = level_of(told.period_s, latest.cycles)
-            self._told = self._detection = replace(told, cycles=latest.cycles, level=level)
+            self._standing = self._detection = replace(told, cycles=latest.cycles, level=level)
             self._follow_us = None if self._cached is None else self._after(since_us, told.period_s)
             return []
         self._cached = cached
@@ -433,7 +433,7 @@ class EpochTracker:
             found: With the epochs.
             elsewhere: Whether they are of another level than those before.
         """
-        self._told = self._detection = found
+        self._standing = self._detection = found
         return self._reconcile(found, elsewhere=elsewhere)
 
     def _scope(self, now_us: int) -> Scope:
@@ -444,7 +444,7 @@ class EpochTracker:
 
     def _follow(self, now_us: int) -> list[EpochEvent] | None:
         """Take the known cycle through the new ticks; None where it does not hold."""
-        last = self._told or self._latest
+        last = self._standing or self._latest
         if last is None or self._cached is None:
             return None
         # The last epochs are enough where they fit to those before them, which stay as they are.
@@ -453,7 +453,7 @@ class EpochTracker:
             return None
         self._follow_us = self._after(now_us, found.period_s)
         found = with_epochs(last, shifted(without_doubtful_end(found), self._origin_s or 0.0))
-        if self._told is None:
+        if self._standing is None:
             self._latest = found
             if not _is_sure(found):
                 self._detection = _untold(found)
