@@ -61,6 +61,55 @@ def test_a_stream_that_dies_again_and_again_loses_nothing_and_doubles_nothing(ri
     assert sum(rig.counters.connection_failures.values()) == 6
 
 
+def test_what_waits_goes_together_to_a_collector_that_takes_it_so(rig):
+    rig.fill(10)
+    stored = [rig.spool.read_bytes(sequence) for sequence in range(1, 11)]
+    with ScriptedCollector(scripts=[Script(max_records_per_request=4)]) as collector:
+        rig.run(collector.target)
+        assert [record.SerializeToString() for record in collector.records()] == stored
+    assert collector.together == [4, 4, 2]
+    assert rig.counters.sent_records == 10
+
+
+def test_a_collector_that_does_not_take_records_together_gets_each_alone(rig):
+    rig.fill(10)
+    with ScriptedCollector(scripts=[Script(max_records_per_request=0)]) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == list(range(1, 11))
+    assert collector.together == [0] * 10
+
+
+def test_records_that_travel_together_keep_to_the_window(rig):
+    rig.fill(40)
+    scripts = [Script(ack=False, max_unacked_records=5, max_records_per_request=16)]
+    with ScriptedCollector(scripts=scripts) as collector:
+        rig.run(collector.target, until=lambda: collector.highest_unacked >= 5)
+        time.sleep(0.2)
+        assert collector.highest_unacked == 5
+
+
+def test_large_records_do_not_fill_a_request_beyond_what_a_collector_takes(rig):
+    for _ in range(6):
+        rig.spool.append(batch(size=900))
+    rig.spool.commit()
+    scripts = [Script(max_record_bytes=1000, max_records_per_request=16)]
+    with ScriptedCollector(scripts=scripts) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == list(range(1, 7))
+    assert collector.together == [2, 2, 2]
+
+
+@pytest.mark.parametrize("after", [1, 6, 7, 30])
+def test_a_stream_that_dies_within_records_sent_together_loses_nothing_and_doubles_nothing(rig, after):
+    rig.fill(60)
+    scripts = [Script(die_after=after, max_records_per_request=4)] * 2 + [Script(max_records_per_request=16)]
+    with ScriptedCollector(scripts=scripts) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == list(range(1, 61))
+    assert collector.gaps == []
+    assert collector.duplicates == 0
+
+
 def test_no_more_records_are_in_flight_than_the_collector_allows(rig):
     rig.fill(40)
     with ScriptedCollector(scripts=[Script(ack=False, max_unacked_records=5)]) as collector:

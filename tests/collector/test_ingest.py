@@ -11,6 +11,7 @@ from support.wire_agent import START_NS, TICK_NS, WireStream, batch, block, hell
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
 from gpusonde.collector.storage.local.fsck import check_store
+from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import DirectoryLockedError, GpusondeError
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -26,6 +27,7 @@ def test_hello_ack_names_the_durable_sequence_and_the_limits(collector):
         assert ack.durable_sequence == 0
         assert ack.max_record_bytes == 4 << 20
         assert ack.max_unacked_records == 64
+        assert ack.max_records_per_request == 16
         assert ack.encoding == ingest_pb2.ENCODING_FLOAT32_LE
         assert ack.collector_id
 
@@ -45,6 +47,52 @@ def test_records_are_acknowledged_and_a_new_stream_goes_on_behind_them(collector
         assert stream.greet().durable_sequence == 3
         stream.send(batch(4)).wait_acked(4)
     assert stored_ticks(collector) == 30
+
+
+def together(*records, **more):
+    return ingest_pb2.StreamSamplesRequest(records=records, **more)
+
+
+def test_records_of_one_request_are_taken_as_if_each_came_alone(collector):
+    with WireStream(collector.target, hello()) as stream:
+        stream.greet()
+        stream.send_raw(together(inventory(), batch(2), batch(3))).wait_acked(3)
+        # Sent again in part, as after a crash between them.
+        stream.send_raw(together(batch(3), batch(4))).send(batch(5)).wait_acked(5)
+    assert stored_ticks(collector) == 40
+
+
+def test_a_refused_record_of_several_takes_none_before_it_along(collector):
+    broken = batch(3)
+    broken.batch.blocks[0].values = broken.batch.blocks[0].values[:-4]
+    with WireStream(collector.target, hello()) as stream:
+        stream.greet()
+        code, text = stream.send_raw(together(inventory(), batch(2), broken, batch(4))).end()
+        assert code == "INVALID_ARGUMENT"
+        assert "record 3 is refused" in text
+        assert stream.acked == 2
+    with WireStream(collector.target, hello()) as stream:
+        assert stream.greet().durable_sequence == 2
+        stream.send_raw(together(batch(3), batch(4))).wait_acked(4)
+    assert stored_ticks(collector) == 30
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (together(inventory(), *map(batch, range(2, 18))), "field 'request.records': has 17 records, at most 16 are"),
+        (together(batch(2), record=inventory()), "records and nothing else"),
+        (together(inventory(), host_load=gpu_pb2.HostLoad(cpu_busy_ratio=0.5)), "records and nothing else"),
+        (together(), "records and nothing else"),
+    ],
+)  # fmt: skip
+def test_a_request_with_too_much_in_it_is_refused_by_name_and_leaves_nothing(collector, request_, words):
+    with WireStream(collector.target, hello()) as stream:
+        stream.greet()
+        code, text = stream.send_raw(request_).end()
+        assert code == "INVALID_ARGUMENT"
+        assert words in text
+        assert stream.acked == 0
 
 
 def test_half_close_is_answered_when_everything_is_durable(collector):

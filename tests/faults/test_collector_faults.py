@@ -22,6 +22,7 @@ from support.running_collector import ProcessCollector, ThreadCollector
 from support.spooling_agent import ResumingAgent, Spool
 from support.store_records import EVER
 from support.trace_records import trace_records
+from support.uplink_rig import SteadyRig, assert_every_record_once
 from support.wire_agent import START_NS, TICK_NS, WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector import LocalStore
@@ -162,6 +163,27 @@ def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tm
     taken = len(Spool(spool).records)
     assert taken >= CHAOS_RECORDS
     assert_every_record_once_and_in_order(tmp_path / "data", taken)
+
+
+def test_a_collector_killed_among_records_that_came_together_has_every_one_once(tmp_path):
+    rig = SteadyRig(tmp_path / "spool")
+    for _ in range(1000):
+        rig.grow()
+    kills = [100, 400, 700]
+    with ProcessCollector(tmp_path / "data") as collector:
+
+        def kill_now_and_then():
+            if kills and rig.counters.acked_sequence > kills[0]:
+                del kills[0]
+                collector.kill()
+                collector.start()
+
+        rig.run(collector.target, during=kill_now_and_then)
+        assert kills == []
+        assert rig.counters.sessions >= 4
+        assert collector.terminate() == 0
+    rig.spool.close()
+    assert_every_record_once(tmp_path / "data", 1000)
 
 
 def real_agent(collector, directory, trace_path, speed):

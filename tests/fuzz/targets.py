@@ -59,13 +59,14 @@ from gpusonde.predictor.workload.training.architectures import ArchitectureSpec,
 from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.tls import expiry_unix_s
 from gpusonde.service.tls.client import read_token
-from gpusonde.service.wire import Limits, check_hello, decode_record, expand_batch
+from gpusonde.service.wire import Limits, check_hello, check_records, decode_record, expand_batch
 from gpusonde.telemetry import Trace, TraceError, read_traces, write_trace
 
 
 def _requests() -> list[bytes]:
     records = [inventory(), batch(2), source_ended(3), _packed()]
     requests = [ingest_pb2.StreamSamplesRequest(record=record) for record in records]
+    requests.append(ingest_pb2.StreamSamplesRequest(records=records))
     return [r.SerializeToString() for r in (*requests, ingest_pb2.StreamSamplesRequest(hello=hello()))]
 
 
@@ -85,7 +86,8 @@ def _take_request(data: bytes) -> None:
     if request.HasField("hello"):
         check_hello(request.hello, Limits())
     else:
-        decode_record(request.record, _known_inventory(), Limits())
+        for record in check_records(request, Limits()):
+            decode_record(record, _known_inventory(), Limits())
 
 
 def _take_zstd_values(data: bytes) -> None:

@@ -28,6 +28,7 @@ class Script:
     encoding: int = ingest_pb2.ENCODING_FLOAT32_LE_ZSTD
     max_record_bytes: int = 4 << 20
     max_unacked_records: int = 64
+    max_records_per_request: int = 0  # none of `records`, as older collectors
     die_after: int | None = None  # abort the stream once this many records of it were stored
     close_after: int | None = None  # end the stream with OK instead
     drain_after: int | None = None
@@ -53,6 +54,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
     changed: threading.Condition = field(default_factory=threading.Condition)
     port: int = 0
     highest_unacked: int = 0
+    together: list[int] = field(default_factory=list)  # records in each request, 0 for one in `record`
 
     def __enter__(self) -> ScriptedCollector:
         self._server: grpc.Server | None = None
@@ -127,6 +129,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
                         encoding=script.encoding,
                         max_record_bytes=script.max_record_bytes,
                         max_unacked_records=script.max_unacked_records,
+                        max_records_per_request=script.max_records_per_request,
                         collector_id="scripted",
                         same_sequence=max(
                             (m.sequence for m in hello.marks if self.compares and holds(stored, m)), default=0
@@ -144,11 +147,17 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
                 context.abort(item, "died by the test's wish")
             yield item
 
+    def _unpack(self, requests):
+        for request in requests:
+            self.together.append(len(request.records))
+            for record in request.records or [request.record]:
+                yield request, record
+
     def _store(self, requests, script: Script, stored, expected: int, out) -> None:
         count = 0
         try:
-            for request in requests:
-                record = request.record
+            for request, record in self._unpack(requests):
+                assert len(request.records) <= script.max_records_per_request
                 count += 1
                 with self.changed:
                     if record.sequence in stored:

@@ -82,8 +82,11 @@ _MAX_BATCH_INTERVAL_S = 60.0
 _LONGEST_GRACE_S = 60.0
 _MESSAGE_OVERHEAD_BYTES = 64
 _LAST_WORDS_S = 1.0
-# Field number and wire type (a length and as many bytes) of ``record`` in the message around it.
+# A request with so much in it takes no further record: collectors count the parts of larger ones than twice this.
+_FULL_REQUEST_BYTES = 32 << 10
+# Field number and wire type (a length and as many bytes) of ``record`` and ``records`` in the message around them.
 _RECORD_KEY = ingest_pb2.StreamSamplesRequest.RECORD_FIELD_NUMBER << 3 | 2
+_RECORDS_KEY = ingest_pb2.StreamSamplesRequest.RECORDS_FIELD_NUMBER << 3 | 2
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,9 @@ class Session:
         self._wake = wake
         self._plain_only = ack.encoding == ingest_pb2.ENCODING_FLOAT32_LE
         self._max_record_bytes = ack.max_record_bytes
+        self._full_bytes = min(_FULL_REQUEST_BYTES, ack.max_record_bytes or _FULL_REQUEST_BYTES)
+        self._most_together = ack.max_records_per_request or 1
+        self._record_key = _RECORDS_KEY if ack.max_records_per_request else _RECORD_KEY
         self._next = stream.next_sequence
         self._acked = stream.next_sequence - 1
         self._greeted_window = min(limits.max_unacked_records, ack.max_unacked_records or limits.max_unacked_records)
@@ -249,12 +255,13 @@ class Session:
             if (load := self._load()) is not None:
                 await self._call.write(ingest_pb2.StreamSamplesRequest(host_load=load).SerializeToString())
             if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
-                request = _request_of(self._prepare(self._next))
+                records = self._next_records()
+                request = b"".join(part for record in records for part in (_prefix(self._record_key, record), record))
                 if self._next - 1 == self._acked:
                     self._progress_s = asyncio.get_running_loop().time()
                 # Counted before the write: the ack can arrive before the write returns.
-                self._next += 1
-                self._counters.sent_records += 1
+                self._next += len(records)
+                self._counters.sent_records += len(records)
                 await self._call.write(request)
                 continue
             await self._wake.wait()
@@ -276,6 +283,18 @@ class Session:
             if left_s <= 0:
                 raise SessionFailed(grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no ack within {self._ack_timeout_s:g} s")
             await asyncio.sleep(left_s)
+
+    def _next_records(self) -> list[bytes]:
+        """Return the next serialised records: as many as the window and the collector take in one request."""
+        last = min(self._spool.committed_sequence, self._acked + self._window, self._next + self._most_together - 1)
+        records: list[bytes] = []
+        size = 0
+        for sequence in range(self._next, last + 1):
+            if size >= self._full_bytes:
+                break
+            records.append(self._prepare(sequence))
+            size += len(records[-1])
+        return records
 
     def _prepare(self, sequence: int) -> bytes:
         """Return the serialised record to send. It lies in the spool like that: to look into it costs more than it."""
@@ -342,11 +361,11 @@ class Session:
         raise outcome
 
 
-def _request_of(record: bytes) -> bytes:
-    """Return the serialised request that holds a serialised record."""
-    prefix, length = bytearray([_RECORD_KEY]), len(record)
+def _prefix(key: int, record: bytes) -> bytes:
+    """Return what stands before a serialised record in a serialised request."""
+    prefix, length = bytearray([key]), len(record)
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
         length >>= 7
     prefix.append(length)
-    return bytes(prefix) + record
+    return bytes(prefix)

@@ -20,7 +20,7 @@ from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.collector.storage.store import FactStore
 from gpusonde.errors import StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.wire import BatchRecord, InventoryRecord, LossRecord, decode_record
+from gpusonde.service.wire import BatchRecord, InventoryRecord, LossRecord, check_records, decode_record
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,29 +94,33 @@ class Intake:
                 return
             if session.stop:
                 return
-            kind = request.WhichOneof("payload")
-            if kind == "host_load":
+            if request.HasField("host_load") and not request.records:
                 session.load = take_load(request.host_load, self._wall_clock_ns() / 1e9)
                 # Nothing acknowledges it, so that only reading more slowly bounds its rate.
                 await asyncio.sleep(min(session.pace.take(request.ByteSize()), _LONGEST_LOAD_PAUSE_S))
                 continue
-            if kind != "record":
-                session.end(Stop(grpc.StatusCode.INVALID_ARGUMENT, "Hello comes once; later messages carry a Record"))
+            try:
+                records = check_records(request, self.limits)
+            except WireError as error:
+                session.end(Stop(grpc.StatusCode[error.status], str(error)))
                 return
-            incoming = await self._take(request.record, session, inventory)
-            # Between here and the committer nothing may be awaited: the session could be fenced meanwhile.
-            if incoming is not None and not session.stop:
-                if isinstance(incoming.decoded, InventoryRecord):
-                    inventory = incoming.decoded
-                self._count(session, incoming)
-                session.note_taken(incoming.entry.sequence)
-                self._committer.submit(session, incoming)
-                await session.settled(2 * config.max_unacked_records - 1)
-            size = request.record.ByteSize() if incoming is None else len(incoming.entry.payload)
-            if (owed_s := session.pace.take(size)) > 0:
-                session.request_throttle("rate", make_throttle(config))
-                # Acknowledgements are what an agent waits for. Reading more slowly would hide whether it does.
-                session.delay_ack(request.record.sequence, min(owed_s, _LONGEST_ACK_DELAY_S))
+            for record in records:
+                if session.stop:
+                    return
+                incoming = await self._take(record, session, inventory)
+                # Between here and the committer nothing may be awaited: the session could be fenced meanwhile.
+                if incoming is not None and not session.stop:
+                    if isinstance(incoming.decoded, InventoryRecord):
+                        inventory = incoming.decoded
+                    self._count(session, incoming)
+                    session.note_taken(incoming.entry.sequence)
+                    self._committer.submit(session, incoming)
+                    await session.settled(2 * config.max_unacked_records - 1)
+                size = record.ByteSize() if incoming is None else len(incoming.entry.payload)
+                if (owed_s := session.pace.take(size)) > 0:
+                    session.request_throttle("rate", make_throttle(config))
+                    # Acknowledgements are what an agent waits for. Reading more slowly would hide whether it does.
+                    session.delay_ack(record.sequence, min(owed_s, _LONGEST_ACK_DELAY_S))
 
     async def _take(
         self, record: ingest_pb2.Record, session: AgentSession, inventory: InventoryRecord | None

@@ -171,7 +171,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         except DecodeError:
             _LOG.warning("%s: sent what is no StreamSamplesRequest", context.peer())
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, UNREADABLE)
-        if request.WhichOneof("payload") != "hello":
+        if request.WhichOneof("payload") != "hello" or request.records:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
         try:
             check_hello(request.hello, self._intake.limits)
@@ -229,4 +229,5 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             collector_id=self._config.collector_id,
             host_load_interval_ms=round(self._config.workload.host_load_interval_s * 1e3),
             same_sequence=session.same_sequence,
+            max_records_per_request=self._intake.limits.records,
         )

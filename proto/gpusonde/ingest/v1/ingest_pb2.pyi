@@ -43,14 +43,16 @@ GPU_EVENT_KIND_RECOVERED: GpuEventKind
 GPU_EVENT_KIND_CLOCK_STEP: GpuEventKind
 
 class StreamSamplesRequest(_message.Message):
-    __slots__ = ("hello", "record", "host_load")
+    __slots__ = ("hello", "record", "host_load", "records")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     HOST_LOAD_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     record: Record
     host_load: _gpu_pb2.HostLoad
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., host_load: _Optional[_Union[_gpu_pb2.HostLoad, _Mapping]] = ...) -> None: ...
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., host_load: _Optional[_Union[_gpu_pb2.HostLoad, _Mapping]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
 
 class StreamSamplesResponse(_message.Message):
     __slots__ = ("hello_ack", "ack", "throttle", "drain")
@@ -99,7 +101,7 @@ class RecordMark(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., tick_time_unix_nano: _Optional[int] = ...) -> None: ...
 
 class HelloAck(_message.Message):
-    __slots__ = ("durable_sequence", "encoding", "max_record_bytes", "max_unacked_records", "collector_id", "host_load_interval_ms", "same_sequence")
+    __slots__ = ("durable_sequence", "encoding", "max_record_bytes", "max_unacked_records", "collector_id", "host_load_interval_ms", "same_sequence", "max_records_per_request")
     DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     MAX_RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +109,7 @@ class HelloAck(_message.Message):
     COLLECTOR_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_LOAD_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     SAME_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_RECORDS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
     durable_sequence: int
     encoding: Encoding
     max_record_bytes: int
@@ -114,7 +117,8 @@ class HelloAck(_message.Message):
     collector_id: str
     host_load_interval_ms: int
     same_sequence: int
-    def __init__(self, durable_sequence: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., max_record_bytes: _Optional[int] = ..., max_unacked_records: _Optional[int] = ..., collector_id: _Optional[str] = ..., host_load_interval_ms: _Optional[int] = ..., same_sequence: _Optional[int] = ...) -> None: ...
+    max_records_per_request: int
+    def __init__(self, durable_sequence: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., max_record_bytes: _Optional[int] = ..., max_unacked_records: _Optional[int] = ..., collector_id: _Optional[str] = ..., host_load_interval_ms: _Optional[int] = ..., same_sequence: _Optional[int] = ..., max_records_per_request: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("sequence", "inventory", "batch", "job_bindings", "loss_report", "gpu_events", "source_ended", "job_activity")

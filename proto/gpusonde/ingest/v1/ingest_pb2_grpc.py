@@ -47,7 +47,7 @@ class IngestServiceServicer(object):
     """
 
     def StreamSamples(self, request_iterator, context):
-        """The first request carries Hello, every later one a Record, or a HostLoad where HelloAck asks for them.
+        """The first request carries Hello, every later one a Record, or several, or a HostLoad, as HelloAck says.
         The first response carries HelloAck, every later one an Ack, Throttle or Drain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -39,7 +39,7 @@ from gpusonde.service.wire.model import (
     LossRecord,
     SourceEndedRecord,
 )
-from gpusonde.service.wire.records import check_hello, decode_activity, decode_record
+from gpusonde.service.wire.records import check_hello, check_records, decode_activity, decode_record
 
 __all__ = [
     "ACTIVITY_COLUMNS",
@@ -69,6 +69,7 @@ __all__ = [
     "SourceEndedRecord",
     "check_hello",
     "check_identity",
+    "check_records",
     "count_ticks",
     "decode_activity",
     "decode_batch",

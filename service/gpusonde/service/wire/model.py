@@ -47,6 +47,7 @@ class Limits:
 
     Attributes:
         record_bytes: Serialised size of one record.
+        records: Records of one request.
         agents: Agents with an open stream at the same time.
         gpus: Entries of an inventory.
         metrics: Columns of an inventory.
@@ -58,6 +59,7 @@ class Limits:
     """
 
     record_bytes: int = 4 * _MEBIBYTE
+    records: int = 16
     agents: int = 2000
     gpus: int = 128
     metrics: int = 128

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gpusonde.common.v1 import gpu_pb2, job_pb2
@@ -147,6 +149,25 @@ def check_hello(hello: ingest_pb2.Hello, limits: Limits) -> None:
         check_time(mark.tick_time_unix_nano, "hello.marks.tick_time_unix_nano")
         if not 0 < mark.sequence <= _LARGEST_SEQUENCE:
             raise WireError("hello.marks.sequence", "sequences begin with 1")
+
+
+def check_records(request: ingest_pb2.StreamSamplesRequest, limits: Limits) -> Sequence[ingest_pb2.Record]:
+    """Check a message behind Hello and return its records.
+
+    Raises:
+        WireError: It has none, too many, or something beside them.
+    """
+    kind = request.WhichOneof("payload")
+    if kind == "record" and not request.records:
+        return [request.record]
+    if kind is not None or not request.records:
+        raise WireError("request", "Hello comes once; later messages carry a Record, or records and nothing else")
+    if (count := len(request.records)) > limits.records:
+        raise WireError(
+            "request.records",
+            f"has {count} records, at most {limits.records} are taken (HelloAck.max_records_per_request)",
+        )
+    return request.records
 
 
 def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, limits: Limits) -> DecodedRecord:
