@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.job_records import gpu_traces, records_of
 from support.running_collector import ProcessCollector
 from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
@@ -117,6 +118,32 @@ def test_processes_killed_at_any_moment_leave_no_trace_in_runs_and_epochs(tmp_pa
     (run,), (expected,) = subject.runs(), calm.runs()
     assert repr(run) == repr(expected)
     assert subject.results.epochs(run.run_id) == calm.results.epochs(expected.run_id)
+
+
+def test_processes_killed_at_any_moment_leave_no_trace_in_the_runs_of_a_job(tmp_path, processes):
+    records = records_of(gpu_traces(3))
+    calm = TrackedStore(tmp_path / "calm")
+    calm.feed(records, 20)
+    subject = TrackedStore(tmp_path / "killed", make_tracker=processes.make, state_interval_s=7.0)
+    subject.restore_tracker = processes.restore
+    chance = random.Random(4)
+    for first in range(0, len(records), 20):
+        subject.feed(records[first : first + 20], 10)
+        for process in processes._processes:
+            if process and process.is_alive and chance.random() < 0.4:
+                os.kill(process.pid, signal.SIGKILL)
+                wait_until(lambda process=process: not process.is_alive, 60, "its end")
+    for _ in range(10):
+        subject.pipeline.notify(frozenset((gpu.agent_id, gpu.gpu_uuid) for gpu in subject.store.facts.gpus()))
+        subject.pipeline.round()
+    assert outcomes(subject) == outcomes(calm)
+    assert {run.ended for run in subject.runs()} == {True}
+    for each in (calm, subject):
+        each.store.close()
+
+
+def outcomes(subject):
+    return {run.gpu_uuid: (repr(run), subject.results.epochs(run.run_id)) for run in subject.runs()}
 
 
 def test_no_process_outlives_a_collector_that_was_killed(tmp_path, trace):
