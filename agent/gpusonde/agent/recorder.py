@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +23,10 @@ from gpusonde.agent.sources.base import (
     Reading,
     SourceInventory,
 )
-from gpusonde.telemetry import TraceMetadata, TraceWriter
+from gpusonde.telemetry import TraceMetadata
+
+if TYPE_CHECKING:
+    from gpusonde.telemetry import TraceWriter
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +142,8 @@ class _Recorder:
         thread = threading.Thread(target=sample, name="gpusonde-sampler", daemon=True)
         end_s = None if duration_s is None else monotonic() + duration_s
         metadata = [self._metadata(gpu) for gpu in self.inventory.gpus]
+        from gpusonde.telemetry import TraceWriter  # noqa: PLC0415 - the agent itself writes no files of traces
+
         with TraceWriter(self.path, [m.name for m in self.inventory.metrics], metadata) as writer:
             thread.start()
             try:

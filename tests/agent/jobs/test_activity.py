@@ -262,6 +262,20 @@ def test_a_hundred_thousand_new_processes_cost_no_more_than_a_few_hundred(reader
     assert counters.job_processes_unseen == 100_000 - activity.MOST_NEW_IDS
 
 
+def test_processes_that_came_while_no_job_was_there_are_nobodys(reader, tmp_path):
+    newest(tmp_path, 1000)
+    write_process(tmp_path, 10)
+    counters = SelfCounters()
+    watched = reader(counters, tmp_path)
+    watched.follow({"GPU-a": (10,)}, {})
+    look(watched)
+    watched.follow({}, {})
+    newest(tmp_path, 101_000)
+    watched.follow({"GPU-a": (10,)}, {})
+    look(watched, begin=1)
+    assert counters.job_processes_unseen == 0
+
+
 def test_a_job_of_very_many_processes_is_followed_in_part_and_the_rest_is_counted(reader, tmp_path):
     newest(tmp_path, 5000)
     write_process(tmp_path, 10)

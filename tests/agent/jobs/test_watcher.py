@@ -1,12 +1,15 @@
 """The watcher: precedence, what is told and when, sources that fail."""
 
+import itertools
+import os
 import threading
 
 import pytest
 
+from gpusonde.agent.jobs.activity import ActivityReader, SharedProcessIds
 from gpusonde.agent.jobs.ownership import Owner, OwnershipFile, Scheduler
 from gpusonde.agent.jobs.sources import DeviceNames
-from gpusonde.agent.jobs.watcher import JobWatcher
+from gpusonde.agent.jobs.watcher import JobWatcher, ProcessLooks
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.common.v1 import job_pb2
@@ -208,3 +211,17 @@ def test_the_thread_goes_on_after_an_error_and_ends_when_it_is_told_to(rig, capl
     watcher.stop()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_nobody_wakes_up_between_polls_while_no_process_is_on_a_gpu(rig):
+    held, waits = {}, []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            held["GPU-a"] = (os.getpid(),)
+        return len(waits) == 4
+
+    ids = SharedProcessIds(lambda: held, itertools.count().__next__)
+    rig.make(wait=wait, looks=ProcessLooks(ids, ActivityReader(rig.counters))).run()
+    assert waits == [5.0, 5.0, 1.0, 1.0]

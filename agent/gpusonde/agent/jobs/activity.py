@@ -293,6 +293,11 @@ class ActivityReader:
         self._turn = 0
         self._told: set[str] = set()
 
+    @property
+    def follows_any(self) -> bool:
+        """Whether there are processes to look at."""
+        return bool(self._groups)
+
     def follow(self, held: Mapping[str, Sequence[int]], owners: Owners) -> list[ingest_pb2.Record]:
         """Look at other processes from now on.
 
@@ -328,6 +333,8 @@ class ActivityReader:
             group = self._groups.setdefault(key, _Group(tuple(gpus)))
             group.gpus = tuple(gpus)
             self._hold(group, pids)
+        if not self._groups:
+            self._newest = None
         return ended
 
     def _hold(self, group: _Group, pids: Mapping[int, _Stat]) -> None:
@@ -360,7 +367,6 @@ class ActivityReader:
             now_unix_nano: Unix time in nanoseconds; where it goes back, another record begins.
         """
         if not self._groups:
-            self._newest = None
             return []
         ready = []
         offset_ms = (now_unix_nano - self._begin_unix_nano) // 1_000_000

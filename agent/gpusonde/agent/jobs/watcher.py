@@ -169,7 +169,8 @@ class JobWatcher:
 
     def _wait_for_poll(self) -> bool:
         """Look at the processes until the next poll is due; return whether the watcher is to end."""
-        if self._looks is None:
+        # Only a poll finds the first processes: until then nobody need wake up.
+        if self._looks is None or not self._looks.reader.follows_any:
             return self._wait(POLL_INTERVAL_S)
         looks = max(1, round(POLL_INTERVAL_S / LOOK_INTERVAL_S))
         for _ in range(looks):

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.sources.base import (
@@ -18,12 +19,13 @@ from gpusonde.agent.sources.base import (
     SourceInventory,
     SourceStatistics,
 )
-from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.agent.sources.replay import ReplaySource
 from gpusonde.errors import SourceError, SourceUnavailableError
-from gpusonde.telemetry import read_traces
+
+if TYPE_CHECKING:
+    from gpusonde.agent.sources.dcgm.source import DcgmSource
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +196,8 @@ def make_source(config: SourceConfig) -> GpuSource:
         gpusonde.telemetry.TraceError: The trace to replay cannot be read.
     """
     if config.kind == "replay":
+        from gpusonde.telemetry import read_traces  # noqa: PLC0415 - memory of agents without files
+
         return ReplaySource(read_traces(config.trace), speed=config.speed, keep_time=config.keep_time)
     if config.kind == "nvml":
         return make_nvml(config)
@@ -209,6 +213,8 @@ def make_dcgm(config: SourceConfig, patience_s: float = math.inf) -> DcgmSource:
         config: How to reach the engine.
         patience_s: Seconds without an engine after which the source fails.
     """
+    from gpusonde.agent.sources.dcgm.source import DcgmSource  # noqa: PLC0415 - memory of agents without it
+
     return DcgmSource(config, patience_s=patience_s)
 
 
