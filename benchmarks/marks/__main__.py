@@ -7,14 +7,36 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import gzip
 import json
+import shlex
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from real_jobs import TRUE_ROLES, load_recordings, score
+from real_jobs import load_recordings, score
 from recorder import KINDS, record
+
+_HEAD = """# Real training jobs with marks of their processes
+
+{date}, by `{command}`. Ten small PyTorch jobs ran on the processor, with data loader workers, each logging what it
+did and when ([job.py](../../benchmarks/marks/job.py)). No GPU was at hand: what stands in for one is the share of
+each 0.1 s in which threads of the training process ran, and its resident memory for the framebuffer. The marks are
+those of the agent's own reader, at 1 Hz. A step takes real gradients and then waits until 50 ms are over; the jobs
+ran three at a time with real-time priority on two busy cores, so that other work did not bend the cycles. A stand-in
+says nothing of how well cycles are found on a GPU, only of what the marks say beside them.
+
+A level counts as right if one is told within 10 % of its period with a name that is right: an evaluation, or a
+checkpoint, at the end of each epoch is an epoch, too. The rules were written with the first set in view. In the
+second one everything took 1.45 times as long; at first sight 13 of its 15 were right, and one fault in telling
+workers apart was then mended.
+
+What stays unknown has no marks: workers that are kept through the whole job, of training and evaluation, and nothing
+written. Steps are too short to be seen. What the agent's looks cost: 0.018 % of a core for 8 GPUs with 72 processes,
+each with 60 threads.
+"""
 
 
 def main() -> None:
@@ -28,12 +50,17 @@ def main() -> None:
     recording.add_argument("--at-once", type=int, default=2, help="jobs at the same time")
     reporting = commands.add_parser("report", help="score detection without and with marks")
     reporting.add_argument("recordings", type=Path, nargs="+")
+    reporting.add_argument("--out", type=Path, help="write a page of results")
     arguments = parser.parse_args()
     if arguments.command == "record":
         _record(arguments.recordings, arguments.python, arguments.scale, arguments.at_once)
     else:
-        for path in arguments.recordings:
-            _report(path)
+        text = "\n\n".join(_report(path) for path in arguments.recordings)
+        print(text)
+        if arguments.out:
+            command = f"python benchmarks/marks {shlex.join(sys.argv[1:])}"
+            head = _HEAD.format(date=datetime.datetime.now(datetime.timezone.utc).date(), command=command)
+            arguments.out.write_text(f"{head}\n{text}\n")
 
 
 def _record(path: Path, python: str, scale: float, at_once: int) -> None:
@@ -50,8 +77,8 @@ def save_recordings(path: Path, recorded: list[dict[str, Any]]) -> None:
     path.write_bytes(gzip.compress(json.dumps(recorded, separators=(",", ":")).encode(), 9, mtime=0))
 
 
-def _report(path: Path) -> None:
-    print(f"| job | cycles ({', '.join(TRUE_ROLES)}) | without marks | with marks |\n|---|---|---|---|")
+def _report(path: Path) -> str:
+    lines = [f"## {path.name}", "", "| job | true cycles | without marks | with marks |", "|---|---|---|---|"]
     totals = {False: [0, 0, 0], True: [0, 0, 0]}
     for recording in load_recordings(path):
         cells = []
@@ -61,9 +88,9 @@ def _report(path: Path) -> None:
                 totals[with_marks][i] += value
             cells.append(found.text)
         true = "; ".join(f"{'/'.join(level.roles)} {level.period_s:.1f} s" for level in recording.levels)
-        print(f"| {recording.kind} | {true} | {cells[0]} | {cells[1]} |")
+        lines.append(f"| {recording.kind} | {true} | {cells[0]} | {cells[1]} |")
     without, using = ("{} of {}, {} wrong".format(*totals[each]) for each in (False, True))
-    print(f"| levels with their role | | {without} | {using} |")
+    return "\n".join([*lines, f"| cycles told with a right role | | {without} | {using} |"])
 
 
 if __name__ == "__main__":

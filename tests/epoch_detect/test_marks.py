@@ -11,7 +11,7 @@ from gpusonde.epoch_detect.cycles.marks import COLUMNS, Evidence
 from gpusonde.telemetry import Trace
 
 ROOT = Path(__file__).parents[2]
-REAL_JOBS = ROOT / "tests" / "data" / "marks" / "jobs.json.gz"
+REAL_JOBS = ROOT / "tests" / "data" / "marks"
 KINDS = (
     "epochs", "epochs, workers kept, evaluated", "epochs, evaluated, saved", "evaluated every quarter",
     "saved every k steps", "folds", "folds, workers kept", "search of rates", "stream, evaluated", "stream, saved",
@@ -30,7 +30,11 @@ def real_jobs():
 
 @pytest.fixture(scope="module")
 def recordings(real_jobs):
-    return {recording.kind: recording for recording in real_jobs.load_recordings(REAL_JOBS)}
+    return {
+        (name, recording.kind): recording
+        for name in ("jobs", "longer_jobs")
+        for recording in real_jobs.load_recordings(REAL_JOBS / f"{name}.json.gz")
+    }
 
 
 def looks(seconds=120, start=0.0):
@@ -58,9 +62,10 @@ def roles(detection):
     return {round(cycle.period_s): cycle.role for cycle in detection.cycles if cycle.role != Role.UNKNOWN}
 
 
+@pytest.mark.parametrize("name", ["jobs", "longer_jobs"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_roles_of_a_real_job_are_right_with_its_marks(real_jobs, recordings, kind):
-    found = real_jobs.score(recordings[kind], with_marks=True)
+def test_roles_of_a_real_job_are_right_with_its_marks(real_jobs, recordings, name, kind):
+    found = real_jobs.score(recordings[name, kind], with_marks=True)
     assert found.wrong == 0
     assert found.right == (0 if kind == UNNAMED else found.true)
 
@@ -147,6 +152,24 @@ def test_marks_are_on_the_axis_of_the_trace_whatever_its_origin():
     assert roles(found) == {10: Role.EPOCH, 25: Role.CHECKPOINT}
     added = next(cycle for cycle in found.cycles if cycle.role == Role.CHECKPOINT)
     assert added.starts_s[0] == pytest.approx(1.7e9 + 5, abs=0.01)
+
+
+def test_very_many_marks_are_looked_at_in_part():
+    count = 200_000
+    marks = Marks(np.arange(float(count)), np.full((len(COLUMNS), count), 3.0), np.empty(0), np.empty(0))
+    assert Evidence.find(marks).roles() == []
+
+
+def test_workers_of_which_only_the_sum_of_the_lives_is_known_are_told_apart():
+    marks = looks(200)
+    for begin in range(0, 170, 30):
+        workers(marks, begin, begin + 30)
+        for at in (6, 13, 20, 28):  # the last evaluation ends with the epoch's workers
+            workers(marks, begin + at, begin + at + 2, count=1)
+    evidence = Evidence.find(marks)
+    assert evidence.renewed.interval_s == pytest.approx(30.0)
+    assert evidence.evaluations.interval_s == pytest.approx(7.5, abs=0.5)
+    assert not evidence.folds
 
 
 def test_uneven_or_few_marks_name_nothing():

@@ -37,8 +37,8 @@ MOST_NEW_IDS = 256
 MOST_PROCESSES = 256
 _LOOKS_IN_RECORD = 30
 _MOST_HOLDERS_READ = 16
-_MOST_TIMES_READ = 2
-_MOST_OTHERS_READ = 6
+_MOST_TIMES_READ = 1
+_MOST_OTHERS_READ = 2
 _MOST_SEARCHED = 2048
 _LOWEST_NEW_PID = 300  # where the kernel goes on after the highest
 _READ_BYTES = 4096
@@ -292,6 +292,9 @@ class ActivityReader:
         self._offsets_ms: list[int] = []
         self._turn = 0
         self._told: set[str] = set()
+        self._held: list[tuple[_Group, _Process]] = []
+        self._others: list[tuple[_Group, _Process]] = []
+        self._by_pid: dict[int, _Group] | None = None
 
     @property
     def follows_any(self) -> bool:
@@ -342,6 +345,7 @@ class ActivityReader:
         for pid in list(group.holders):
             if pid not in pids or pids[pid].start != group.holders[pid].start:
                 group.holders.pop(pid).close()
+                self._by_pid = None
         for pid in pids.keys() - group.holders.keys():
             known = group.others.pop(pid, None)
             if known is not None:
@@ -349,6 +353,7 @@ class ActivityReader:
             process = _Process(pid, f"{self._proc}/{pid}", pids[pid], is_new=False, is_kept_open=True)
             process.read_bytes()
             group.holders[pid] = process
+            self._by_pid = None
             if known is None:
                 self._search_children(group, pid)
             if not process.reads_io and group.cgroup is None:
@@ -423,6 +428,7 @@ class ActivityReader:
         self._ends.close()
 
     def _drop(self, group: _Group) -> None:
+        self._by_pid = None
         for process in (*group.holders.values(), *group.others.values()):
             self._ends.forget(process.pid)
             process.close()
@@ -437,15 +443,11 @@ class ActivityReader:
         if len(ids) > MOST_NEW_IDS:
             self._counters.job_processes_unseen += len(ids) - MOST_NEW_IDS
             ids = ids[-MOST_NEW_IDS:]
-        parents = {
-            pid: group for group in self._groups.values() for held in (group.holders, group.others) for pid in held
-        }
         for pid in ids:
             stat = self._stat(pid)
-            if stat is None or (group := parents.get(stat.parent)) is None or not self._is_process(pid):
+            if stat is None or (group := self._known().get(stat.parent)) is None or not self._is_process(pid):
                 continue
             group.forks[-1] += 1
-            parents[pid] = group
             self._add(group, pid, stat, is_new=True)
 
     def _find_exits(self) -> None:
@@ -456,6 +458,7 @@ class ActivityReader:
     def _end(self, group: _Group, process: _Process) -> None:
         if group.others.pop(process.pid, None) is None:
             return
+        self._by_pid = None
         self._ends.forget(process.pid)
         process.close()
         group.exits[-1] += 1
@@ -468,6 +471,7 @@ class ActivityReader:
             return
         process = _Process(pid, f"{self._proc}/{pid}", stat, is_new=is_new, is_kept_open=False)
         group.others[pid] = process
+        self._by_pid = None
         with contextlib.suppress(OSError):  # it has ended, or too many files are open: its end is noticed at its turn
             self._ends.watch(pid, (group, process))
 
@@ -485,23 +489,34 @@ class ActivityReader:
     def _read_processes(self) -> None:
         """Read all holders' bytes, a few's processor time, and a few of the other processes in turn."""
         self._turn += 1
-        held = [(group, p) for group in self._groups.values() for p in group.holders.values()]
-        for group, process in self._in_turn(held, _MOST_HOLDERS_READ):
+        self._known()
+        for group, process in self._in_turn(self._held, _MOST_HOLDERS_READ):
             self._count(group, process, bytes_too=True, ticks_too=False)
-        for group, process in self._in_turn(held, _MOST_TIMES_READ):
+        for group, process in self._in_turn(self._held, _MOST_TIMES_READ):
             self._count(group, process, bytes_too=False, ticks_too=True)
-        others = [(group, p) for group in self._groups.values() for p in group.others.values()]
-        for group, process in self._in_turn(others, _MOST_OTHERS_READ):
+        for group, process in self._in_turn(self._others, _MOST_OTHERS_READ):
             self._count(group, process, bytes_too=True, ticks_too=True)
         for group in self._groups.values():
             if group.cgroup is not None:
                 read, written = group.cgroup.read_bytes()
                 group.read_bytes[-1] += read
                 group.written_bytes[-1] += written
-            for process in [p for p in group.holders.values() if not p.is_alive]:
+        for group, process in self._held:
+            if not process.is_alive and process.pid in group.holders:
                 group.holders.pop(process.pid).close()
-            for process in [p for p in group.others.values() if not p.is_alive]:
+                self._by_pid = None
+        for group, process in self._others:
+            if not process.is_alive:
                 self._end(group, process)
+
+    def _known(self) -> dict[int, _Group]:
+        """Return the group of every process, and list the processes anew if they have changed."""
+        if self._by_pid is None:
+            groups = self._groups.values()
+            self._held = [(group, p) for group in groups for p in group.holders.values()]
+            self._others = [(group, p) for group in groups for p in group.others.values()]
+            self._by_pid = {p.pid: group for group, p in (*self._held, *self._others)}
+        return self._by_pid
 
     def _count(self, group: _Group, process: _Process, *, bytes_too: bool, ticks_too: bool) -> None:
         if bytes_too and group.cgroup is None:
@@ -515,7 +530,7 @@ class ActivityReader:
         if len(processes) <= most:
             return processes
         begin = self._turn * most % len(processes)
-        return (processes[begin:] + processes[:begin])[:most]
+        return (processes[begin : begin + most] + processes[:most])[:most]
 
     def _newest_pid(self) -> int | None:
         try:

@@ -35,7 +35,9 @@ _LEAST_WRITTEN_BYTES = 1e6
 _BURST = 10.0  # times the usual bytes of a look
 _READ_ANEW = 3.0  # times what a look at which workers are born reads
 _FALL = 0.2  # of the usual memory
-_MOST_BIRTHS = 8  # of workers alive at once that are told apart
+_MOST_EVENTS = 1000  # births and ends that are looked at, the last ones
+_MOST_IN_LOOK = 1e6
+_MOST_BIRTHS = 6  # of workers alive at once that are told apart
 _UNSURE = 0.05  # of lives that were added up
 _MOST_LOOKS = 100_000
 _LEAST_LEVEL = 5.0  # looks in a cycle that becomes a level by its series alone
@@ -150,9 +152,11 @@ class Evidence:
     def find(cls, marks: Marks) -> Evidence:
         """Find it; nothing where there are too few marks."""
         marks = _tidy(marks)
-        workers = _follow_workers(marks)
-        renewed, folds, evaluations = _sort_workers(workers, _look_s(marks))
-        return cls(renewed, folds, evaluations, _find_writes(marks), _find_beginnings(marks))
+        least_s = _APART_LOOKS * _look_s(marks)
+        renewed, folds, evaluations = _sort_workers(_follow_workers(marks), least_s)
+        found = (renewed, evaluations, _find_writes(marks), _find_beginnings(marks))
+        renewed, evaluations, writes, anew = (s if s and s.interval_s > least_s else _NOTHING for s in found)
+        return cls(renewed, folds, evaluations, writes, anew)
 
     def roles(self) -> list[tuple[Series, Role, float]]:
         """Return which role the level of each series has, and how sure that is; of one period the first counts."""
@@ -265,8 +269,10 @@ def _add_level(series: Series, role: Role, marks: Marks) -> NamedLevel | None:
 
 def _tidy(marks: Marks) -> Marks:
     """Leave out looks whose time is not after that of the one before, or unknown."""
-    count = min(marks.time_s.size, marks.values.shape[1], _MOST_LOOKS)
-    time_s, values = marks.time_s[:count], marks.values[:, :count]
+    count = min(marks.time_s.size, marks.values.shape[1])
+    first = max(0, count - _MOST_LOOKS)
+    time_s, values = marks.time_s[first:count], marks.values[:, first:count]
+    count -= first
     finite = np.isfinite(time_s)
     latest = np.maximum.accumulate(np.where(finite, time_s, -np.inf)) if count else time_s
     kept = finite & (time_s > np.concatenate([[-np.inf], latest[:-1]])) if count else finite
@@ -276,41 +282,54 @@ def _tidy(marks: Marks) -> Marks:
 def _follow_workers(marks: Marks) -> list[_Workers]:
     """Say of processes that ended when they were born.
 
-    Of those that ended in one look only the sum of their lives is known. They are those of the living whose lives add
-    up to it; where none do, they were born before anybody looked.
+    Of those that ended in one look only the sum of their lives is known: they are those of the living whose lives add
+    up to it, or some of them and others that were born before anybody looked.
     """
-    look_s = _look_s(marks)
     alive: list[tuple[float, int]] = []
     ended: list[_Workers] = []
-    forks, exits, lifetime = (marks.column(name) for name in ("forks", "exits", "lifetime_s"))
-    for i in np.flatnonzero((forks > 0) | (exits > 0)):
-        now, count = float(marks.time_s[i]), int(exits[i])
+    forks, exits = (np.clip(np.floor(marks.column(name)), 0, _MOST_IN_LOOK) for name in ("forks", "exits"))
+    lifetime = np.maximum(marks.column("lifetime_s"), 0.0)
+    for i in np.flatnonzero((forks > 0) | (exits > 0))[-_MOST_EVENTS:]:
+        now = float(marks.time_s[i])
         if forks[i] > 0:
-            alive.append((now, int(forks[i])))
-        if count > 0:
-            chosen = _choose_ended(alive[-_MOST_BIRTHS:], count, float(lifetime[i]), now, look_s)
-            mean = float(lifetime[i]) / count
-            births = [born for born, _ in chosen] or [now - mean]
+            alive = [*alive, (now, int(forks[i]))][-_MOST_BIRTHS:]
+        if exits[i] > 0:
+            chosen, unknown_s = _choose_ended(alive, int(exits[i]), float(lifetime[i]), now, marks)
+            births = [born for born, _ in chosen] + ([] if unknown_s is None else [now - unknown_s])
             ended += [_Workers(born, now - born) for born in births]
-            alive = [birth for birth in alive[-_MOST_BIRTHS:] if birth not in chosen]
+            alive = [birth for birth in alive if birth not in chosen]
     return ended
 
 
 def _choose_ended(
-    alive: Sequence[tuple[float, int]], count: int, lifetime_s: float, now_s: float, look_s: float
-) -> list[tuple[float, int]]:
-    """Choose the births, whole ones, whose lives add up to what is known; none where that does not come out."""
-    best, choice = _APART_LOOKS * look_s + _UNSURE * lifetime_s, list[tuple[float, int]]()
+    alive: Sequence[tuple[float, int]], count: int, lifetime_s: float, now_s: float, marks: Marks
+) -> tuple[list[tuple[float, int]], float | None]:
+    """Choose the births, whole ones, whose lives add up to what is known, and how long the others have lived.
+
+    Where nothing comes out, all are others.
+    """
+    look_s, first_s = _look_s(marks), float(marks.time_s[0])
+    most = _APART_LOOKS * look_s + _UNSURE * lifetime_s
+    best, choice = 3.0 * most, list[tuple[float, int]]()
+    unknown: float | None = lifetime_s / count
     for picked in itertools.product((0, 1), repeat=len(alive)):
         chosen = [birth for birth, is_in in zip(alive, picked, strict=True) if is_in]
-        if sum(number for _, number in chosen) == count:
-            off = abs(sum((now_s - born) * number for born, number in chosen) - lifetime_s)
-            if off < best:
-                best, choice = off, chosen
-    return choice
+        others = count - sum(number for _, number in chosen)
+        # A birth is noticed half a look after it, as an end is; few are born and end between two looks.
+        rest_s = lifetime_s - sum((now_s - born + 0.5 * look_s) * number for born, number in chosen)
+        off = 0.5 * look_s * sum(number for born, number in chosen if born == now_s)
+        if others == 0:
+            off += abs(rest_s)
+        elif others > 0 and rest_s / others >= now_s - first_s - look_s:
+            off += most
+        else:
+            continue
+        if off < best and (others or off < most):
+            best, choice, unknown = off, chosen, rest_s / others if others else None
+    return choice, unknown
 
 
-def _sort_workers(workers: Sequence[_Workers], look_s: float) -> tuple[Series, bool, Series]:
+def _sort_workers(workers: Sequence[_Workers], least_s: float) -> tuple[Series, bool, Series]:
     """Return births of a training's workers, whether these are of folds, and births of an evaluation's."""
     kinds: list[list[_Workers]] = []
     for one in sorted(workers, key=lambda w: w.lived_s):
@@ -327,7 +346,7 @@ def _sort_workers(workers: Sequence[_Workers], look_s: float) -> tuple[Series, b
         lived = median(np.array([w.lived_s for w in kind]))
         if lived >= _RENEWED * series.interval_s:
             renewed = renewed or series
-            folds = folds or _ends_together(kind) > _APART_LOOKS * look_s
+            folds = folds or _ends_together(kind) > least_s
         elif not evaluations or series.interval_s < evaluations.interval_s:
             evaluations = series
     return renewed, folds, evaluations
