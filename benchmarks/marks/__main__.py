@@ -34,8 +34,8 @@ second one everything took 1.45 times as long; at first sight 13 of its 15 were 
 workers apart was then mended.
 
 What stays unknown has no marks: workers that are kept through the whole job, of training and evaluation, and nothing
-written. Steps are too short to be seen. What the agent's looks cost: 0.018 % of a core for 8 GPUs with 72 processes,
-each with 60 threads.
+written. Steps are too short to be seen. What the agent's looks cost for 8 GPUs with 72
+processes, each with 60 threads: 0.008 % of a core with warm caches, 0.05 % on a host where others have filled them.
 """
 
 

@@ -121,6 +121,7 @@ class _Process:
 
     def __init__(self, pid: int, folder: str, stat: _Stat, *, is_new: bool, is_kept_open: bool) -> None:
         self.pid = pid
+        self.stat = stat
         self.start = stat.start
         self.is_alive = True
         self.reads_io = True
@@ -292,6 +293,7 @@ class ActivityReader:
         self._offsets_ms: list[int] = []
         self._turn = 0
         self._told: set[str] = set()
+        self._loadavg = -1
         self._held: list[tuple[_Group, _Process]] = []
         self._others: list[tuple[_Group, _Process]] = []
         self._by_pid: dict[int, _Group] | None = None
@@ -313,10 +315,12 @@ class ActivityReader:
         """
         wanted: dict[object, tuple[list[str], dict[int, _Stat]]] = {}
         count = 0
+        # The open files of a process are never those of another one that gets its id.
+        known = {pid: p.stat for group in self._groups.values() for pid, p in group.holders.items() if p.is_alive}
         for gpu in sorted(held):
             found = {}
             for pid in held[gpu][: MOST_PROCESSES - count]:
-                if (stat := self._stat(pid)) is not None:
+                if (stat := known.get(pid) or self._stat(pid)) is not None:
                     found[pid] = stat
             if not found:
                 continue
@@ -426,6 +430,9 @@ class ActivityReader:
             self._drop(group)
         self._groups.clear()
         self._ends.close()
+        if self._loadavg >= 0:
+            os.close(self._loadavg)
+            self._loadavg = -1
 
     def _drop(self, group: _Group) -> None:
         self._by_pid = None
@@ -534,7 +541,9 @@ class ActivityReader:
 
     def _newest_pid(self) -> int | None:
         try:
-            return int(self._text("loadavg").rsplit(None, 1)[-1])
+            if self._loadavg < 0:
+                self._loadavg = os.open(f"{self._proc}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+            return int(os.pread(self._loadavg, _READ_BYTES, 0).rsplit(None, 1)[-1])
         except (OSError, ValueError, IndexError):
             self._tell_once("loadavg", f"forks of jobs are not counted: {self._proc}/loadavg cannot be read")
             return None
