@@ -28,6 +28,7 @@ COLUMNS = ("forks", "exits", "lifetime_s", "read_bytes", "written_bytes", "proce
 
 _LEAST_TIMES = 3
 _SAME = 0.14  # of the logarithm of a period
+_CLOSE = 0.05
 _RENEWED = 0.5  # share of the interval between their births that workers of a training live
 _ALIKE = 1.8  # ratio of lives of one kind of worker
 _REGULAR = 0.25  # median deviation of the intervals from the usual one, beyond which it is no cycle
@@ -200,10 +201,14 @@ def name_by_marks(levels: Sequence[NamedLevel], marks: Marks | None, time_map: T
     for series, role, sure in roles:
         off = [abs(np.log(level.cycle.period_s / series.interval_s)) for level in found]
         nearest = int(np.argmin(off)) if off else -1
+        added = _add_level(series, role, marks)
         if nearest >= 0 and off[nearest] < _SAME:
             if nearest not in named:
                 named[nearest] = role, sure
-        elif (added := _add_level(series, role, marks)) is not None:
+                # The marks measure better than a level that is hardly one.
+                if added is not None and off[nearest] > _CLOSE and found[nearest].cycle.confidence < _ADDED:
+                    found[nearest] = added
+        elif added is not None:
             found.append(added)
             named[len(found) - 1] = role, sure
     told = {role for role, _ in named.values()}
