@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
 from scipy.ndimage import uniform_filter1d
 
 from gpusonde.epoch_detect.cycles.events import Load
@@ -39,7 +40,8 @@ def find_deviations(names: Sequence[str], devices: Sequence[Load], period_s: flo
     smooth -= uniform_filter1d(smooth, min(smooth.shape[1], max(3, int(3 * period))), axis=1, mode="nearest")
     others = (smooth.sum(axis=0) - smooth) / (len(devices) - 1)
     reach = int(min(0.5 * period, smooth.shape[1] // 4))
-    found, alike = [], [_correlate(row, rest, 0) for row, rest in zip(smooth, others, strict=True)]
+    by_lag = _correlate(smooth, others, reach)
+    found, alike = [], by_lag[:, reach]
     coherent = float(np.median(alike)) >= _COHERENT
     for i, name in enumerate(names):
         if busy[i] < _IDLE * float(np.median(np.delete(busy, i))):
@@ -47,9 +49,8 @@ def find_deviations(names: Sequence[str], devices: Sequence[Load], period_s: flo
             continue
         if not coherent:
             continue
-        by_lag = [_correlate(smooth[i], others[i], lag) for lag in range(-reach, reach + 1)]
-        lag = int(np.argmax(by_lag)) - reach
-        best = max(by_lag)
+        lag = int(np.argmax(by_lag[i])) - reach
+        best = float(by_lag[i].max())
         if best < _UNLIKE:
             found.append(Deviation(name, "unlike", best))
         elif abs(lag) > max(_LEAST_LAG, _LAG_SHARE * period) and best > alike[i] + _CLEARER:
@@ -59,11 +60,21 @@ def find_deviations(names: Sequence[str], devices: Sequence[Load], period_s: flo
     return tuple(found)
 
 
-def _correlate(one: FloatArray, other: FloatArray, lag: int) -> float:
-    """Correlation of one with another that is ``lag`` cells later, -1..1."""
-    n = one.size
-    a, b = one[max(0, lag) : n + min(0, lag)], other[max(0, -lag) : n + min(0, -lag)]
-    return float(a @ b / (np.sqrt((a @ a) * (b @ b)) + 1e-12))
+def _correlate(ones: FloatArray, others: FloatArray, reach: int) -> FloatArray:
+    """Correlate rows with others that lag behind, -1..1; shape (rows, 2 reach + 1), from ``-reach`` cells on.
+
+    Args:
+        ones: Shape (rows, cells).
+        others: Shape (rows, cells).
+        reach: Largest lag in cells.
+    """
+    n, lags = ones.shape[1], np.arange(-reach, reach + 1)
+    size = next_fast_len(n + reach, real=True)
+    common = irfft(rfft(ones, size) * np.conj(rfft(others, size)), size)[:, lags]
+    sums = [np.pad(np.cumsum(rows**2, axis=1), ((0, 0), (1, 0))) for rows in (ones, others)]
+    late, early = np.maximum(lags, 0), np.maximum(-lags, 0)
+    energy = (sums[0][:, n - early] - sums[0][:, late]) * (sums[1][:, n - late] - sums[1][:, early])
+    return np.asarray(common / (np.sqrt(energy) + 1e-12))
 
 
 def _count_missing(one: FloatArray, other: FloatArray, period: float) -> int:
