@@ -74,7 +74,7 @@ def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[Reading]:
     size = 1 << (_PADDING * longest - 1).bit_length()
     over = size / longest  # bins per resolution cell
     some = pieces[:: -(-len(pieces) // _MOST_PIECES)]
-    channels = np.mean([_log_spectra(device, some, size, over) for device in devices], axis=0)
+    channels = _log_spectra(devices, some, size, over)
     low, high = int(_LEAST_CYCLES * over), int(min(size // 2, size / _LEAST_CELLS))
     if high - low < 8:
         return []
@@ -112,44 +112,44 @@ def _split(first: int, stop: int) -> IntArray:
     return np.stack([edges[:-1], edges[1:]], axis=1)
 
 
-def _log_spectra(load: Load, pieces: IntArray, size: int, over: float) -> FloatArray:
-    """Logarithm of the whitened power, summed over the pieces, of level and roughness; shape (channels, bins)."""
-    mean = load.values.mean(axis=0)
+def _log_spectra(devices: Sequence[Load], pieces: IntArray, size: int, over: float) -> FloatArray:
+    """Logarithm of the whitened power, summed over the pieces, of level and roughness; shape (channels, bins).
+
+    It is the mean of the devices.
+    """
+    mean = np.array([device.values.mean(axis=0) for device in devices])
     channels = [mean]
-    if load.step_s < _ROUGHNESS_BELOW_S:
-        rough = np.abs(np.diff(mean, prepend=mean[0]))
-        channels.append(np.minimum(rough, 6 * median(rough) + 1e-9))
-    spectra = np.empty((len(channels), size // 2 + 1))
-    for row, channel in zip(spectra, channels, strict=True):
-        power = np.zeros(size // 2 + 1)
-        for a, b in pieces:
-            power += np.abs(np.fft.rfft(_prepare(channel[a:b]), size)) ** 2
-        row[:] = np.log(_whiten(power, over) + 1e-3) if power.any() else 0.0
-    return spectra
+    if devices[0].step_s < _ROUGHNESS_BELOW_S:
+        rough = np.abs(np.diff(mean, axis=1, prepend=mean[:, :1]))
+        channels.append(np.minimum(rough, 6 * np.median(rough, axis=1, keepdims=True) + 1e-9))
+    rows = np.concatenate(channels)
+    power = np.zeros((len(rows), size // 2 + 1))
+    for a, b in pieces:
+        power += np.abs(np.fft.rfft(_prepare(rows[:, a:b]), size, axis=1)) ** 2
+    spectra = np.where(power.any(axis=1, keepdims=True), np.log(_whiten(power, over) + 1e-3), 0.0)
+    return np.asarray(spectra.reshape(len(channels), len(devices), -1).mean(axis=1))
 
 
-def _prepare(values: FloatArray) -> FloatArray:
-    """Remove the quadratic trend, clip outliers, and taper."""
-    place = np.linspace(-1, 1, values.size)
-    basis = np.stack([np.ones(values.size), place, place**2 - (place**2).mean()])
-    left = values - (basis @ values / (basis**2).sum(axis=1)) @ basis
-    most = _CLIPPED * 1.4826 * median(np.abs(left)) + 1e-9
-    return np.asarray(np.clip(left, -most, most) * np.hanning(values.size))
+def _prepare(rows: FloatArray) -> FloatArray:
+    """Remove the quadratic trend of every row, clip outliers, and taper."""
+    place = np.linspace(-1, 1, rows.shape[1])
+    basis = np.stack([np.ones(place.size), place, place**2 - (place**2).mean()])
+    left = rows - (rows @ basis.T / (basis**2).sum(axis=1)) @ basis
+    most = _CLIPPED * 1.4826 * np.median(np.abs(left), axis=1, keepdims=True) + 1e-9
+    return np.asarray(np.clip(left, -most, most) * np.hanning(place.size))
 
 
 def _whiten(power: FloatArray, over: float) -> FloatArray:
-    """Divide power by its running median over a third of a decade of frequency."""
-    first = max(int(4 * over), 2)
-    grid = np.unique(np.round(np.geomspace(first, power.size - 1, 60)).astype(np.int64))
+    """Divide the power of every row by its running median over a third of a decade of frequency."""
+    bins = power.shape[1]
+    grid = np.unique(np.round(np.geomspace(max(int(4 * over), 2), bins - 1, 60)).astype(np.int64))
     least = int(3 * over)
-    base = [
-        median(power[int(g / _WHITENED_OVER) : max(int(g * _WHITENED_OVER), int(g / _WHITENED_OVER) + least) + 1])
-        for g in grid
-    ]
-    level = np.interp(np.log(np.maximum(np.arange(power.size), 1)), np.log(grid), np.log(np.array(base) + 1e-12))
-    white = power / np.exp(level)
-    white[: int(2.5 * over)] = 1.0
-    return white
+    ends = [(int(g / _WHITENED_OVER), max(int(g * _WHITENED_OVER), int(g / _WHITENED_OVER) + least) + 1) for g in grid]
+    base = np.log(np.array([np.median(power[:, a:b], axis=1) for a, b in ends]).T + 1e-12)
+    place = np.log(np.maximum(np.arange(bins), 1))
+    white = power / np.exp([np.interp(place, np.log(grid), row) for row in base])
+    white[:, : int(2.5 * over)] = 1.0
+    return np.asarray(white)
 
 
 @dataclass(frozen=True)
