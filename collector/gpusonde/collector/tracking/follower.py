@@ -22,11 +22,11 @@ from gpusonde.collector.tracking.runs import (
     has_activity,
 )
 
-# Share of the run's length after which the GPUs of its job are compared again, and the least time.
-_COMPARE_GROWTH = 0.5
-_LEAST_COMPARE_NS = 30_000_000_000
+# Lengths of the run after which the GPUs of its job are compared again, and the least time.
+_COMPARE_GROWTH = 3.0
+_LEAST_COMPARE_NS = 60_000_000_000
 # Ticks of a job that wait at most, so that its other GPUs are read a few times a minute and not with every record.
-_HELD_NS = 10_000_000_000
+_HELD_NS = 30_000_000_000
 
 
 class RunLeftAloneError(Exception):
@@ -272,6 +272,8 @@ class GpuFollower:
         if self._epochs is None or (not at_once and now < self._compare_from):
             return
         start = job.row.start_unix_nano
+        if not at_once and now - start < _LEAST_COMPARE_NS:
+            return
         self._compare_from = now + max(round((now - start) * _COMPARE_GROWTH), _LEAST_COMPARE_NS)
         found = self._epochs.detection
         if found is not None:

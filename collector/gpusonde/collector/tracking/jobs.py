@@ -24,7 +24,7 @@ from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.common.v1 import job_pb2
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.epoch_detect.cycles.analysis import compare_devices
-from gpusonde.epoch_detect.ticks import Ticks, choose_metrics
+from gpusonde.epoch_detect.ticks import Ticks, choose_metrics, fastest_first
 from gpusonde.service.wire import Binding, Float64Array, Int64Array
 
 # A unit or a user is the same every day, whatever it computes.
@@ -38,6 +38,7 @@ _SECOND_NS = 1_000_000_000
 _MOST_SEQUENCES = 1 << 40
 # The GPUs of a job are compared over its latest cycles.
 _COMPARED_CYCLES = 12
+_COMPARED_METRICS = 3
 _LEAST_COMPARED_S = 60.0
 _MOST_COMPARED_S = 3600.0
 
@@ -112,11 +113,13 @@ class JobRun:
         row: The run as it stands.
         last_active: Its latest activity that is known, Unix nanoseconds.
         epochs: What is known of its epochs; None while another run leads it.
+        has_others: Whether the job is known to hold other GPUs.
     """
 
     row: RunRow
     last_active: int
     epochs: Epochs | None = None
+    has_others: bool = False
 
     @property
     def order(self) -> tuple[int, str, str]:
@@ -146,6 +149,8 @@ class Jobs:
         self.restore_tracker = restore_tracker
         self._store = store
         self._runs: OrderedDict[JobKey, dict[str, JobRun]] = OrderedDict()
+        # Of each job the run that began first: while it goes on, it leads all others.
+        self._first: dict[JobKey, JobRun] = {}
 
     def enter(self, key: JobKey, row: RunRow, last_active: int) -> JobRun:
         """Take a run into its job; one that was known, and is read again, replaces what was known."""
@@ -160,17 +165,21 @@ class Jobs:
                 last = other.end_unix_nano if other.ended else other.start_unix_nano
                 runs[other.run_id] = JobRun(other, last, StoredEpochs(other, self._store))
         self._forget()
+        self._first[key] = min(runs.values(), key=lambda each: each.order)
         return run
 
     def leader(self, run: JobRun) -> JobRun:
         """Return the run that leads, which may be the run itself."""
         key = job_of(run.row)
+        first = self._first.get(key) if key else None
+        if first and not first.row.ended:
+            return first
         leading: list[JobRun] = []
         for each in sorted(self._runs.get(key, {}).values() if key else (), key=lambda each: each.order):
-            first = next((one for one in leading if each.may_follow(one)), each)
+            of_each = next((one for one in leading if each.may_follow(one)), each)
             if each is run:
-                return first
-            if first is each:
+                return of_each
+            if of_each is each:
                 leading.append(each)
         return run
 
@@ -183,10 +192,10 @@ class Jobs:
     def has_others(self, run: JobRun) -> bool:
         """Say whether the job holds other GPUs than that of a run, as far as is known now."""
         key = job_of(run.row)
-        if key is None:
-            return False
-        bindings = self._store.facts.job_bindings(key.agent_id, key.job_id)
-        return any(gpu != run.row.gpu_uuid and _counts(binding, key) for gpu, _, binding in bindings)
+        if key and not run.has_others:
+            bindings = self._store.facts.job_bindings(key.agent_id, key.job_id)
+            run.has_others = any(gpu != run.row.gpu_uuid and _counts(binding, key) for gpu, _, binding in bindings)
+        return run.has_others
 
     def average(self, run: JobRun, samples: Samples) -> Samples:
         """Return ticks of a run with the mean of all GPUs of its job in place of its own activity.
@@ -224,6 +233,7 @@ class Jobs:
 
     def _ticks(self, gpu_uuid: str, start: int, end: int) -> Ticks:
         names = choose_metrics(self._store.facts.metrics(gpu_uuid))
+        names = tuple(names[i] for i in fastest_first(names)[:_COMPARED_METRICS])
         samples = self._store.samples.read(gpu_uuid, start, end, names)
         return Ticks((samples.time_unix_nano - start) // 1000, samples.matrix(names).astype(np.float32), names)
 
@@ -275,7 +285,7 @@ class Jobs:
                 del runs[run.row.run_id]
         over = [key for key, runs in self._runs.items() if all(run.row.ended for run in runs.values())]
         for key in over[: max(0, len(over) - _MOST_REMEMBERED)]:
-            del self._runs[key]
+            del self._runs[key], self._first[key]
 
 
 def _counts(binding: Binding, key: JobKey) -> bool:
@@ -288,6 +298,8 @@ def _places(samples: Samples, other: Samples) -> Int64Array:
 
     Records are one and the same however the ticks are read; what lies beside them is not.
     """
+    if _are_aligned(samples, other):
+        return np.arange(len(samples))
     origin = int(min(samples.time_unix_nano.min(), other.time_unix_nano.min()))
     one, two = (each.spool * _MOST_SEQUENCES + each.sequence for each in (samples, other))
     records = np.unique(two)
@@ -306,3 +318,12 @@ def _places(samples: Samples, other: Samples) -> Int64Array:
         better = (candidate >= 0) & (candidate < len(other)) & (two[inside] == one) & (apart < distance)
         best, distance = np.where(better, inside, best), np.where(better, apart, distance)
     return best
+
+
+def _are_aligned(samples: Samples, other: Samples) -> bool:
+    """Say whether each tick has its own next to it, as GPUs do that are read in one sweep."""
+    one, two = samples.time_unix_nano, other.time_unix_nano
+    if one.size != two.size or one.size < 2:
+        return False
+    close = 2 * np.abs(two - one).max() < min(np.diff(one).min(), np.diff(two).min())
+    return bool(close and (samples.sequence == other.sequence).all() and (samples.spool == other.spool).all())
