@@ -64,7 +64,11 @@ from gpusonde.telemetry import Trace, TraceError, read_traces, write_trace
 
 
 def _requests() -> list[bytes]:
-    records = [inventory(), batch(2), source_ended(3), _packed()]
+    group = ingest_pb2.ProcessGroupActivity(gpu_uuids=["GPU-a"], forks=[0, 2], lifetime_ms=[0, 1500])
+    activity = ingest_pb2.JobActivity(start_time_unix_nano=10**18, offsets_ms=[0, 1000], groups=[group])
+    records = [
+        inventory(), batch(2), source_ended(3), _packed(), ingest_pb2.Record(sequence=4, job_activity=activity)
+    ]  # fmt: skip
     requests = [ingest_pb2.StreamSamplesRequest(record=record) for record in records]
     requests.append(ingest_pb2.StreamSamplesRequest(records=records))
     return [r.SerializeToString() for r in (*requests, ingest_pb2.StreamSamplesRequest(hello=hello()))]
