@@ -140,6 +140,9 @@ def analyse_in_steps(
     settled = settle(name_by_marks(named, marks, activity.time_map), told, ended=ended)
     cycles = nest(level.cycle for level in settled.levels)
     likeliest = level_of(detection.period_s, cycles)
+    if likeliest is None and detection.verdict != Verdict.NONE and detection.hypotheses:
+        # Pauses lengthen the mean epoch, not the usual one.
+        likeliest = level_of(detection.hypotheses[0].period_s, cycles)
     level = choose_level(settled, likeliest if detection.verdict != Verdict.NONE else None)
     if level is None and likeliest in settled.refuted:
         detection = replace(detection, verdict=Verdict.NONE, reason="what was told refutes every cycle as the epoch")
