@@ -25,7 +25,8 @@ _HOLE_INTERVALS = 1.5
 _MAX_SINGLE_HOLES = 8
 # Where the engine had measured nothing it is not asked for holes again at once.
 _FIRST_FUTILE_S, _LONGEST_FUTILE_S = 1.0, 60.0
-# Requests for history, per second and at most at once: a host that is late again and again must not pay for it twice.
+# Requests for history after late looks, per second and at most at once: a host that is late again and again must not
+# pay for it twice.
 _HISTORY_PER_S, _MOST_HISTORY = 15.0, 400.0
 # Two readings apart by the same time, within this share, are apart by choice.
 _SAME_PACE = 0.2
@@ -107,7 +108,8 @@ class HoleFiller:
             return
         if not self._is_late and now_s < self._futile_until_s:
             return
-        if not self._by_choice:
+        # Where the looks are in time the engine is not, and what it measured is worth what it costs.
+        if not self._by_choice and not self.is_in_time(self.step_s):
             size = int(holes.sum())
             cost = 3 * size if size <= _MAX_SINGLE_HOLES else holes.size + 4
             if cost > self._left:
