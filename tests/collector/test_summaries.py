@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.epoch_traces import training_trace
 from support.faulty_files import flip_byte
 from support.trace_records import incoming, trace_records
 
@@ -16,7 +17,7 @@ from gpusonde.collector.storage.model import EpochRow, RunUpdate
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import epoch_table, time_shares
 from gpusonde.errors import StoreFullError
-from gpusonde.telemetry import Trace, read_trace
+from gpusonde.telemetry import Trace
 
 DATA = Path(__file__).parents[1] / "data"
 START_NS = 1_700_000_000_000_000_000
@@ -60,7 +61,7 @@ def test_means_energy_and_shares_are_those_of_the_trace(setup, trace, records, f
 
 def test_an_open_run_has_the_summaries_of_its_confirmed_epochs(setup):
     subject = setup()
-    subject.feed(incoming(trace_records(read_trace(DATA / "demo_trace.parquet").window(0, 150)))[:145], 10)
+    subject.feed(incoming(trace_records(training_trace(20.0, 14)[0]))[:230], 10)
     (run,) = subject.runs()
     assert not run.ended
     confirmed = [epoch.status == "confirmed" for epoch in subject.results.epochs(run.run_id)]
