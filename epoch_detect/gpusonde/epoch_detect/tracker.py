@@ -44,6 +44,7 @@ _MOVED_EPOCH = 0.5  # periods by which it may differ from what was reported: bey
 _ALIKE = 0.5  # of the epochs of a followed cycle, at least, that stay where they were
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
 _STATE_VERSION = 3
+_FORMER_STATE_VERSION = 2
 
 
 class EpochStatus(str, Enum):
@@ -313,6 +314,8 @@ class EpochTracker:
         arrays = unpack(data)
         try:
             meta = json.loads(arrays["meta"].tobytes())
+            if meta["version"] == _FORMER_STATE_VERSION:
+                meta = _from_former(meta)
             if meta["version"] != _STATE_VERSION:
                 raise ValueError(f"tracker state of version {meta['version']}; this release reads {_STATE_VERSION}")
             tracker = cls(meta["metrics"])
@@ -586,6 +589,20 @@ def _match(
                 taken[nearest], partner = True, span
         partners.append(partner)
     return partners, [span for span, used in zip(spans, taken, strict=True) if not used]
+
+
+def _from_former(meta: dict[str, Any]) -> dict[str, Any]:
+    """Read the state of a release that reported epochs before their level was confirmed, and knew no tree."""
+    found = meta["detection"]
+    return {
+        **meta,
+        "version": _STATE_VERSION,
+        "running": None,  # its steps were others; the analysis begins anew
+        "entries": [[*row[:4], str(EpochStatus.CONFIRMED), row[5], row[7]] for row in meta["entries"]],
+        "latest": found,
+        "told": found if meta["entries"] and found is not None and found["verdict"] == Verdict.EPOCHS else None,
+        "rival_s": 0.0,
+    }
 
 
 def _epoch_row(epoch: TrackedEpoch) -> list[float | int | str]:
