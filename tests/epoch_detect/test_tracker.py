@@ -53,13 +53,13 @@ def test_wall_clock_times_and_trimmed_idle_give_the_epochs_of_the_file() -> None
 
 
 def test_epochs_are_told_once_their_level_has_held_for_six() -> None:
-    trace, starts = training_trace(20.0, 12)
+    trace, starts = training_trace(20.0, 20)
     tracker = EpochTracker(trace.metrics)
-    assert not _feed(tracker, trace.window(0, starts[5]))
+    assert not _feed(tracker, trace.window(0, starts[6]))
     assert tracker.detection is not None
     assert tracker.detection.verdict == "none"
     assert {e.status for e in tracker.epochs} == {"provisional"}
-    events = _feed(tracker, trace.window(starts[5], starts[10]))
+    events = _feed(tracker, trace.window(starts[6], starts[17]))
     assert {event.kind for event in events} == {"reported"}
     assert len(events) >= 6
     assert {e.status for e in tracker.epochs} == {"confirmed"}
@@ -265,11 +265,11 @@ def test_one_who_has_fallen_behind_looks_at_a_young_run_less_often(monkeypatch: 
     first = trace.time_s[0]
     for i in range(0, 1300, 10):
         tracker.update(trace.time_s[i : i + 10], values[:, i : i + 10], exhaustive=False)
-    np.testing.assert_allclose(looks, [30.9, 123.9], atol=1.1)
+    np.testing.assert_allclose(looks, [20.9, 83.9], atol=1.1)
     # Thorough again: the moments that have passed are one, and the next one is later than what is known.
     tracker.update(trace.time_s[1300:1310], values[:, 1300:1310])
     assert len(looks) <= 3
-    assert tracker.next_analysis_s - first >= 130.8
+    assert tracker.next_analysis_s - first >= 100.8
 
 
 def test_late_and_timeless_ticks_are_left_out() -> None:

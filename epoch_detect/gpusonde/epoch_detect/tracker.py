@@ -28,7 +28,7 @@ _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
 # What passes between two parts of an analysis, so that no update takes long: of the run, and at least.
 _STEP = 0.001
 _LEAST_STEP_S = 0.1
-_FIRST_ANALYSIS_S = 30.0
+_FIRST_ANALYSIS_S = 20.0
 # The next analysis comes when the run is this much longer; a cycle that was found is followed in between.
 _GROWTH = 2.4
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
