@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import find_peaks
 
-from gpusonde.epoch_detect import Cycle, EpochDetection, Role, Verdict, detect
+from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, Verdict, detect
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.errors import UsageError
 from gpusonde.telemetry import Trace
@@ -37,7 +37,7 @@ def answer(periods_s: Sequence[float], confidences: Sequence[float] = ()) -> Epo
     if not right:
         return EpochDetection(Verdict.NONE, "nothing found")
     levels = tuple(
-        Cycle(period, math.nan, math.nan, 0, np.empty(0), confidence, Role.UNKNOWN)
+        Cycle(period, math.nan, math.nan, 0, np.empty(0), confidence, CycleRole.UNKNOWN)
         for period, confidence in sorted(right)
     )
     best, confidence = right[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 from gpusonde.epoch_detect.evaluation import TrueLevel, Truth, read_truth
 from gpusonde.telemetry import Trace, read_traces
 
@@ -158,24 +158,24 @@ def _mlperf(
     interval = traces[0].interval_s
     stop = max(events.get("run_stop", ()), default=float("inf"))
     found = []
-    for key, role in (("step", Role.STEP), ("eval_start", Role.EVALUATION), ("epoch_start", Role.EPOCH)):
+    for key, role in (("step", CycleRole.STEP), ("eval_start", CycleRole.EVALUATION), ("epoch_start", CycleRole.EPOCH)):
         starts = np.array([at for at in events.get(key, ()) if at <= stop])
         if starts.size < _LEAST_CYCLES + 1:
             continue
         period = float(np.median(np.diff(starts)))
-        least = _LEAST_STEP_TICKS if role is Role.STEP else LEAST_TICKS
+        least = _LEAST_STEP_TICKS if role is CycleRole.STEP else LEAST_TICKS
         found.append(TrueLevel((period,), (role,), period >= least * interval, tuple(starts.tolist())))
     levels = _merged(found)
     shown = [level for level in levels if level.visible]
     if not shown:
         return None
     named = {role: level for level in shown for role in level.roles}
-    main = named.get(Role.EPOCH) or named.get(Role.EVALUATION) or shown[0]
+    main = named.get(CycleRole.EPOCH) or named.get(CycleRole.EVALUATION) or shown[0]
     # Batches and what the job does not log repeat as well: not all levels are known.
     truth = Truth(main.periods_s, main.starts_s, shape, levels, levels_complete=False)
     epochs = sum(at <= stop for at in events.get("epoch_start", ())) or None
     first, last, total = main.starts_s[0], main.starts_s[-1], len(main.starts_s) - 1
-    if Role.EPOCH not in main.roles:  # an evaluation ends its cycle, the first of which begins with the run
+    if CycleRole.EPOCH not in main.roles:  # an evaluation ends its cycle, the first of which begins with the run
         first, total = min(events.get("run_start") or [first]), total + 1
     return Problem(name, traces, truth, total, first, last, epochs=epochs)
 

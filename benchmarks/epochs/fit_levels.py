@@ -22,7 +22,7 @@ from fit_scorer import calibration, example, tree_arrays, truths
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 import gpusonde.epoch_detect.cycles.scorer as scorer_module
-from gpusonde.epoch_detect import Role, RunState
+from gpusonde.epoch_detect import CycleRole, RunState
 from gpusonde.epoch_detect.cycles.analysis import find_readings
 from gpusonde.epoch_detect.cycles.events import Load
 from gpusonde.epoch_detect.cycles.roles import (
@@ -72,7 +72,7 @@ class Sample:
     number: int
     load: Load
     levels: tuple[Level, ...]
-    real: tuple[tuple[float, frozenset[Role]], ...]
+    real: tuple[tuple[float, frozenset[CycleRole]], ...]
     shown_s: tuple[float, ...]
     guesses: tuple[float, ...]
     all_known: bool
@@ -87,7 +87,7 @@ def sample(number: int, seed: int) -> Sample | None:
         made = example(seed, number)
         periods = truths(made)
         state = RunState.TRAINING if periods else _OF_FAMILY.get(made.family, RunState.OTHER)
-        real = tuple((p, frozenset({Role.EPOCH})) for p in periods)
+        real = tuple((p, frozenset({CycleRole.EPOCH})) for p in periods)
         return _read(number, [made.trace], real, periods, periods, _FAMILY + made.family, state)
     (job,) = jobs.fit_jobs(seed, [number])
     traces = job.traces if number % 3 == 0 else job.traces[:1]
@@ -103,7 +103,7 @@ def sample(number: int, seed: int) -> Sample | None:
 def _read(
     number: int,
     traces: Sequence[Trace],
-    real: tuple[tuple[float, frozenset[Role]], ...],
+    real: tuple[tuple[float, frozenset[CycleRole]], ...],
     shown_s: tuple[float, ...],
     guesses: tuple[float, ...],
     kind: str,

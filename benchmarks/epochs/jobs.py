@@ -29,7 +29,7 @@ from numpy.random import Generator
 from script import Script
 from simulation import Level, Recording, log_uniform, seen
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 from gpusonde.epoch_detect.evaluation import TrueLevel, Truth
 from gpusonde.telemetry import Trace
 
@@ -76,8 +76,8 @@ class Job:
         """
         if self.run_state != "training":
             return ()
-        shown = [level for level in self.levels if level.visible and level.role is not Role.UNKNOWN]
-        chosen = [level for level in shown if level.role is Role.EPOCH] or shown
+        shown = [level for level in self.levels if level.visible and level.role is not CycleRole.UNKNOWN]
+        chosen = [level for level in shown if level.role is CycleRole.EPOCH] or shown
         return tuple(period for level in chosen for period in (level.period_s, *level.regimes_s))
 
     @property

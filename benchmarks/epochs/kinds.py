@@ -8,7 +8,7 @@ import numpy as np
 from script import MOST_PIECES, Script
 from simulation import IDLE, Step, load, log_uniform
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 
 Kind = Callable[[Script], None]
 
@@ -28,7 +28,7 @@ def cnn_validation(s: Script) -> None:
     batch, best = s.evaluation_batch(step), s.rng.random() < 0.6
     s.epochs, s.steps_per_epoch = epochs, count
     for i in range(epochs):
-        s.begin_epoch(Role.EVALUATION)
+        s.begin_epoch(CycleRole.EVALUATION)
         s.train(step, count)
         s.evaluate(batch, each_s * share, tail_s=0.1)
         if best and s.rng.random() < 1 / (1 + i / 4):
@@ -47,7 +47,7 @@ def checkpoint_every_k(s: Script) -> None:
     s.turn_s = max(s.turn_s, 0.15)
     s.epochs, s.steps_per_epoch = epochs, count
     for i in range(epochs):
-        s.begin_epoch(*([Role.EVALUATION] if validates else []))
+        s.begin_epoch(*([CycleRole.EVALUATION] if validates else []))
         s.train(step, count)
         if validates:
             s.evaluate(batch, each_s * share)
@@ -65,9 +65,9 @@ def input_shards(s: Script) -> None:
     validates, share = s.rng.random() < 0.7, s.rng.uniform(0.04, 0.25)
     s.epochs, s.steps_per_epoch = epochs, count * shards
     for _ in range(epochs):
-        s.begin_epoch(*([Role.EVALUATION] if validates else []))
+        s.begin_epoch(*([CycleRole.EVALUATION] if validates else []))
         for _ in range(shards):
-            s.line.mark("shard", Role.UNKNOWN)
+            s.line.mark("shard", CycleRole.UNKNOWN)
             s.train(step, count)
             s.line.stay(stall_s * float(np.exp(s.rng.normal(0, 0.2))), IDLE, "training")
         if validates:
@@ -85,12 +85,12 @@ def k_fold(s: Script) -> None:
     batch, test = s.evaluation_batch(step), s.rng.uniform(0.1, 0.6)
     s.epochs, s.steps_per_epoch = folds * of_each, count
     for _ in range(folds):
-        s.line.mark("fold", Role.TRIAL)
+        s.line.mark("fold", CycleRole.TRIAL)
         s.line.hold_memory(s.held * 0.2)
         s.line.stay(compile_s, load(sm=0.03, power=0.04, busy=0.1), "starting")
         s.line.hold_memory(s.held)
         for _ in range(of_each):
-            s.begin_epoch(Role.EVALUATION)
+            s.begin_epoch(CycleRole.EVALUATION)
             s.train(step, count)
             s.evaluate(batch, each_s * share)
         s.evaluate(batch, each_s * test, tail_s=1.0)
@@ -107,10 +107,10 @@ def validation_interval(s: Script) -> None:
     s.turn_s, saves = max(s.turn_s, log_uniform(s.rng, 0.4, 5)), s.rng.random() < 0.5
     s.epochs, s.steps_per_epoch = epochs, count * parts
     for _ in range(epochs):
-        s.begin_epoch(*([Role.CHECKPOINT] if saves else []))
+        s.begin_epoch(*([CycleRole.CHECKPOINT] if saves else []))
         for _ in range(parts):
             s.train(step, count)
-            s.line.mark("evaluation", Role.EVALUATION)
+            s.line.mark("evaluation", CycleRole.EVALUATION)
             s.evaluate(batch, each_s * share / parts, fork=False)
         if saves:
             s.checkpoint(gigabytes)
@@ -128,7 +128,7 @@ def gan_evaluation_every_k(s: Script) -> None:
     for i in range(epochs):
         _epoch_of(s, step, count)
         if (i + 1) % k == 0:
-            s.line.mark("evaluation", Role.EVALUATION)
+            s.line.mark("evaluation", CycleRole.EVALUATION)
             s.line.work(turns, max(1, round(score_s * 0.6 / turns.usual_s)), "evaluating")
             s.line.stay(score_s * 0.4, load(sm=0.05, power=0.08, busy=0.1), "evaluating")
 
@@ -146,7 +146,7 @@ def diffusion_samples(s: Script) -> None:
     for i in range(epochs):
         _epoch_of(s, step, count)
         if (i + 1) % k == 0:
-            s.line.mark("evaluation", Role.EVALUATION, also=(Role.CHECKPOINT,))
+            s.line.mark("evaluation", CycleRole.EVALUATION, also=(CycleRole.CHECKPOINT,))
             s.line.work(denoise, max(2, round(sample_s / denoise.usual_s)), "evaluating")
             s.line.stay(s.rng.uniform(0.5, 3), IDLE, "evaluating")
             s.checkpoint(gigabytes)
@@ -168,7 +168,7 @@ def llm_pretraining(s: Script) -> None:
     for i in range(intervals):
         s.train(step, count)
         if asks:
-            s.line.mark("evaluation", Role.EVALUATION, also=(Role.CHECKPOINT,) if k == 1 else ())
+            s.line.mark("evaluation", CycleRole.EVALUATION, also=(CycleRole.CHECKPOINT,) if k == 1 else ())
             s.evaluate(batch, count * step_s * share, fork=False)
         if (i + 1) % k == 0:
             s.checkpoint(gigabytes, mark=k > 1 or not asks, background=background)
@@ -190,14 +190,14 @@ def llm_fine_tuning(s: Script) -> None:
     s.epochs, s.steps_per_epoch = epochs, count
     done = 0
     for _ in range(epochs):
-        s.begin_epoch(*([Role.CHECKPOINT] if saves else []))
+        s.begin_epoch(*([CycleRole.CHECKPOINT] if saves else []))
         left = count
         while left:
             now = min(left, every - done % every)
             s.train(step, now)
             left, done = left - now, done + now
             if done % every == 0:
-                s.line.mark("evaluation", Role.EVALUATION)
+                s.line.mark("evaluation", CycleRole.EVALUATION)
                 s.evaluate(batch, every * step_s * share, fork=False)
         if saves:
             s.checkpoint(gigabytes)
@@ -236,9 +236,9 @@ def narrow_dips(s: Script) -> None:
         s.epochs, s.steps_per_epoch = dips, count
     for _ in range(dips):
         if is_epoch:
-            s.begin_epoch(Role.EVALUATION)
+            s.begin_epoch(CycleRole.EVALUATION)
         else:
-            s.line.mark("evaluation", Role.EVALUATION)
+            s.line.mark("evaluation", CycleRole.EVALUATION)
         s.train(step, count)
         s.evaluate(batch, dip_s, tail_s=tail_s, fork=False)
 
@@ -253,7 +253,7 @@ def detection(s: Script) -> None:
     batch, tail_s, gigabytes = s.evaluation_batch(step), each_s * s.rng.uniform(0.01, 0.12), log_uniform(s.rng, 0.1, 1)
     s.epochs, s.steps_per_epoch = epochs, count
     for _ in range(epochs):
-        s.begin_epoch(Role.EVALUATION, Role.CHECKPOINT)
+        s.begin_epoch(CycleRole.EVALUATION, CycleRole.CHECKPOINT)
         s.train(step, count)
         s.evaluate(batch, each_s * share, tail_s=tail_s)
         s.checkpoint(gigabytes)
@@ -271,7 +271,7 @@ def speech_buckets(s: Script) -> None:
     bucketed = s.rng.random() < 0.5
     order = np.sort(lengths)
     for i in range(epochs):
-        s.begin_epoch(Role.EVALUATION)
+        s.begin_epoch(CycleRole.EVALUATION)
         now = order if i == 0 else s.rng.permutation(lengths)
         if bucketed and i:  # buckets of like length one after the other, in another order each time
             buckets = np.array_split(order, 6)
@@ -288,7 +288,7 @@ def hyperparameter_trials(s: Script) -> None:
     each_s = s.budget_s / trials / of_each
     s.epochs = trials * of_each
     for _ in range(trials):
-        s.line.mark("trial", Role.TRIAL)
+        s.line.mark("trial", CycleRole.TRIAL)
         s.held = s.rng.uniform(0.2, 0.95)
         s.line.hold_memory(0.02)
         s.line.stay(log_uniform(s.rng, 1, 12), IDLE, "starting")
@@ -298,7 +298,7 @@ def hyperparameter_trials(s: Script) -> None:
         step = s.step(step_s)
         batch, share = s.evaluation_batch(step), s.rng.uniform(0.05, 0.3)
         for _ in range(of_each):
-            s.begin_epoch(Role.EVALUATION)
+            s.begin_epoch(CycleRole.EVALUATION)
             s.train(step, count)
             s.evaluate(batch, now_s * share)
 
@@ -314,7 +314,7 @@ def data_parallel(s: Script) -> None:
     batch, slower = s.evaluation_batch(step), s.rng.uniform(1.1, 1.6)
     s.epochs, s.steps_per_epoch = epochs, count
     for _ in range(epochs):
-        s.begin_epoch(Role.EVALUATION)
+        s.begin_epoch(CycleRole.EVALUATION)
         tempo = np.ones(count)
         if s.rng.random() < 0.25:
             begin = int(s.rng.integers(0, count))
@@ -337,7 +337,7 @@ def progressive_resizing(s: Script) -> None:
         s.line.hold_memory(s.held * (stage + 1) / stages)
         s.line.stay(log_uniform(s.rng, 0.5, 8), IDLE, "starting")
         for _ in range(of_each):
-            s.begin_epoch(Role.EVALUATION)
+            s.begin_epoch(CycleRole.EVALUATION)
             s.train(step, count, tempo=growth**stage)
             s.evaluate(batch.scaled(growth**stage), first_s * growth**stage * share)
 
@@ -353,12 +353,12 @@ def early_stopping(s: Script) -> None:
     s.steps_per_epoch, s.epochs, left = count, 0, epochs
     while left >= 3:
         now = min(left, int(s.rng.integers(3, 2 * epochs // runs + 1)))
-        s.line.mark("run", Role.TRIAL)
+        s.line.mark("run", CycleRole.TRIAL)
         s.line.hold_memory(s.held * 0.3)
         s.line.stay(log_uniform(s.rng, 1, 10), IDLE, "starting")
         s.line.hold_memory(s.held)
         for i in range(now):
-            s.begin_epoch(Role.EVALUATION)
+            s.begin_epoch(CycleRole.EVALUATION)
             s.train(step, count)
             s.evaluate(batch, each_s * share)
             if s.rng.random() < 1 / (1 + i / 2):
@@ -375,7 +375,7 @@ def warm_up(s: Script) -> None:
     batch, low = s.evaluation_batch(step), s.rng.uniform(0.3, 0.8)
     s.epochs, s.steps_per_epoch = epochs, count
     for i in range(epochs):
-        s.begin_epoch(Role.EVALUATION)
+        s.begin_epoch(CycleRole.EVALUATION)
         s.train(step, count, tempo=min(1.0, low + (1 - low) * i / grows))
         s.evaluate(batch, each_s * share)
         s.maybe_stall()
@@ -392,11 +392,11 @@ def recommender(s: Script) -> None:
     s.turn_s = max(s.turn_s, 0.5)
     s.epochs, s.steps_per_epoch = epochs, count * parts
     for _ in range(epochs):
-        s.begin_epoch(*([Role.EVALUATION] if parts == 1 else []))
+        s.begin_epoch(*([CycleRole.EVALUATION] if parts == 1 else []))
         for _ in range(parts):
             s.train(step, count)
             if parts > 1:
-                s.line.mark("evaluation", Role.EVALUATION)
+                s.line.mark("evaluation", CycleRole.EVALUATION)
             s.evaluate(batch, each_s * share / parts, fork=False)
 
 
@@ -427,7 +427,7 @@ def batch_inference(s: Script) -> None:
     spread = log_uniform(s.rng, 0.02, 0.5)
     for _ in range(shards):
         if spread < 0.15:
-            s.line.mark("shard", Role.UNKNOWN)
+            s.line.mark("shard", CycleRole.UNKNOWN)
         s.line.stay(each_s * 0.1, load(receive=0.1), "other")
         s.line.work(batch, max(2, round(count * step_s / batch.usual_s * np.exp(s.rng.normal(0, spread)))), "other")
         s.line.stay(each_s * 0.05, load(send=0.1), "other")
@@ -442,11 +442,11 @@ def rl_loop(s: Script) -> None:
     step_s, count = s.plan_steps(each_s * (1 - share), 0.04, 0.5)
     step = s.step(step_s)
     for _ in range(loops):
-        s.line.mark("iteration", Role.UNKNOWN)
+        s.line.mark("iteration", CycleRole.UNKNOWN)
         long_s = each_s * share * float(np.exp(s.rng.normal(0, 0.08)))
         s.line.work(act, max(2, round(long_s / act.usual_s)), "other")
         starts, _ = s.line.work(step, count, "other")
-        s.line.mark("step", Role.STEP, starts)
+        s.line.mark("step", CycleRole.STEP, starts)
 
 
 def cron(s: Script) -> None:
@@ -456,7 +456,7 @@ def cron(s: Script) -> None:
     every_s = s.budget_s / runs
     work_s, power = every_s * s.rng.uniform(0.05, 0.5), s.rng.uniform(0.3, 0.9)
     for _ in range(runs):
-        s.line.mark("scheduled run", Role.UNKNOWN)
+        s.line.mark("scheduled run", CycleRole.UNKNOWN)
         begin = s.line.now_s
         s.line.stay(log_uniform(s.rng, 0.5, 4), load(receive=0.3, power=0.03), "other")
         for _ in range(6):
@@ -475,9 +475,9 @@ def hpc_iterations(s: Script) -> None:
     for _ in range(snapshots):
         now = count if even else max(2, round(count * np.exp(s.rng.normal(0, converges))))
         if even:
-            s.line.mark("snapshot", Role.CHECKPOINT)
+            s.line.mark("snapshot", CycleRole.CHECKPOINT)
         starts, _ = s.line.work(step, now, "other")
-        s.line.mark("iteration", Role.UNKNOWN, starts)
+        s.line.mark("iteration", CycleRole.UNKNOWN, starts)
         s.checkpoint(gigabytes)
 
 
@@ -544,10 +544,12 @@ def nest(s: Script) -> None:
     def due(every: int) -> bool:
         return every > 0 and done % every == 0
 
-    with_epoch = [role for role, every in ((Role.EVALUATION, evaluates), (Role.CHECKPOINT, saves)) if every == parts]
+    with_epoch = [
+        role for role, every in ((CycleRole.EVALUATION, evaluates), (CycleRole.CHECKPOINT, saves)) if every == parts
+    ]
     for _ in range(trials):
         if trials > 1:
-            s.line.mark("trial", Role.TRIAL)
+            s.line.mark("trial", CycleRole.TRIAL)
             s.line.hold_memory(s.held * 0.2)
             s.line.stay(starts_s, load(sm=0.03, power=0.04, busy=0.1), "starting")
             s.line.hold_memory(s.held)
@@ -558,7 +560,9 @@ def nest(s: Script) -> None:
                 done += 1
                 if due(evaluates):
                     if evaluates != parts:
-                        s.line.mark("evaluation", Role.EVALUATION, also=(Role.CHECKPOINT,) * (saves == evaluates))
+                        s.line.mark(
+                            "evaluation", CycleRole.EVALUATION, also=(CycleRole.CHECKPOINT,) * (saves == evaluates)
+                        )
                     length_s = evaluates * each_s / parts * share
                     working = full if full is not None else batch
                     if forks:
@@ -608,7 +612,7 @@ def two_stages(s: Script) -> None:
     second = s.step(step_s, tensor=s.rng.uniform(0.0, 0.7))
     for _ in range(rounds):
         if scatter < 0.15:
-            s.line.mark("round", Role.UNKNOWN)
+            s.line.mark("round", CycleRole.UNKNOWN)
         drawn_s = each_s * share * float(np.exp(s.rng.normal(0, scatter)))
         s.line.work(first, max(2, round(drawn_s / first.usual_s)), "other")
         s.line.stay(each_s * s.rng.uniform(0.0, 0.05) * has_gap, IDLE, "other")
@@ -624,7 +628,7 @@ def repeated_program(s: Script) -> None:
     levels = s.rng.uniform(0.3, 1.0, int(s.rng.integers(1, 4)))
     for _ in range(rounds):
         if scatter < 0.15:
-            s.line.mark("program", Role.UNKNOWN)
+            s.line.mark("program", CycleRole.UNKNOWN)
         s.line.stay(log_uniform(s.rng, 0.2, 2), load(receive=0.3, power=0.03), "other")
         for level in levels:
             work_s = each_s * (1 - pause) / levels.size

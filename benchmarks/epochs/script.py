@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 from simulation import COPY, IDLE, TO_HOST, Step, Timeline, load, log_uniform
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 
 MOST_PIECES = 250_000  # of a job: shorter steps are not drawn
 
@@ -117,9 +117,9 @@ class Script:
     def train(self, step: Step, count: int, *, tempo: float | np.ndarray = 1.0) -> None:
         """Append training steps and mark them."""
         starts, micro = self.line.work(step, count, "training", tempo=tempo)
-        self.line.mark("step", Role.STEP, starts)
+        self.line.mark("step", CycleRole.STEP, starts)
         if micro.size > starts.size:
-            self.line.mark("micro-batch", Role.UNKNOWN, micro)
+            self.line.mark("micro-batch", CycleRole.UNKNOWN, micro)
         self._steps += count
 
     def evaluate(self, batch: Step, seconds: float, *, tail_s: float = 0.0, fork: bool = True) -> None:
@@ -132,14 +132,14 @@ class Script:
     def checkpoint(self, gigabytes: float, *, mark: bool = False, background: bool = False) -> None:
         """Append a checkpoint: to the host, then to disk, the GPU waiting unless it is written in the background."""
         if mark:
-            self.line.mark("checkpoint", Role.CHECKPOINT)
+            self.line.mark("checkpoint", CycleRole.CHECKPOINT)
         self.line.stay(gigabytes / 10, TO_HOST, "checkpointing")
         if not background:
             self.line.stay(gigabytes / self.disk_gb_s * self.rng.uniform(0.85, 1.3), IDLE, "checkpointing")
 
-    def begin_epoch(self, *also: Role) -> None:
+    def begin_epoch(self, *also: CycleRole) -> None:
         """Mark an epoch: workers are forked, the first batches take longer."""
-        self.line.mark("epoch", Role.EPOCH, also=also)
+        self.line.mark("epoch", CycleRole.EPOCH, also=also)
         if self.turn_s:
             self.line.stay(self.turn_s * float(np.exp(self.rng.normal(0, 0.15))), IDLE, "training")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.random import Generator
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 from gpusonde.telemetry import Trace
 
 LEAST_TICKS = 8  # per cycle: a level with fewer is not visible
@@ -88,8 +88,8 @@ class Step:
 
 @dataclass
 class _Marks:
-    role: Role
-    also: tuple[Role, ...]
+    role: CycleRole
+    also: tuple[CycleRole, ...]
     starts_s: list[np.ndarray] = field(default_factory=list)
 
 
@@ -109,8 +109,8 @@ class Level:
     """
 
     name: str
-    role: Role
-    also: tuple[Role, ...]
+    role: CycleRole
+    also: tuple[CycleRole, ...]
     starts_s: np.ndarray
     period_s: float
     regimes_s: tuple[float, ...] = ()
@@ -132,7 +132,9 @@ class Timeline:
         self._memory: list[tuple[float, float]] = [(0.0, 0.0)]
         self._marks: dict[str, _Marks] = {}
 
-    def mark(self, name: str, role: Role, starts_s: np.ndarray | None = None, also: tuple[Role, ...] = ()) -> None:
+    def mark(
+        self, name: str, role: CycleRole, starts_s: np.ndarray | None = None, also: tuple[CycleRole, ...] = ()
+    ) -> None:
         """Note that a cycle starts now, or where they do start."""
         marks = self._marks.setdefault(name, _Marks(role, also))
         marks.starts_s.append(np.array([self.now_s]) if starts_s is None else starts_s)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect import Marks, Role, detect
+from gpusonde.epoch_detect import CycleRole, Marks, detect
 from gpusonde.telemetry import Trace
 
-TRUE_ROLES = (Role.EPOCH, Role.TRIAL, Role.EVALUATION, Role.CHECKPOINT)
+TRUE_ROLES = (CycleRole.EPOCH, CycleRole.TRIAL, CycleRole.EVALUATION, CycleRole.CHECKPOINT)
 _MARKS = (
     ("forks", 1.0), ("exits", 1.0), ("lifetime_ms", 1e-3), ("read_bytes", 1.0), ("written_bytes", 1.0),
     ("processor_ms", 1e-3),
@@ -27,7 +27,7 @@ class TrueLevel:
     """A true cycle: its usual period, and every name that is right."""
 
     period_s: float
-    roles: tuple[Role, ...]
+    roles: tuple[CycleRole, ...]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def score(recording: Recording, *, with_marks: bool) -> Score:
         near = [level for level in recording.levels if abs(cycle.period_s / level.period_s - 1) < _SAME]
         is_right = bool(near) and cycle.role in near[0].roles
         right += is_right
-        wrong += cycle.role != Role.UNKNOWN and not is_right
-        if near or cycle.role != Role.UNKNOWN:
+        wrong += cycle.role != CycleRole.UNKNOWN and not is_right
+        if near or cycle.role != CycleRole.UNKNOWN:
             words.append(f"{cycle.role} {cycle.period_s:.1f} s")
     return Score(right, len(recording.levels), wrong, "; ".join(words) or "none")

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 from gpusonde.errors import UsageError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "cycles"
@@ -63,10 +63,10 @@ def submission(tmp_path: Path) -> Path:
 def test_a_submission_is_read_as_its_repository_has_it(modules: dict[str, ModuleType], submission: Path) -> None:
     (problem,) = modules["problems"].mlperf_submission(submission)
     step, level = problem.truth.levels
-    assert (step.roles, step.visible) == ((Role.STEP,), True)
+    assert (step.roles, step.visible) == ((CycleRole.STEP,), True)
     assert step.periods_s == pytest.approx((12.0,))
     assert problem.truth.periods_s == pytest.approx((60.0,))
-    assert set(level.roles) == {Role.EPOCH, Role.EVALUATION}
+    assert set(level.roles) == {CycleRole.EPOCH, CycleRole.EVALUATION}
     assert (problem.total, problem.epochs, problem.truth.shape) == (9, 10, "ssd")
     assert problem.traces[0].metrics == ("power_watts",)
     assert np.all(np.diff(problem.traces[0].time_s) > 0)

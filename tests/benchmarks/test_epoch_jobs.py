@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_kinds_that_are_set_aside_are_made_only_when_told_so(jobs: ModuleType) -
     with pytest.raises(ValueError, match="set aside"):
         jobs.job("diffusion_samples", 1, 0)
     made = jobs.job("diffusion_samples", 1, 0, blind=True, longest_s=600.0)
-    assert {level.role for level in made.levels} >= {Role.STEP, Role.EPOCH}
+    assert {level.role for level in made.levels} >= {CycleRole.STEP, CycleRole.EPOCH}
     assert {each.kind for each in jobs.fit_jobs(1, range(len(jobs.FIT)), longest_s=300.0)} == set(jobs.FIT)
 
 
@@ -39,7 +39,7 @@ def test_levels_are_nested_and_told_from_start_to_start(jobs: ModuleType) -> Non
     made = jobs.job("k_fold", 4, 2, longest_s=900.0)
     assert [level.name for level in made.levels] == ["step", "epoch", "fold"]
     step, epoch, fold = made.levels
-    assert fold.role is Role.TRIAL
+    assert fold.role is CycleRole.TRIAL
     # Each epoch starts with loader workers, so its first step starts at it or soon after it.
     gaps = step.starts_s[np.searchsorted(step.starts_s, epoch.starts_s[:-1])] - epoch.starts_s[:-1]
     assert (gaps < 0.5 * epoch.period_s).all()
@@ -68,4 +68,4 @@ def test_what_is_no_training_has_no_epochs(jobs: ModuleType, kind: str) -> None:
     made = jobs.job(kind, 1, 0, blind=True, longest_s=400.0)
     assert made.run_state != "training"
     assert made.periods_s == ()
-    assert not [level for level in made.levels if level.role is Role.EPOCH]
+    assert not [level for level in made.levels if level.role is CycleRole.EPOCH]

@@ -9,7 +9,7 @@ from support.gpu_story import seconds, story
 
 from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.model import Position
-from gpusonde.collector.tracking.run_state import RunState
+from gpusonde.collector.tracking.run_state import RunTrackerState
 from gpusonde.collector.tracking.runs import RunEnded, RunStarted, RunTicks, RunTracker
 from gpusonde.service.wire import Binding
 
@@ -217,7 +217,7 @@ def test_a_tracker_made_of_the_state_of_another_one_goes_on_as_that_would_have(s
         found += events_as_text(subject.ticks(piece))
         assert (subject.state() is None) == (subject.run is None)
         if state := subject.state():
-            subject = tracker(state=RunState.from_json(json.loads(json.dumps(state.to_json()))))
+            subject = tracker(state=RunTrackerState.from_json(json.loads(json.dumps(state.to_json()))))
             assert repr(subject.state()) == repr(state)
             assert subject.resume == steady.resume
     assert found == expected
@@ -230,7 +230,7 @@ def events_as_text(events):
 def test_the_job_of_the_run_is_part_of_the_state():
     subject = tracker(bindings=[binding("job-1", -10)])
     subject.ticks(story(("busy", 30)))
-    state = RunState.from_json(json.loads(json.dumps(subject.state().to_json())))
+    state = RunTrackerState.from_json(json.loads(json.dumps(subject.state().to_json())))
     again = tracker(bindings=[binding("job-1", -10)], state=state)
     (event,) = again.binding(Position(1, 31), binding("job-2", 29))
     assert (event.run.job_id, event.run.end_reason) == ("job-1", "job job-2 took the GPU")

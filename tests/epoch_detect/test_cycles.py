@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.epoch_traces import trace_of, training_trace
 
-from gpusonde.epoch_detect import Cycle, EpochDetection, Role, RunState, Told, detect
+from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, RunState, Told, detect
 from gpusonde.epoch_detect.cycles.roles import JUDGED_ROLES, ROLE_FEATURES, NamedLevel, name_levels, settle
 from gpusonde.telemetry import Trace
 
@@ -50,18 +50,18 @@ def test_the_number_of_epochs_chooses_the_level() -> None:
     found = detect(trace, told=Told(total_epochs=len(starts)))
     assert found.period_s == pytest.approx(60.0, rel=0.03)
     assert found.level is not None
-    assert found.cycles[found.level].role == Role.EPOCH
+    assert found.cycles[found.level].role == CycleRole.EPOCH
     found = detect(trace, told=Told(total_epochs=4 * len(starts)))
     assert found.period_s == pytest.approx(14.0, rel=0.1)
 
 
 def test_what_a_cycle_is_can_be_told() -> None:
     trace, _ = nest()
-    found = detect(trace, told=Told(roles=((14.0, Role.EVALUATION), (60.0, Role.EPOCH))))
-    assert near(found, 14.0).role == Role.EVALUATION
+    found = detect(trace, told=Told(roles=((14.0, CycleRole.EVALUATION), (60.0, CycleRole.EPOCH))))
+    assert near(found, 14.0).role == CycleRole.EVALUATION
     assert near(found, 14.0).role_confidence == 1.0
     assert found.period_s == pytest.approx(60.0, rel=0.03)
-    assert "500 s" in " ".join(detect(trace, told=Told(roles=((500.0, Role.TRIAL),))).warnings)
+    assert "500 s" in " ".join(detect(trace, told=Told(roles=((500.0, CycleRole.TRIAL),))).warnings)
 
 
 def level(period_s: float, count: int, guess: float = 0.5) -> NamedLevel:
@@ -78,7 +78,7 @@ def test_a_level_that_exceeds_the_number_of_epochs_is_refuted() -> None:
 def test_an_epoch_of_so_many_steps_is_chosen() -> None:
     settled = settle([level(0.5, 800), level(5.0, 80), level(50.0, 8)], Told(steps_per_epoch=100), ended=True)
     assert settled.epoch == 2
-    assert settled.levels[0].cycle.role == Role.STEP
+    assert settled.levels[0].cycle.role == CycleRole.STEP
 
 
 def test_a_ramp_and_holes_may_hide_some_of_the_epochs_told() -> None:
@@ -89,9 +89,9 @@ def test_a_ramp_and_holes_may_hide_some_of_the_epochs_told() -> None:
 
 def test_an_epoch_told_has_more_steps_than_a_few() -> None:
     found = level(20.0, 15)
-    sure = NamedLevel(found.cycle, np.where([r == Role.STEP for r in JUDGED_ROLES], 0.6, 0.3), 0.5)
-    assert settle([sure], Told(), ended=True).levels[0].cycle.role == Role.STEP
-    assert settle([sure], Told(total_epochs=1), ended=True).levels[0].cycle.role != Role.STEP
+    sure = NamedLevel(found.cycle, np.where([r == CycleRole.STEP for r in JUDGED_ROLES], 0.6, 0.3), 0.5)
+    assert settle([sure], Told(), ended=True).levels[0].cycle.role == CycleRole.STEP
+    assert settle([sure], Told(total_epochs=1), ended=True).levels[0].cycle.role != CycleRole.STEP
 
 
 @pytest.mark.parametrize(("high", "state"), [(0.0, RunState.IDLE), (0.9, RunState.TRAINING)])
@@ -107,7 +107,7 @@ def test_what_is_hardly_a_training_has_no_epochs() -> None:
     features = np.full((1, len(ROLE_FEATURES)), np.nan)
     for training in (0.1, 0.9):
         roles = name_levels(features, [cycle], training=training)[0].roles
-        assert (roles[JUDGED_ROLES.index(Role.EPOCH)] > 0) == (training > 0.5)
+        assert (roles[JUDGED_ROLES.index(CycleRole.EPOCH)] > 0) == (training > 0.5)
 
 
 def test_a_child_whose_count_the_total_divides_makes_the_epoch() -> None:
@@ -154,7 +154,7 @@ def test_input_of_no_use_gives_fewer_levels_and_a_reason(values: np.ndarray) -> 
     found = detect(Trace(np.arange(values.size) * 0.1, {"sm_active": values}))
     assert found.reason
     assert all(c.confidence < 0.9 for c in found.cycles)
-    assert not any(c.role == Role.EPOCH for c in found.cycles)
+    assert not any(c.role == CycleRole.EPOCH for c in found.cycles)
 
 
 def test_holes_and_missing_values_leave_the_levels() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect.cycles.events import Load, Reading, find_events, read_events, scale_load
+from gpusonde.epoch_detect.cycles.events import CycleReading, Load, find_events, read_events, scale_load
 from gpusonde.epoch_detect.cycles.lines import cut_stretches, lock_phase, place_cycles, read_lines
 from gpusonde.epoch_detect.ticks import Ticks
 from gpusonde.telemetry import FloatArray
@@ -18,7 +18,7 @@ def noisy(level: FloatArray, noise: float, seed: int = 1) -> FloatArray:
     return level + np.random.default_rng(seed).normal(0, noise, level.size)
 
 
-def best(readings: list[Reading], source: str) -> Reading:
+def best(readings: list[CycleReading], source: str) -> CycleReading:
     return max((r for r in readings if r.source == source), key=lambda r: r.evidence)
 
 

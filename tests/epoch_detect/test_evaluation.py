@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import Cycle, EpochDetection, Role, Verdict
+from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, Verdict
 from gpusonde.epoch_detect.evaluation import (
     TrueLevel,
     Truth,
@@ -141,7 +141,9 @@ def test_a_set_is_scored_as_a_whole_and_by_shape() -> None:
         evaluate([("c", TRACE)], truth, lambda _: _found(Verdict.NONE))
 
 
-def _cycle(period_s: float, confidence: float, role: Role = Role.UNKNOWN, role_confidence: float = 0.0) -> Cycle:
+def _cycle(
+    period_s: float, confidence: float, role: CycleRole = CycleRole.UNKNOWN, role_confidence: float = 0.0
+) -> Cycle:
     return Cycle(period_s, period_s, period_s, 9, np.empty(0), confidence, role, role_confidence)
 
 
@@ -154,9 +156,9 @@ def _tree(*cycles: Cycle, confidence: float = 0.9) -> EpochDetection:
 NEST = Truth(
     (100.0,),
     levels=(
-        TrueLevel((0.2,), (Role.STEP,), visible=False),
-        TrueLevel((25.0,), (Role.EVALUATION,)),
-        TrueLevel((100.0,), (Role.EPOCH, Role.CHECKPOINT)),
+        TrueLevel((0.2,), (CycleRole.STEP,), visible=False),
+        TrueLevel((25.0,), (CycleRole.EVALUATION,)),
+        TrueLevel((100.0,), (CycleRole.EPOCH, CycleRole.CHECKPOINT)),
     ),
 )
 
@@ -203,9 +205,9 @@ def test_roles_are_judged_on_real_levels_and_any_of_several_true_names_is_right(
     scored = score(
         "a",
         _tree(
-            _cycle(7.0, 0.5, Role.STEP, 0.99),
-            _cycle(25.0, 0.8, Role.EPOCH, 0.75),
-            _cycle(100.0, 0.8, Role.CHECKPOINT, 0.6),
+            _cycle(7.0, 0.5, CycleRole.STEP, 0.99),
+            _cycle(25.0, 0.8, CycleRole.EPOCH, 0.75),
+            _cycle(100.0, 0.8, CycleRole.CHECKPOINT, 0.6),
         ),
         NEST,
     )
@@ -217,7 +219,7 @@ def test_roles_are_judged_on_real_levels_and_any_of_several_true_names_is_right(
 
 
 def test_unknown_is_no_wrong_name_and_right_for_what_has_none() -> None:
-    shards = Truth((), levels=(TrueLevel((5.0,), (Role.UNKNOWN,)),))
+    shards = Truth((), levels=(TrueLevel((5.0,), (CycleRole.UNKNOWN,)),))
     right, silent = score("a", _tree(_cycle(5.0, 0.9)), shards), score("b", _tree(_cycle(25.0, 0.9)), NEST)
     assert summarise([right]).roles_right == 1.0
     assert (summarise([silent]).roles_right, summarise([silent]).roles_confidently_wrong) == (0.0, 0.0)
@@ -225,7 +227,7 @@ def test_unknown_is_no_wrong_name_and_right_for_what_has_none() -> None:
 
 
 def test_a_negative_with_a_level_called_epoch_counts() -> None:
-    calls = [score("n", _tree(_cycle(5.0, 0.9, role, 0.9)), Truth(())) for role in (Role.EPOCH, Role.STEP)]
+    calls = [score("n", _tree(_cycle(5.0, 0.9, role, 0.9)), Truth(())) for role in (CycleRole.EPOCH, CycleRole.STEP)]
     assert summarise(calls).epoch_role_rate == 0.5
 
 

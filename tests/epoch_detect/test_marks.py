@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import Marks, Role, Told, detect
+from gpusonde.epoch_detect import CycleRole, Marks, Told, detect
 from gpusonde.epoch_detect.cycles.marks import COLUMNS, Evidence
 from gpusonde.telemetry import Trace
 
@@ -59,7 +59,7 @@ def trace(period_s=10.0, seconds=120.0, start=0.0):
 
 
 def roles(detection):
-    return {round(cycle.period_s): cycle.role for cycle in detection.cycles if cycle.role != Role.UNKNOWN}
+    return {round(cycle.period_s): cycle.role for cycle in detection.cycles if cycle.role != CycleRole.UNKNOWN}
 
 
 @pytest.mark.parametrize("name", ["jobs", "longer_jobs"])
@@ -83,8 +83,8 @@ def test_workers_that_live_from_birth_to_birth_make_a_cycle_the_epoch():
     for begin in range(0, 110, 10):
         workers(marks, begin, begin + 10)
     found = detect(trace(), marks=marks)
-    assert roles(found) == {10: Role.EPOCH}
-    assert found.cycles[found.level].role == Role.EPOCH
+    assert roles(found) == {10: CycleRole.EPOCH}
+    assert found.cycles[found.level].role == CycleRole.EPOCH
     assert found.confidence >= 0.9
 
 
@@ -94,13 +94,13 @@ def test_workers_that_live_for_a_part_of_a_cycle_make_it_an_evaluation_and_the_l
         workers(marks, begin, begin + 2, count=1)
     for begin in range(0, 100, 30):
         workers(marks, begin, min(begin + 30, 119))
-    assert roles(detect(trace(), marks=marks)) == {10: Role.EVALUATION, 30: Role.EPOCH}
+    assert roles(detect(trace(), marks=marks)) == {10: CycleRole.EVALUATION, 30: CycleRole.EPOCH}
 
 
 def test_what_is_written_where_no_worker_is_born_is_a_checkpoint():
     marks = looks()
     put(marks, "written_bytes", range(0, 120, 10), 5e8)
-    assert roles(detect(trace(), marks=marks)) == {10: Role.CHECKPOINT}
+    assert roles(detect(trace(), marks=marks)) == {10: CycleRole.CHECKPOINT}
 
 
 def test_memory_that_falls_and_comes_back_makes_a_cycle_a_trial():
@@ -109,9 +109,9 @@ def test_memory_that_falls_and_comes_back_makes_a_cycle_a_trial():
         workers(marks, begin, begin + 10)
     job = trace(seconds=180.0)
     memory = np.where((job.time_s % 30 < 1.0) & (job.time_s > 1), 1e9, 8e9)
-    assert roles(detect(job, marks=marks.with_memory(job.time_s, memory))) == {10: Role.EPOCH, 30: Role.TRIAL}
+    assert roles(detect(job, marks=marks.with_memory(job.time_s, memory))) == {10: CycleRole.EPOCH, 30: CycleRole.TRIAL}
     with_memory = Trace(job.time_s, dict(job.values) | {"framebuffer_used_bytes": memory})
-    assert roles(detect(with_memory, marks=marks)) == {10: Role.EPOCH, 30: Role.TRIAL}
+    assert roles(detect(with_memory, marks=marks)) == {10: CycleRole.EPOCH, 30: CycleRole.TRIAL}
 
 
 def test_workers_kept_through_a_fold_make_it_a_trial_and_what_repeats_in_it_the_epoch():
@@ -122,7 +122,7 @@ def test_workers_kept_through_a_fold_make_it_a_trial_and_what_repeats_in_it_the_
         put(marks, "forks", [begin + 9], 1)
         put(marks, "exits", [end], 1)
         put(marks, "lifetime_s", [end], end - begin - 9)
-    assert roles(detect(trace(), marks=marks)) == {10: Role.EPOCH, 30: Role.TRIAL}
+    assert roles(detect(trace(), marks=marks)) == {10: CycleRole.EPOCH, 30: CycleRole.TRIAL}
 
 
 def test_a_series_of_marks_that_the_samples_do_not_show_is_a_level_of_its_own():
@@ -130,7 +130,7 @@ def test_a_series_of_marks_that_the_samples_do_not_show_is_a_level_of_its_own():
     marks = looks()
     put(marks, "written_bytes", range(5, 120, 12), 5e8)
     (cycle,) = detect(flat, marks=marks).cycles
-    assert (cycle.role, cycle.count) == (Role.CHECKPOINT, 9)
+    assert (cycle.role, cycle.count) == (CycleRole.CHECKPOINT, 9)
     assert cycle.period_s == pytest.approx(12.0)
     assert cycle.starts_s[0] == pytest.approx(5.0)
 
@@ -139,8 +139,8 @@ def test_what_a_user_tells_goes_before_marks():
     marks = looks()
     for begin in range(0, 110, 10):
         workers(marks, begin, begin + 10)
-    found = detect(trace(), marks=marks, told=Told(roles=((10.0, Role.EVALUATION),)))
-    assert roles(found) == {10: Role.EVALUATION}
+    found = detect(trace(), marks=marks, told=Told(roles=((10.0, CycleRole.EVALUATION),)))
+    assert roles(found) == {10: CycleRole.EVALUATION}
 
 
 def test_marks_are_on_the_axis_of_the_trace_whatever_its_origin():
@@ -149,8 +149,8 @@ def test_marks_are_on_the_axis_of_the_trace_whatever_its_origin():
         workers(marks, 1.7e9 + begin, 1.7e9 + begin + 10)
     put(marks, "written_bytes", 1.7e9 + np.arange(5, 120, 25), 5e8)
     found = detect(trace(start=1.7e9), marks=marks)
-    assert roles(found) == {10: Role.EPOCH, 25: Role.CHECKPOINT}
-    added = next(cycle for cycle in found.cycles if cycle.role == Role.CHECKPOINT)
+    assert roles(found) == {10: CycleRole.EPOCH, 25: CycleRole.CHECKPOINT}
+    added = next(cycle for cycle in found.cycles if cycle.role == CycleRole.CHECKPOINT)
     assert added.starts_s[0] == pytest.approx(1.7e9 + 5, abs=0.01)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpusonde.epoch_detect import Role
+from gpusonde.epoch_detect import CycleRole
 from gpusonde.epoch_detect.evaluation import TrueLevel, Truth, read_truth
 from gpusonde.errors import DocumentError
 
@@ -44,8 +44,8 @@ def test_a_truth_file_gives_the_levels_of_the_tree(tmp_path: Path) -> None:
         "a": Truth(
             (40.0,),
             levels=(
-                TrueLevel((0.5,), (Role.STEP,), visible=False),
-                TrueLevel((40.0, 50.0), (Role.EPOCH, Role.EVALUATION), starts_s=(0.0, 40.0)),
+                TrueLevel((0.5,), (CycleRole.STEP,), visible=False),
+                TrueLevel((40.0, 50.0), (CycleRole.EPOCH, CycleRole.EVALUATION), starts_s=(0.0, 40.0)),
             ),
         ),
         "none": Truth((), levels=()),

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import Role, RunState, Told, detect
+from gpusonde.epoch_detect import CycleRole, RunState, Told, detect
 from gpusonde.telemetry import Trace
 
 _TICKS = 700
@@ -95,7 +95,8 @@ def test_any_times_get_an_answer(steps: str) -> None:
     "told",
     [
         Told(total_epochs=1), Told(total_epochs=10**9), Told(steps_per_epoch=1), Told(steps_per_epoch=10**9),
-        Told(roles=((1e-9, Role.STEP), (1e9, Role.EPOCH))), Told(roles=((5.0, Role.EVALUATION), (5.0, Role.EPOCH))),
+        Told(roles=((1e-9, CycleRole.STEP), (1e9, CycleRole.EPOCH))),
+        Told(roles=((5.0, CycleRole.EVALUATION), (5.0, CycleRole.EPOCH))),
     ],
 )  # fmt: skip
 def test_whatever_is_told_gets_an_answer(told: Told) -> None:

@@ -3,11 +3,12 @@
 from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
-from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, RunState, Verdict
+from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, Hypothesis, RunState, Verdict
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
 
 __all__ = [
     "Cycle",
+    "CycleRole",
     "Deviation",
     "EpochDetection",
     "EpochEvent",
@@ -16,7 +17,6 @@ __all__ = [
     "EventKind",
     "Hypothesis",
     "Marks",
-    "Role",
     "RunState",
     "Told",
     "TrackedEpoch",

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect.result import Cycle, EpochDetection, Role, Verdict
+from gpusonde.epoch_detect.result import Cycle, CycleRole, EpochDetection, Verdict
 from gpusonde.errors import DocumentError
 from gpusonde.telemetry import Trace
 
@@ -44,7 +44,7 @@ class TrueLevel:
     """
 
     periods_s: tuple[float, ...]
-    roles: tuple[Role, ...]
+    roles: tuple[CycleRole, ...]
     visible: bool = True
     starts_s: tuple[float, ...] = ()
 
@@ -155,12 +155,12 @@ class _Entry:
             raise self.fault(key, f"is {value!r}; give true or false")
         return value
 
-    def roles(self) -> tuple[Role, ...]:
+    def roles(self) -> tuple[CycleRole, ...]:
         """Read the roles of a level; empty where the key is absent or null."""
         roles = self._list("roles")
-        if unknown := [each for each in roles if each not in list(Role)]:
-            raise self.fault("roles", f"holds {unknown[0]!r}; choose from {', '.join(Role)}")
-        return tuple(Role(each) for each in roles)
+        if unknown := [each for each in roles if each not in list(CycleRole)]:
+            raise self.fault("roles", f"holds {unknown[0]!r}; choose from {', '.join(CycleRole)}")
+        return tuple(CycleRole(each) for each in roles)
 
     def entries(self, key: str) -> tuple[_Entry, ...] | None:
         """Read a list of objects; None where the key is absent or null."""
@@ -538,7 +538,7 @@ def summarise(scores: Iterable[TraceScore]) -> Summary:
 def _summarise_roles(every: Iterable[TraceScore], negatives: Iterable[TraceScore]) -> dict[str, float | None]:
     named = [level for s in every for level in s.levels if level.role_right is not None]
     wrong = [not level.role_right and level.role_confidence >= _CONFIDENT_ROLE for level in named]
-    calls = [any(level.role == Role.EPOCH for level in s.levels) for s in negatives]
+    calls = [any(level.role == CycleRole.EPOCH for level in s.levels) for s in negatives]
     return {
         "roles_right": _mean(np.array([level.role_right for level in named])),
         "roles_confidently_wrong": _mean(np.array(wrong)),
@@ -588,7 +588,7 @@ def role_reliability(
     scores: Iterable[TraceScore], edges: tuple[float, ...] = (0.0, *_LEVEL_EDGES)
 ) -> tuple[ReliabilityBin, ...]:
     """Of the names told with each range of confidence, the share that is right; only of levels that are real."""
-    levels = [level for s in scores for level in s.levels if level.role != Role.UNKNOWN]
+    levels = [level for s in scores for level in s.levels if level.role != CycleRole.UNKNOWN]
     return _bins([(level.role_confidence, level.role_right) for level in levels if level.role_right is not None], edges)
 
 

@@ -36,7 +36,7 @@ class Hypothesis:
     score: float
 
 
-class Role(str, Enum):
+class CycleRole(str, Enum):
     """What a level of the tree of cycles is judged to be; members compare equal to their text."""
 
     STEP = "step"
@@ -85,7 +85,7 @@ class Cycle:
     count: int
     starts_s: FloatArray
     confidence: float
-    role: Role = Role.UNKNOWN
+    role: CycleRole = CycleRole.UNKNOWN
     role_confidence: float = 0.0
     parent: int | None = None
     confirmed: bool = False

@@ -19,7 +19,7 @@ from gpusonde.epoch_detect.cycles.tree import LEAST_OF_OWN, level_of, with_epoch
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
-from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Role, RunState, Verdict
+from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, Hypothesis, RunState, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.
@@ -662,4 +662,4 @@ def _detection_from(fields: dict[str, Any]) -> EpochDetection:
 
 def _cycle_from(fields: dict[str, Any]) -> Cycle:
     starts_s = np.array(fields["starts_s"], dtype=np.float64)
-    return Cycle(**{**fields, "starts_s": starts_s, "role": Role(fields["role"])})
+    return Cycle(**{**fields, "starts_s": starts_s, "role": CycleRole(fields["role"])})

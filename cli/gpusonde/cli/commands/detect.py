@@ -28,7 +28,7 @@ from gpusonde.cli.runs_view import (
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.epoch_detect import Cycle, EpochDetection, Role
+    from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection
     from gpusonde.telemetry import Trace
 
 
@@ -196,15 +196,15 @@ def run_detect(args: argparse.Namespace) -> int:
     return 0
 
 
-def _told_role(text: str) -> tuple[float, Role]:
+def _told_role(text: str) -> tuple[float, CycleRole]:
     """Argument type: the period of a cycle and its role."""
-    from gpusonde.epoch_detect import Role
+    from gpusonde.epoch_detect import CycleRole
 
     period, _, name = text.partition("=")
-    roles = [str(role) for role in Role if role is not Role.UNKNOWN]
+    roles = [str(role) for role in CycleRole if role is not CycleRole.UNKNOWN]
     if name not in roles:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form 36s=evaluation, with one of {', '.join(roles)}")
-    return positive_number(period.removesuffix("s")), Role(name)
+    return positive_number(period.removesuffix("s")), CycleRole(name)
 
 
 def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:

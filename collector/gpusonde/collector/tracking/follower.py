@@ -11,7 +11,7 @@ from gpusonde.collector.storage.model import RunRow, RunUpdate
 from gpusonde.collector.storage.samples import BindingEntry, Samples, TicksEntry, concatenate
 from gpusonde.collector.storage.store import Store, UnusableStateError
 from gpusonde.collector.tracking.epochs import RunEpochTracker
-from gpusonde.collector.tracking.jobs import Epochs, JobRun, Jobs, job_of
+from gpusonde.collector.tracking.jobs import EpochsOfRun, JobRun, Jobs, job_of
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.runs import (
     RunEnded,
@@ -71,7 +71,7 @@ class GpuFollower:
         self._job: JobRun | None = None
         # Whether ticks of the run went to the tracker of another one.
         self._was_led = False
-        self._told: tuple[Epochs | None, int] = (None, 0)
+        self._told: tuple[EpochsOfRun | None, int] = (None, 0)
         self._compare_from = 0
         self._held: list[Samples] = []
         self._is_exhaustive = True
@@ -281,13 +281,13 @@ class GpuFollower:
             period_s = found.period_s if math.isfinite(found.period_s) else longest_s
             self._epochs.name_deviations(self._jobs.deviations(job, period_s, now))
 
-    def _known(self) -> Epochs | None:
+    def _known(self) -> EpochsOfRun | None:
         """Return what knows of the epochs of the open run."""
         led = self._jobs.leader(self._job).epochs if self._job and self._was_led else None
         # One that is to lead from now on has nothing to tell at first.
         return self._epochs or led or self._told[0]
 
-    def _is_news(self, known: Epochs | None) -> bool:
+    def _is_news(self, known: EpochsOfRun | None) -> bool:
         return known is not None and known.version > 0 and (known, known.version) != self._told
 
     def _row(self, run: RunRow) -> RunUpdate:

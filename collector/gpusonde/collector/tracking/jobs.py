@@ -58,7 +58,7 @@ def job_of(run: RunRow) -> JobKey | None:
     return JobKey(run.agent_id, run.scheduler, run.job_id)
 
 
-class Epochs(Protocol):
+class EpochsOfRun(Protocol):
     """What is known of the epochs of a run, and of those that it leads; ``RunEpochTracker`` or ``StoredEpochs``."""
 
     @property
@@ -118,7 +118,7 @@ class JobRun:
 
     row: RunRow
     last_active: int
-    epochs: Epochs | None = None
+    epochs: EpochsOfRun | None = None
     has_others: bool = False
 
     @property

@@ -68,7 +68,7 @@ class OpenRun:
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunTrackerState:
     """All that a run tracker knows while a run is open, but for the job bindings, which the store has.
 
     Attributes:
@@ -90,7 +90,7 @@ class RunState:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> RunState:
+    def from_json(cls, fields: Mapping[str, Any]) -> RunTrackerState:
         """Rebuild a state.
 
         Raises:
@@ -212,7 +212,7 @@ class FollowerState:
     gpu_uuid: str
     policy: Mapping[str, float]
     reached: Position
-    runs: RunState
+    runs: RunTrackerState
     epochs: EpochsState | None
 
     @property
@@ -258,7 +258,7 @@ class FollowerState:
             text(fields["gpu_uuid"]),
             {text(name): number(value) for name, value in fields["policy"].items()},
             position(fields["reached"]),
-            RunState.from_json(fields["runs"]),
+            RunTrackerState.from_json(fields["runs"]),
             _epochs_state(fields, tracker) if "metrics" in fields else None,
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.model import Position, RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
-from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunState
+from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunTrackerState
 from gpusonde.service.wire import Binding
 from gpusonde.telemetry import METRICS, FloatArray, Unit
 
@@ -107,7 +107,7 @@ class RunTracker:
         has_activity: bool = True,
         resume: Resume = _BEGINNING,
         bindings: Sequence[Binding] = (),
-        state: RunState | None = None,
+        state: RunTrackerState | None = None,
     ) -> None:
         self._agent_id = agent_id
         self._gpu_uuid = gpu_uuid
@@ -150,11 +150,13 @@ class RunTracker:
         """Latest activity of the open run, Unix nanoseconds; 0 without one."""
         return self._open.last_active if self._open else 0
 
-    def state(self) -> RunState | None:
+    def state(self) -> RunTrackerState | None:
         """Return what another tracker needs to go on here; None between runs, where ``resume`` says enough."""
         if self._open is None or self._last_time is None:
             return None
-        return RunState(replace(self._open), self._last_time, self._last_position, self._memory, self._has_activity)
+        return RunTrackerState(
+            replace(self._open), self._last_time, self._last_position, self._memory, self._has_activity
+        )
 
     def ticks(self, samples: Samples) -> list[RunEvent]:
         """Take ticks in order of arrival and return what follows from them."""

@@ -30,7 +30,7 @@ from gpusonde.epoch_detect.cycles.detector import (
     tell_epochs,
 )
 from gpusonde.epoch_detect.cycles.deviations import find_deviations
-from gpusonde.epoch_detect.cycles.events import Load, Reading, scale_load
+from gpusonde.epoch_detect.cycles.events import CycleReading, Load, scale_load
 from gpusonde.epoch_detect.cycles.marks import Marks, name_by_marks
 from gpusonde.epoch_detect.cycles.roles import NamedLevel, Settled, Told, describe_roles, name_levels, settle
 from gpusonde.epoch_detect.cycles.run_state import RUN_STATES, Use, describe_run, judge_run, judge_unread
@@ -126,7 +126,7 @@ def analyse_in_steps(
     found = yield from find_hypotheses(activity, ended=ended, scope=scope)
     if isinstance(found, str):
         detection, cached = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
-        templates: list[Reading] = []
+        templates: list[CycleReading] = []
     else:
         detection, cached, templates = yield from choose_epochs(found, ticks.names, scorer, ended=ended)
     job = scale_load(activity.active, activity.idle)
@@ -184,7 +184,7 @@ def choose_level(settled: Settled, likeliest: int | None) -> int | None:
 
 
 def _find_levels(
-    job: Load, devices: Sequence[Load], templates: list[Reading], use: Use, *, ended: bool
+    job: Load, devices: Sequence[Load], templates: list[CycleReading], use: Use, *, ended: bool
 ) -> Generator[None, None, tuple[list[NamedLevel], tuple[RunState, float]]]:
     """Find the levels of the tree of cycles, shortest first, in seconds of the activity, and what the run is."""
     working = [device for device in devices if device.values.any()]

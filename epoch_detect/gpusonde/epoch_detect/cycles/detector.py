@@ -23,7 +23,7 @@ from gpusonde.epoch_detect.cycles.candidates import (
     match_candidates,
     match_whole,
 )
-from gpusonde.epoch_detect.cycles.events import Reading
+from gpusonde.epoch_detect.cycles.events import CycleReading
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
 from gpusonde.epoch_detect.cycles.idle_gaps import (
@@ -141,7 +141,7 @@ class CachedMatch:
 
 def choose_epochs(
     found: CycleHypotheses, names: tuple[str, ...], scorer: Scorer | None, *, ended: bool
-) -> Generator[None, None, tuple[EpochDetection, CachedMatch | None, list[Reading]]]:
+) -> Generator[None, None, tuple[EpochDetection, CachedMatch | None, list[CycleReading]]]:
     """Tell the epochs of the likeliest hypothesis, its match to cache, and the likeliest ones as readings of levels."""
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
     yield
@@ -169,14 +169,14 @@ def choose_epochs(
     return detection, cached, templates
 
 
-def _to_readings(ranked: list[tuple[CycleHypothesis, float]]) -> list[Reading]:
+def _to_readings(ranked: list[tuple[CycleHypothesis, float]]) -> list[CycleReading]:
     """Return the likeliest hypotheses of different length as readings of levels."""
-    kept: list[Reading] = []
+    kept: list[CycleReading] = []
     for hypothesis, probability in ranked:
         if all(abs(np.log(hypothesis.usual_s / k.period_s)) > _SAME for k in kept):
             starts, count = hypothesis.starts_s, hypothesis.match.cycles
             kept.append(
-                Reading(
+                CycleReading(
                     "template", hypothesis.usual_s, probability, count, np.empty((0, 2)), starts,
                     spread=hypothesis.match.scatter, score=hypothesis.score,
                 )

@@ -104,7 +104,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CycleReading:
     """A candidate for a level of the tree.
 
     Attributes:
@@ -273,9 +273,9 @@ def event_classes(events: EventSet) -> Iterator[BoolArray]:
                 yield chosen
 
 
-def read_events(load: Load) -> list[Reading]:
+def read_events(load: Load) -> list[CycleReading]:
     """Read the training clock and the event comb of every class of events."""
-    found: list[Reading] = []
+    found: list[CycleReading] = []
     seen: set[bytes] = set()
     busy = load.values.mean(axis=0)
     sets = find_events(load.values, busy) + (find_events(load.traffic, busy) if len(load.traffic) else [])
@@ -292,7 +292,7 @@ def read_events(load: Load) -> list[Reading]:
     return found
 
 
-def _read_clocks(load: Load, events: EventSet, begin: IntArray, end: IntArray, depth: float) -> Iterator[Reading]:
+def _read_clocks(load: Load, events: EventSet, begin: IntArray, end: IntArray, depth: float) -> Iterator[CycleReading]:
     """Read the one or two lengths that the intervals between events have: a job may change its tempo."""
     train = (begin[1:] - end[:-1]) - (events.off[begin[1:]] - events.off[end[:-1]])
     long = train > _LONG_ENOUGH * max(int(train.max()), 1)
@@ -331,7 +331,7 @@ def _read_clock(
     train: IntArray,
     long: BoolArray,
     usual: float,
-) -> Reading | None:
+) -> CycleReading | None:
     # Where a mark was missed, an interval is a multiple.
     times = np.clip(np.round(train / usual), 1, _MOST_MISSED)
     near = np.abs(train / usual / times - 1) < _INLIER / times
@@ -352,7 +352,7 @@ def _read_clock(
         # The mean is better, without those in which there was a stall or more of other work.
         like = lengths[np.abs(lengths / period - 1) < _INLIER]
         period = float(like.mean()) if like.size else period
-    return Reading(
+    return CycleReading(
         "clock", period * load.step_s, float(evidence), inside / usual,
         load.to_s(np.stack([begin, end], axis=1)), load.to_s(_place_starts(events, begin, end, long, usual)),
         depth, spread, begin.size, cover,
@@ -395,7 +395,7 @@ def count_nats(near: float, total: int) -> float:
     return float(near * np.log(share / _CHANCE) + (total - near) * np.log((1 - share) / (1 - _CHANCE)))
 
 
-def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -> Iterator[Reading]:
+def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -> Iterator[CycleReading]:
     """Find the periods at which events pile up in phase, whatever is missing between them."""
     place: FloatArray = begin.astype(np.float64) + 0.5
     span = float(place[-1] - place[0])
@@ -431,7 +431,7 @@ def _read_combs(load: Load, begin: IntArray, end: IntArray, depth: FloatArray) -
         teeth = (np.arange(first, last + 1) + phase) / best - 0.5
         teeth = teeth[(teeth >= -0.5) & (teeth <= len(load) - width)]
         marks = load.to_s(np.stack([teeth, teeth + width], axis=1))
-        yield Reading(
+        yield CycleReading(
             "comb", load.step_s / best, float(evidence), len(load) * best, marks, marks[:, 1], usual_depth,
             float(np.std((place * best - phase - tooth)[near])), taken,
         )  # fmt: skip  # fmt: skip

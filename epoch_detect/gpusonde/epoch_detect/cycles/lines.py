@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import maximum_filter1d
 
-from gpusonde.epoch_detect.cycles.events import Load, Reading, highest_peaks
+from gpusonde.epoch_detect.cycles.events import CycleReading, Load, highest_peaks
 from gpusonde.epoch_detect.cycles.signal import median
 from gpusonde.epoch_detect.cycles.template_matching import find_start_phase
 from gpusonde.telemetry import FloatArray
@@ -59,7 +59,7 @@ def cut_stretches(load: Load, marks_s: FloatArray) -> IntArray:
     return np.asarray(pairs[pairs[:, 1] - pairs[:, 0] >= _LEAST_STRETCH])
 
 
-def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[Reading]:
+def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[CycleReading]:
     """Read fundamentals whose harmonics stand above the floor.
 
     Args:
@@ -91,7 +91,7 @@ def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[Reading]:
     weight = float(np.sqrt(len(pieces) * len(devices)))
     nothing = np.empty((0, 2)), np.empty(0)
     return [
-        Reading("line", period * step_s, score * weight, length / period, *nothing, stretches=stretches)
+        CycleReading("line", period * step_s, score * weight, length / period, *nothing, stretches=stretches)
         for score, period in sorted(found, reverse=True)[:_LINES]
     ]
 

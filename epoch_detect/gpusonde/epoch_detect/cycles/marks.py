@@ -21,7 +21,7 @@ import numpy as np
 from gpusonde.epoch_detect.cycles.holes import TimeMap
 from gpusonde.epoch_detect.cycles.roles import JUDGED_ROLES, NamedLevel
 from gpusonde.epoch_detect.cycles.signal import median
-from gpusonde.epoch_detect.result import Cycle, Role
+from gpusonde.epoch_detect.result import Cycle, CycleRole
 from gpusonde.telemetry import FloatArray
 
 COLUMNS = ("forks", "exits", "lifetime_s", "read_bytes", "written_bytes", "processor_s")
@@ -159,18 +159,20 @@ class Evidence:
         renewed, evaluations, writes, anew = (s if s and s.interval_s > least_s else _NOTHING for s in found)
         return cls(renewed, folds, evaluations, writes, anew)
 
-    def roles(self) -> list[tuple[Series, Role, float]]:
+    def roles(self) -> list[tuple[Series, CycleRole, float]]:
         """Return which role the level of each series has, and how sure that is; of one period the first counts."""
-        told: list[tuple[Series, Role, float]] = []
+        told: list[tuple[Series, CycleRole, float]] = []
         if self.renewed:
             is_trial = self.folds or self.anew.agrees(self.renewed.interval_s)
-            told.append((self.renewed, Role.TRIAL, _LIKELY) if is_trial else (self.renewed, Role.EPOCH, _SURE))
+            told.append(
+                (self.renewed, CycleRole.TRIAL, _LIKELY) if is_trial else (self.renewed, CycleRole.EPOCH, _SURE)
+            )
         if self.anew and (not self.renewed or self.anew.interval_s > self.renewed.interval_s):
-            told.append((self.anew, Role.TRIAL, _LIKELY))
+            told.append((self.anew, CycleRole.TRIAL, _LIKELY))
         if self.evaluations:
-            told.append((self.evaluations, Role.EVALUATION, _LIKELY))
+            told.append((self.evaluations, CycleRole.EVALUATION, _LIKELY))
         if self.writes:
-            told.append((self.writes, Role.CHECKPOINT, _LIKELY))
+            told.append((self.writes, CycleRole.CHECKPOINT, _LIKELY))
         return [
             (series, role, sure)
             for i, (series, role, sure) in enumerate(told)
@@ -196,7 +198,7 @@ def name_by_marks(levels: Sequence[NamedLevel], marks: Marks | None, time_map: T
     roles = evidence.roles()
     if not roles:
         return list(levels)
-    named: dict[int, tuple[Role, float]] = {}
+    named: dict[int, tuple[CycleRole, float]] = {}
     found = list(levels)
     for series, role, sure in roles:
         off = [abs(np.log(level.cycle.period_s / series.interval_s)) for level in found]
@@ -222,44 +224,44 @@ def name_by_marks(levels: Sequence[NamedLevel], marks: Marks | None, time_map: T
     return sorted(judged, key=lambda level: level.cycle.period_s)
 
 
-def _told_role(level: NamedLevel, role: Role, sure: float, told: set[Role]) -> NamedLevel:
+def _told_role(level: NamedLevel, role: CycleRole, sure: float, told: set[CycleRole]) -> NamedLevel:
     """Give a level the role that marks tell; that they repeat as it does makes it likelier to be real."""
     roles = np.where([known == role for known in JUDGED_ROLES], sure, np.minimum(level.roles, 1.0 - sure))
     # Without an epoch the best guess is what measures progress best.
-    guess = max(level.guess, sure) if role == Role.EPOCH else level.guess
-    if role != Role.EPOCH and Role.EPOCH in told:
+    guess = max(level.guess, sure) if role == CycleRole.EPOCH else level.guess
+    if role != CycleRole.EPOCH and CycleRole.EPOCH in told:
         guess = min(guess, 1.0 - sure)
     confidence = 1.0 - (1.0 - level.cycle.confidence) * (1.0 - sure)
     cycle = replace(level.cycle, confidence=max(level.cycle.confidence, min(confidence, _SURE)))
     return replace(level, cycle=cycle, roles=roles, guess=guess, measured=True, surest=max(level.surest, sure))
 
 
-def _find_in_fold(levels: Sequence[NamedLevel], named: dict[int, tuple[Role, float]]) -> int | None:
+def _find_in_fold(levels: Sequence[NamedLevel], named: dict[int, tuple[CycleRole, float]]) -> int | None:
     """Return the likeliest level inside of a fold that no mark speaks of; None where an epoch is known.
 
     Workers that live through a fold leave no marks of its epochs.
     """
-    if any(role == Role.EPOCH for role, _ in named.values()):
+    if any(role == CycleRole.EPOCH for role, _ in named.values()):
         return None
-    fold_s = min((levels[i].cycle.period_s for i, (role, _) in named.items() if role == Role.TRIAL), default=0.0)
+    fold_s = min((levels[i].cycle.period_s for i, (role, _) in named.items() if role == CycleRole.TRIAL), default=0.0)
     inside = [i for i, x in enumerate(levels) if i not in named and 1.5 < fold_s / x.cycle.period_s < _MOST_IN_FOLD]
     return max(inside, key=lambda i: levels[i].cycle.confidence, default=None)
 
 
-def _left_over(level: NamedLevel, told: set[Role], *, is_in_fold: bool) -> NamedLevel:
+def _left_over(level: NamedLevel, told: set[CycleRole], *, is_in_fold: bool) -> NamedLevel:
     """Take from a level that no mark speaks of the roles that others have by their marks."""
     roles = level.roles.copy()
-    for role in told & {Role.EPOCH, Role.TRIAL}:
+    for role in told & {CycleRole.EPOCH, CycleRole.TRIAL}:
         roles[JUDGED_ROLES.index(role)] *= 1.0 - _SURE
-    guess = level.guess * (1.0 - _SURE) if Role.EPOCH in told else level.guess
+    guess = level.guess * (1.0 - _SURE) if CycleRole.EPOCH in told else level.guess
     if not is_in_fold:
         return replace(level, roles=roles, guess=guess)
-    epoch = JUDGED_ROLES.index(Role.EPOCH)
+    epoch = JUDGED_ROLES.index(CycleRole.EPOCH)
     roles[epoch] = max(float(roles[epoch]), _FOLDED)
     return replace(level, roles=roles, guess=max(guess, _FOLDED), surest=max(level.surest, _FOLDED))
 
 
-def _add_level(series: Series, role: Role, marks: Marks) -> NamedLevel | None:
+def _add_level(series: Series, role: CycleRole, marks: Marks) -> NamedLevel | None:
     """Make a level of a series that no level has; None where the looks are too far apart to tell."""
     look_s = _look_s(marks)
     lengths = np.diff(series.times_s)
@@ -269,7 +271,7 @@ def _add_level(series: Series, role: Role, marks: Marks) -> NamedLevel | None:
     half = min(half, 0.5 * series.interval_s)
     period = series.interval_s
     cycle = Cycle(period, period - half, period + half, int(lengths.size), series.times_s, _ADDED)
-    return NamedLevel(cycle, np.zeros(len(JUDGED_ROLES)), _ADDED if role == Role.EPOCH else 0.0)
+    return NamedLevel(cycle, np.zeros(len(JUDGED_ROLES)), _ADDED if role == CycleRole.EPOCH else 0.0)
 
 
 def _tidy(marks: Marks) -> Marks:

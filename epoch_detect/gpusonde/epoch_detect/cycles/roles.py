@@ -16,7 +16,7 @@ from gpusonde.epoch_detect.cycles.events import Load
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.signal import median
 from gpusonde.epoch_detect.cycles.tree import JudgedLevel, Level
-from gpusonde.epoch_detect.result import Cycle, Role
+from gpusonde.epoch_detect.result import Cycle, CycleRole
 from gpusonde.telemetry import FloatArray
 
 _SAME = 0.1  # of the logarithm of a period that a user tells
@@ -106,7 +106,7 @@ class RoleFeatures:
 
 
 ROLE_FEATURES = tuple(field.name for field in fields(RoleFeatures))
-JUDGED_ROLES = (Role.STEP, Role.EVALUATION, Role.CHECKPOINT, Role.EPOCH, Role.TRIAL)
+JUDGED_ROLES = (CycleRole.STEP, CycleRole.EVALUATION, CycleRole.CHECKPOINT, CycleRole.EPOCH, CycleRole.TRIAL)
 
 
 def describe_roles(job: Load, levels: Sequence[JudgedLevel], training: float) -> FloatArray:
@@ -174,7 +174,7 @@ def name_levels(features: FloatArray, cycles: Sequence[Cycle], *, training: floa
         return []
     roles = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
     if training < _TRAINS:
-        roles[:, [JUDGED_ROLES.index(Role.EPOCH), JUDGED_ROLES.index(Role.TRIAL)]] = 0.0
+        roles[:, [JUDGED_ROLES.index(CycleRole.EPOCH), JUDGED_ROLES.index(CycleRole.TRIAL)]] = 0.0
     alone = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
     guess = Scorer.shipped("sure", GUESS_FEATURES).probability(describe_guesses(features, alone))
     surest = np.where(features[:, ROLE_FEATURES.index("metrics")] <= 1, _ONE_METRIC, _TOLD)
@@ -345,7 +345,7 @@ class Told:
 
     total_epochs: int | None = None
     steps_per_epoch: int | None = None
-    roles: tuple[tuple[float, Role], ...] = ()
+    roles: tuple[tuple[float, CycleRole], ...] = ()
 
     def __bool__(self) -> bool:
         return self.total_epochs is not None or self.steps_per_epoch is not None or bool(self.roles)
@@ -369,7 +369,7 @@ class NamedLevel:
     measured: bool = True
     surest: float = _TOLD
 
-    def named(self, role: Role, confidence: float) -> NamedLevel:
+    def named(self, role: CycleRole, confidence: float) -> NamedLevel:
         """Give it a role."""
         return replace(self, cycle=replace(self.cycle, role=role, role_confidence=confidence))
 
@@ -408,8 +408,8 @@ def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
         else:
             warnings.append(f"no cycle of about {period_s:g} s was found, so that none can be the {role}")
     named = {i for i, x in enumerate(levels) if x.cycle.role_confidence == 1.0}
-    refuted = {i for i in named if levels[i].cycle.role != Role.EPOCH}
-    epoch = next((i for i in named if levels[i].cycle.role == Role.EPOCH), None)
+    refuted = {i for i in named if levels[i].cycle.role != CycleRole.EPOCH}
+    epoch = next((i for i in named if levels[i].cycle.role == CycleRole.EPOCH), None)
     if told.total_epochs is not None:
         refuted |= {i for i, x in enumerate(levels) if x.cycle.count > _at_most(told.total_epochs)} - {epoch}
     if epoch is None and told.steps_per_epoch is not None:
@@ -419,7 +419,7 @@ def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
     if epoch is None and told.total_epochs is not None and ended:
         epoch = _by_count(levels, told.total_epochs, refuted)
     if epoch is not None and levels[epoch].cycle.role_confidence < 1.0:
-        levels[epoch] = levels[epoch].named(Role.EPOCH, _TOLD)
+        levels[epoch] = levels[epoch].named(CycleRole.EPOCH, _TOLD)
     order = sorted(range(len(levels)), key=lambda i: levels[i].cycle.period_s)
     place = {old: new for new, old in enumerate(order)}
     epoch = None if epoch is None else place[epoch]
@@ -428,22 +428,22 @@ def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
     return Settled(tuple(ordered), epoch, frozenset(refuted), tuple(warnings))
 
 
-def _excluded(level: NamedLevel, at: int, epoch: int | None, refuted: bool, told: Told, ended: bool) -> set[Role]:
+def _excluded(level: NamedLevel, at: int, epoch: int | None, refuted: bool, told: Told, ended: bool) -> set[CycleRole]:
     """Roles that a level cannot have by what was told."""
     excluded = set()
     if refuted or epoch is not None:
-        excluded.add(Role.EPOCH)
+        excluded.add(CycleRole.EPOCH)
     if epoch is not None:
-        excluded |= {Role.STEP} if at > epoch else {Role.TRIAL}
+        excluded |= {CycleRole.STEP} if at > epoch else {CycleRole.TRIAL}
     if told.total_epochs is not None:
         if ended and level.cycle.count < _FEWEST_STEPS * told.total_epochs:
-            excluded.add(Role.STEP)
+            excluded.add(CycleRole.STEP)
         if told.total_epochs < _LEAST_FOR_TRIALS:
-            excluded.add(Role.TRIAL)
+            excluded.add(CycleRole.TRIAL)
     return excluded
 
 
-def _name(level: NamedLevel, excluded: set[Role]) -> NamedLevel:
+def _name(level: NamedLevel, excluded: set[CycleRole]) -> NamedLevel:
     """Give a level the likeliest role that nothing excludes, if it is likely enough."""
     if level.cycle.role_confidence > 0:
         return level
@@ -455,7 +455,7 @@ def _name(level: NamedLevel, excluded: set[Role]) -> NamedLevel:
         alone = likely / max(_LEAST_LEFT, 1.0 - float(level.roles[~left].max(initial=0.0)))
         shared = likely / (likely.sum() + max(_LEAST_LEFT, 1.0 - float(level.roles.sum())))
         likely = np.maximum(alone, shared)
-    best, as_epoch = int(np.argmax(likely)), JUDGED_ROLES.index(Role.EPOCH)
+    best, as_epoch = int(np.argmax(likely)), JUDGED_ROLES.index(CycleRole.EPOCH)
     # An evaluation after each epoch makes both right: the epoch is the better name.
     if likely[as_epoch] >= max(_LEAST_ROLE, likely[best] - _AS_RIGHT):
         best = as_epoch
@@ -474,14 +474,16 @@ def _by_steps(levels: list[NamedLevel], steps: int, refuted: set[int]) -> int | 
         (abs(np.log(b.cycle.period_s / a.cycle.period_s / steps)), i, j)
         for i, a in enumerate(levels)
         for j, b in enumerate(levels)
-        if b.cycle.period_s > a.cycle.period_s and j not in refuted and a.cycle.role in (Role.STEP, Role.UNKNOWN)
+        if b.cycle.period_s > a.cycle.period_s
+        and j not in refuted
+        and a.cycle.role in (CycleRole.STEP, CycleRole.UNKNOWN)
     ]
     off, step, epoch = min(pairs, default=(np.inf, 0, 0))
     if off <= _RATIO:
         if levels[step].cycle.role_confidence < 1:
-            levels[step] = levels[step].named(Role.STEP, _TOLD)
+            levels[step] = levels[step].named(CycleRole.STEP, _TOLD)
         return epoch
-    known = [x for x in levels if x.cycle.role == Role.STEP and x.cycle.role_confidence == 1.0]
+    known = [x for x in levels if x.cycle.role == CycleRole.STEP and x.cycle.role_confidence == 1.0]
     if not known or known[0].cycle.starts_s.size <= steps:
         return None
     levels.append(_every(known[0], steps))
@@ -490,7 +492,9 @@ def _by_steps(levels: list[NamedLevel], steps: int, refuted: set[int]) -> int | 
 
 def _by_count(levels: list[NamedLevel], total: int, refuted: set[int]) -> int | None:
     """Index of the level with as many cycles as the job has epochs, or of a new one that so many of a shorter make."""
-    free = [i for i, x in enumerate(levels) if i not in refuted and x.cycle.role in (Role.EPOCH, Role.UNKNOWN)]
+    free = [
+        i for i, x in enumerate(levels) if i not in refuted and x.cycle.role in (CycleRole.EPOCH, CycleRole.UNKNOWN)
+    ]
     equal = [i for i in free if abs(levels[i].cycle.count - total) <= max(1.0, _MORE * total)]
     if equal and total > 1:
         return max(equal, key=lambda i: levels[i].guess)
@@ -500,7 +504,7 @@ def _by_count(levels: list[NamedLevel], total: int, refuted: set[int]) -> int | 
     children = [
         (x.cycle.confidence, i, times)
         for i, x in enumerate(levels)
-        if x.cycle.confidence >= _LEAST_CONFIDENCE and x.cycle.role != Role.STEP
+        if x.cycle.confidence >= _LEAST_CONFIDENCE and x.cycle.role != CycleRole.STEP
         if (times := round(x.cycle.count / total)) > 1 and abs(x.cycle.count - times * total) <= 1
     ]
     if not children or free or total < _LEAST_TOTAL:
@@ -520,7 +524,7 @@ def _every(level: NamedLevel, times: int) -> NamedLevel:
         period_high_s=times * cycle.period_high_s,
         count=cycle.count // times,
         starts_s=cycle.starts_s[::times],
-        role=Role.UNKNOWN,
+        role=CycleRole.UNKNOWN,
         role_confidence=0.0,
     )
     return NamedLevel(made, np.zeros(len(JUDGED_ROLES)), cycle.confidence)

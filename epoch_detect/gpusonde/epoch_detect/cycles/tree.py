@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from gpusonde.epoch_detect.cycles.events import LEAST_EVIDENCE, Load, Reading, read_events
+from gpusonde.epoch_detect.cycles.events import LEAST_EVIDENCE, CycleReading, Load, read_events
 from gpusonde.epoch_detect.cycles.lines import PhaseLock, cut_stretches, lock_phase, place_cycles, read_lines
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.result import Cycle, EpochDetection
@@ -97,12 +97,12 @@ class Level:
         features: What is known of it.
     """
 
-    readings: tuple[Reading, ...]
+    readings: tuple[CycleReading, ...]
     lock: PhaseLock | None
     features: LevelFeatures
 
     @property
-    def best(self) -> Reading:
+    def best(self) -> CycleReading:
         """The reading that measures the period best: the clock, a comb of many teeth, a line, a template."""
         return _best_measure(self.readings)
 
@@ -111,12 +111,14 @@ class Level:
         """Seconds from start to start."""
         return self.best.period_s
 
-    def of(self, source: str) -> Reading | None:
+    def of(self, source: str) -> CycleReading | None:
         """Return its strongest reading of a kind; None if there is none."""
         return _strongest(self.readings, source)
 
 
-def find_levels(job: Load, devices: Sequence[Load], templates: Sequence[Reading]) -> Generator[None, None, list[Level]]:
+def find_levels(
+    job: Load, devices: Sequence[Load], templates: Sequence[CycleReading]
+) -> Generator[None, None, list[Level]]:
     """Find every level that some reading speaks for, with a pause after each part of the work.
 
     Args:
@@ -146,13 +148,13 @@ def find_levels(job: Load, devices: Sequence[Load], templates: Sequence[Reading]
     return [Level(tuple(g), lock, f) for g, lock, f in zip(groups, locks, features, strict=True)]
 
 
-def _strength(reading: Reading) -> float:
+def _strength(reading: CycleReading) -> float:
     return reading.evidence / _STRONG[reading.source]
 
 
-def _merge(readings: Sequence[Reading]) -> list[list[Reading]]:
+def _merge(readings: Sequence[CycleReading]) -> list[list[CycleReading]]:
     """Group readings of nearly one period, the strongest first, as the groups are."""
-    groups: list[list[Reading]] = []
+    groups: list[list[CycleReading]] = []
     for reading in sorted(readings, key=lambda r: -_strength(r)):
         for group in groups:
             if abs(np.log(reading.period_s / group[0].period_s)) < _SAME:
@@ -163,11 +165,11 @@ def _merge(readings: Sequence[Reading]) -> list[list[Reading]]:
     return groups
 
 
-def _strongest(group: Sequence[Reading], source: str) -> Reading | None:
+def _strongest(group: Sequence[CycleReading], source: str) -> CycleReading | None:
     return next((r for r in group if r.source == source), None)
 
 
-def _best_measure(group: Sequence[Reading]) -> Reading:
+def _best_measure(group: Sequence[CycleReading]) -> CycleReading:
     for source in _SOURCES:
         reading = _strongest(group, source)
         measures = (source != "comb" or reading.count >= _COMB_MEASURES) if reading is not None else False
@@ -176,7 +178,7 @@ def _best_measure(group: Sequence[Reading]) -> Reading:
     return group[0]
 
 
-def _lock(job: Load, group: Sequence[Reading]) -> PhaseLock | None:
+def _lock(job: Load, group: Sequence[CycleReading]) -> PhaseLock | None:
     """Phase-lock the line of a level, through the whole run where that goes as well as between events."""
     line = _strongest(group, "line")
     if line is None:
@@ -191,7 +193,11 @@ def _lock(job: Load, group: Sequence[Reading]) -> PhaseLock | None:
 
 
 def _describe(
-    job: Load, groups: list[list[Reading]], locks: list[PhaseLock | None], chosen: Reading | None, devices: int
+    job: Load,
+    groups: list[list[CycleReading]],
+    locks: list[PhaseLock | None],
+    chosen: CycleReading | None,
+    devices: int,
 ) -> list[LevelFeatures]:
     evidence = np.array(
         [[max((r.evidence for r in g if r.source == s), default=0.0) for s in _SOURCES] for g in groups]
@@ -386,7 +392,7 @@ def _ratio_of_strongest(
     return float(ratio[where][np.argmax(strength[where])]) if where.any() else float("nan")
 
 
-def _shared_marks(marked: Reading | None, groups: list[list[Reading]], ratio: FloatArray) -> float:
+def _shared_marks(marked: CycleReading | None, groups: list[list[CycleReading]], ratio: FloatArray) -> float:
     """Share of the marks of the strongest longer level at which this one has a mark, too."""
     if marked is None or not len(marked.marks_s):
         return float("nan")
