@@ -13,7 +13,7 @@ from support.wire_agent import wait_until
 from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
-from gpusonde.epoch_detect import EpochTracker, detect
+from gpusonde.epoch_detect import EpochTracker, detect, tracker
 from gpusonde.errors import ChildLostError, StoreError, StoreFullError
 
 START_NS = 1_700_000_000_000_000_000
@@ -49,6 +49,13 @@ def test_the_epochs_of_a_run_are_those_of_the_trace(setup, trace, records, group
     assert_same_as_offline(subject, trace)
 
 
+@pytest.fixture
+def second_look_after_72_s(monkeypatch):
+    """When the run of these tests has four epochs."""
+    monkeypatch.setattr(tracker, "_FIRST_ANALYSIS_S", 30.0)
+
+
+@pytest.mark.usefixtures("second_look_after_72_s")
 def test_epochs_of_a_young_run_are_there_and_provisional(setup, records):
     subject = setup()
     subject.feed(records[:105], 10)
@@ -154,6 +161,7 @@ class LateTracker(EpochTracker):
         return events
 
 
+@pytest.mark.usefixtures("second_look_after_72_s")
 def test_what_another_process_has_found_is_stored_before_the_next_ticks_come(setup, records):
     subject = setup(make_tracker=LateTracker)
     subject.pipeline._clock = SlowClock(3.0)
