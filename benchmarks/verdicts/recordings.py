@@ -1,7 +1,7 @@
 """Recordings of whole jobs, every device on one clock, with what their logs say of them.
 
 Measured ones are read from where their owners' files lie and never kept: power of MLPerf nodes at 2 s with exact
-events, 8 H100 that write checkpoints and LoRA fine-tuning at 10 Hz. Generated ones are the jobs of ``benchmarks/epochs``.
+events, 8 H100 that write checkpoints and LoRA fine-tuning at 10 Hz. Generated ones are jobs of ``benchmarks/epochs``.
 """
 
 from __future__ import annotations
