@@ -166,3 +166,20 @@ def test_idle_and_stalls_are_told_apart() -> None:
 def test_shares_of_nothing_are_not_numbers() -> None:
     empty = np.empty(0)
     assert np.isnan(time_shares(np.arange(50.0), {"sm_active": np.zeros(50)}, empty, empty).idle)
+
+
+@pytest.mark.parametrize("rate", [0.012, -0.012, 0.03])
+def test_drift_is_told_as_drift_and_not_as_steps(rate: float) -> None:
+    rng = np.random.default_rng(8)
+    for epochs in (12, 24, 40):
+        trend = duration_trend(20.0 * (1 + rate) ** np.arange(epochs) * rng.normal(1, 0.005, epochs))
+        assert trend.change_points == ()
+        assert trend.change_per_epoch == pytest.approx(rate, abs=0.15 * abs(rate))
+
+
+def test_a_step_and_then_drift_are_both_told() -> None:
+    durations = np.concatenate([np.full(15, 30.0), 36.0 * 1.01 ** np.arange(20)])
+    trend = duration_trend(durations * np.random.default_rng(9).normal(1, 0.004, durations.size))
+    (point,) = trend.change_points
+    assert (point.epoch, point.change) == (15, pytest.approx(0.2, abs=0.03))
+    assert trend.change_per_epoch == pytest.approx(0.01, abs=0.002)
