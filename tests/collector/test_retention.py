@@ -318,8 +318,8 @@ def test_what_processes_did_goes_with_the_ticks_and_leaves_no_hole(open_store, c
     records = [feed.first, ingest_pb2.Record(sequence=2, job_activity=message), batch(3)]
     store.samples.append([feed.incoming(record) for record in records])
     store.maintenance.run()
-    assert len(store.facts.activity("agent-1", "GPU-a", 0, EVER[1])) == 1
+    assert len(list(store.facts.activity("agent-1", "GPU-a", Position(0, 0)))) == 1
     clock.now_ns += 25 * HOUR_NS
     store.maintenance.run()
-    assert store.facts.activity("agent-1", "GPU-a", 0, EVER[1]) == []
+    assert list(store.facts.activity("agent-1", "GPU-a", Position(0, 0))) == []
     assert store.facts.sequences(1, 2, 2) == [2]

@@ -2,12 +2,14 @@
 
 import io
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.epoch_traces import training_trace
 
-from gpusonde.epoch_detect import EpochEvent, EpochTracker, detect
+from gpusonde.epoch_detect import EpochEvent, EpochTracker, Marks, detect
+from gpusonde.epoch_detect.history import pack, unpack
 from gpusonde.epoch_detect.progress import time_shares
 from gpusonde.telemetry import Trace
 
@@ -321,3 +323,120 @@ def test_a_state_that_unpacks_to_more_than_any_tracker_holds_is_refused() -> Non
         archive.writestr("meta.npy", bytes((1 << 26) + 1))
     with pytest.raises(ValueError, match="is too large; start the run's tracking anew"):
         EpochTracker.restore(buffer.getvalue())
+
+
+def _marked_job(seconds: float = 240.0, epoch_s: float = 12.0) -> tuple[Trace, Marks]:
+    """A job that shows epochs of 12 s, three of them a trial: memory falls, and workers are born with each epoch."""
+    time_s = np.arange(0.0, seconds, 0.1)
+    active = 0.8 + 0.02 * np.random.default_rng(1).standard_normal(time_s.size)
+    active[time_s % epoch_s < 1.0] = 0.1
+    memory = np.where((time_s % (3 * epoch_s) < 1.0) & (time_s > 1), 1e9, 8e9)
+    looks = np.arange(0.0, seconds)
+    born = looks % epoch_s == 0
+    values = np.zeros((6, looks.size))
+    values[0, born] = 2
+    values[1, born & (looks > 0)] = 2
+    values[2, born & (looks > 0)] = 2 * epoch_s
+    trace = Trace(time_s, {"graphics_active": np.clip(active, 0, 1), "framebuffer_used_bytes": memory})
+    return trace, Marks(looks, values, np.empty(0), np.empty(0))
+
+
+def _play(trackers: list[EpochTracker], trace: Trace, marks: Marks, chunk: int = 10, origin: float = 0.0) -> None:
+    """Give the ticks in pieces, and every thirty looks behind the ticks of the last of them."""
+    values, looks = _values(trace), 0
+    for first in range(0, len(trace), chunk):
+        piece = slice(first, first + chunk)
+        last_s = trace.time_s[piece][-1]
+        for tracker in trackers:
+            tracker.update(trace.time_s[piece] + origin, values[:, piece])
+        while looks + 30 <= marks.time_s.size and marks.time_s[looks + 29] <= last_s:
+            for tracker in trackers:
+                tracker.note_marks(marks.time_s[looks : looks + 30] + origin, marks.values[:, looks : looks + 30])
+            looks += 30
+
+
+def _roles(tracker: EpochTracker) -> dict[int, str]:
+    assert tracker.detection is not None
+    return {round(c.period_s): str(c.role) for c in tracker.detection.cycles if c.role != "unknown"}
+
+
+@pytest.mark.parametrize(("chunk", "origin"), [(10, 0.0), (1, 1.7e9), (100_000, -5.0)])
+def test_marks_name_what_detect_names_by_them(chunk: int, origin: float) -> None:
+    trace, marks = _marked_job()
+    tracker = EpochTracker(trace.metrics)
+    _play([tracker], trace, marks, chunk, origin)
+    tracker.finish()
+    expected = {round(c.period_s): str(c.role) for c in detect(trace, marks=marks).cycles if c.role != "unknown"}
+    assert _roles(tracker)[12] == expected[12] == "epoch"
+    if chunk < len(trace):  # memory is kept from the first looks on
+        assert _roles(tracker) == expected == {12: "epoch", 36: "trial"}
+
+
+def test_marks_survive_a_restart_at_any_moment_without_a_trace_of_it() -> None:
+    trace, marks = _marked_job()
+    calm = EpochTracker(trace.metrics)
+    _play([calm], trace, marks)
+    calm.finish()
+    for stop in (7.0, 33.0, 48.3, 115.4, 200.0):
+        first = EpochTracker(trace.metrics)
+        before = marks.time_s < 30 * (stop // 30)
+        known = replace(marks, time_s=marks.time_s[before], values=marks.values[:, before])
+        _play([first], trace.window(0.0, stop), known)
+        again = EpochTracker.restore(first.state())
+        assert again.state() == first.state()
+        rest = trace.window(stop, trace.time_s[-1] + 1)
+        later = replace(marks, time_s=marks.time_s[~before], values=marks.values[:, ~before])
+        _play([again], rest, later)
+        again.finish()
+        assert repr(again.detection) == repr(calm.detection)
+        assert again.epochs == calm.epochs
+
+
+def test_a_state_of_a_release_that_knew_no_marks_is_read() -> None:
+    trace, marks = _marked_job()
+    tracker = EpochTracker(trace.metrics)
+    _feed(tracker, trace.window(0.0, 100.0))
+    with zipfile.ZipFile(io.BytesIO(tracker.state())) as stored:
+        assert not [name for name in stored.namelist() if name.startswith("marks")]
+    again = EpochTracker.restore(tracker.state())
+    again.note_marks(marks.time_s[:100], marks.values[:, :100])
+    again.finish()
+    assert _roles(again)[12] == "epoch"
+
+
+def test_marks_of_a_week_are_bounded_and_long_cycles_still_named() -> None:
+    hours = 24 * 7
+    tracker = EpochTracker(("graphics_active", "framebuffer_used_bytes"))
+    epoch_s = 7200
+    for hour in range(hours):
+        looks = 3600.0 * hour + np.arange(3600.0)
+        values = np.zeros((6, looks.size))
+        born = looks % epoch_s == 0
+        values[0, born], values[1, born & (looks > 0)], values[2, born & (looks > 0)] = 2, 2, 2 * epoch_s
+        ticks_s = 3600.0 * hour + np.arange(0.0, 3600.0, 5.0)
+        active = np.where(ticks_s % epoch_s < 300.0, 0.05, 0.8)
+        memory = np.where(ticks_s % (4 * epoch_s) < 10.0, 1e9, 8e9)
+        tracker.note_marks(looks, values)
+        tracker.update(ticks_s, np.array([active, memory]), exhaustive=False)
+    assert tracker.nbytes < 1 << 20
+    assert len(tracker.state()) < 1 << 20
+    tracker.finish()
+    assert _roles(tracker)[epoch_s] == "epoch"
+    assert _roles(tracker)[4 * epoch_s] == "trial"
+
+
+def test_marks_that_are_damaged_in_a_state_are_refused() -> None:
+    trace, marks = _marked_job()
+    tracker = EpochTracker(trace.metrics)
+    _play([tracker], trace, marks)
+    arrays = unpack(tracker.state())
+    for name, broken in (
+        ("marks_looks_values", arrays["marks_looks_values"][:, :-1]),
+        ("marks_memory_pooled", np.array(0)),
+        ("marks_looks_waiting", np.zeros((6, 5))),
+        ("marks_looks_time", np.zeros(1 << 14)),
+    ):
+        with pytest.raises(ValueError, match="start the run's tracking anew"):
+            EpochTracker.restore(pack({**arrays, name: broken}))
+    with pytest.raises(ValueError, match="not a tracker state"):
+        EpochTracker.restore(pack({name: each for name, each in arrays.items() if name != "marks_memory_time"}))

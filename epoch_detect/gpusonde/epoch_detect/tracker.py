@@ -14,10 +14,12 @@ import numpy.typing as npt
 from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
 from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match, without_doubtful_end
+from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.cycles.tree import LEAST_OF_OWN, level_of, with_epochs
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
+from gpusonde.epoch_detect.mark_history import MarkHistory
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
 from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, Hypothesis, RunState, Verdict
 from gpusonde.epoch_detect.ticks import choose_metrics
@@ -43,6 +45,7 @@ _SAME_EPOCH = 0.15  # periods by which the start of a followed epoch may differ 
 _MOVED_EPOCH = 0.5  # periods by which it may differ from what was reported: beyond that it is another epoch
 _ALIKE = 0.5  # of the epochs of a followed cycle, at least, that stay where they were
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
+_MEMORY = "framebuffer_used_bytes"
 _STATE_VERSION = 3
 _FORMER_STATE_VERSION = 2
 
@@ -128,16 +131,17 @@ class _Tracked:
 class EpochTracker:
     """Finds epochs in ticks as they arrive.
 
-    Memory is bounded (see :class:`gpusonde.epoch_detect.history.History`): about 590 kB for four metrics, however long
-    the run, and a few times that while an analysis goes on. The run is analysed when it has grown to 2.4 times its
-    length, and a cycle that was found is followed from epoch to epoch in between; so the work per tick does not grow
-    with the length of the run. An analysis is done in parts, while the ticks after it come in.
+    Memory is bounded (see :class:`gpusonde.epoch_detect.history.History`): about 590 kB for four metrics, and 360 kB
+    for marks where there are any (:meth:`note_marks`), however long the run, and a few times that while an analysis
+    goes on. The run is analysed when it has grown to 2.4 times its length, and a cycle that was found is followed from
+    epoch to epoch in between; so the work per tick does not grow with the length of the run. An analysis is done in
+    parts, while the ticks after it come in.
 
     Nothing is told too early. Epochs are reported once their level is confirmed: it has held for six of its cycles or
     two of its parent's, and the confidence is 0.8 or more. Until then the detection says ``none`` with the levels
     found, and the epochs are provisional. A level that is told stays until two analyses in a row are sure of another
     one. A reported epoch is revised or withdrawn by an event, never silently. After :meth:`finish` the epochs are those
-    that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
+    that :func:`~gpusonde.epoch_detect.detect` finds in these ticks, with these marks.
 
     Args:
         metrics: Names of the metrics, in the order of the rows given to :meth:`update`.
@@ -151,7 +155,9 @@ class EpochTracker:
         self.metrics = tuple(metrics)
         self._used = choose_metrics(self.metrics)
         self._rows = [self.metrics.index(name) for name in self._used]
+        self._memory_row = self.metrics.index(_MEMORY) if _MEMORY in self.metrics else None
         self._history = History(self._used, capacity)
+        self._marks = MarkHistory()
         self._origin_s: float | None = None
         self._next_us = round(_FIRST_ANALYSIS_S * 1e6)
         self._analysed_us = 0
@@ -210,8 +216,8 @@ class EpochTracker:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for ticks."""
-        return self._history.nbytes
+        """Bytes held for ticks and marks."""
+        return self._history.nbytes + self._marks.nbytes
 
     def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, exhaustive: bool = True) -> list[EpochEvent]:
         """Take new ticks.
@@ -238,12 +244,12 @@ class EpochTracker:
                 f"expected values of shape ({len(self.metrics)}, n) for times of shape (n,), got {columns.shape} "
                 f"and {times.shape}"
             )
-        times_us, columns = self._in_order(times, columns[self._rows])
+        times_us, columns = self._in_order(times, columns[self._rows_in_use()])
         if times_us.size:
             self._patient = not exhaustive
         if not exhaustive and times_us.size and times_us[-1] > self._due_us:
             self._running = None
-            self._history.append(times_us, columns)
+            self._remember(times_us, columns)
             now_us = int(times_us[-1])
             if now_us < self._analysis_us and (events := self._follow(now_us)) is not None:
                 return events
@@ -260,6 +266,15 @@ class EpochTracker:
                 # Moments that passed while nobody looked are one.
                 events += self._look(max(due, self._history.last_time_us or 0))
         return events
+
+    def note_marks(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> None:
+        """Take what the processes of the run's job did; the next levels that are found are named by it.
+
+        Args:
+            time_s: Shape (looks,), on the axis of :meth:`update`; marks may come later than the ticks of their time.
+            values: Shape (6, looks), what came since the look before; see :class:`gpusonde.epoch_detect.Marks`.
+        """
+        self._marks.append(np.asarray(time_s, dtype=np.float64), np.asarray(values, dtype=np.float64))
 
     def finish(self) -> list[EpochEvent]:
         """Analyse all that was seen once more, as a whole; call it when the run has ended.
@@ -301,6 +316,7 @@ class EpochTracker:
             "rival_s": self._rival_s,
         }
         arrays = {f"history_{name}": array for name, array in self._history.to_arrays().items()}
+        arrays |= {f"marks_{name}": array for name, array in self._marks.to_arrays().items()}
         arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
         return pack(arrays)
 
@@ -321,6 +337,9 @@ class EpochTracker:
             tracker = cls(meta["metrics"])
             history = {k.removeprefix("history_"): v for k, v in arrays.items() if k != "meta"}
             tracker._history = History.from_arrays(tracker._used, history)
+            # A release that knew no marks has none in its states.
+            marks = {k.removeprefix("marks_"): v for k, v in arrays.items() if k.startswith("marks_")}
+            tracker._marks = MarkHistory.from_arrays(marks)
             tracker._origin_s = meta["origin_s"]
             tracker._next_us, tracker._next_index = int(meta["next_us"]), int(meta["next_index"])
             tracker._analysed_us = int(meta.get("analysed_us", 0))
@@ -357,8 +376,24 @@ class EpochTracker:
         events: list[EpochEvent] = []
         while self._running is not None and not self._history.has_room(times_us.size):
             events += self._step(self._running, self._running.due_us)
-        self._history.append(times_us, columns)
+        self._remember(times_us, columns)
         return events
+
+    def _rows_in_use(self) -> list[int]:
+        """Return the rows of the metrics to look at, and where marks come, too, that of the memory behind them."""
+        return [*self._rows, self._memory_row] if self._marks and self._memory_row is not None else self._rows
+
+    def _remember(self, times_us: npt.NDArray[np.int64], columns: npt.NDArray[np.float64]) -> None:
+        used = len(self._rows)
+        self._history.append(times_us, columns[:used])
+        if len(columns) > used:
+            time_s = (self._origin_s or 0.0) + times_us.astype(np.float64) * 1e-6
+            self._marks.append_memory(time_s, columns[used])
+
+    def _known_marks(self) -> Marks | None:
+        """Return the marks so far on the axis of the history."""
+        marks = self._marks.marks()
+        return None if marks is None else marks.shifted(-(self._origin_s or 0.0))
 
     def _look(self, now_us: int) -> list[EpochEvent]:
         """Do what is due."""
@@ -372,7 +407,9 @@ class EpochTracker:
         return []
 
     def _begin(self, since_us: int, rows: int) -> _Running:
-        steps = analyse_in_steps(self._history.ticks(rows), ended=False, scope=self._scope(since_us))
+        steps = analyse_in_steps(
+            self._history.ticks(rows), ended=False, marks=self._known_marks, scope=self._scope(since_us)
+        )
         return _Running(since_us, rows, steps, since_us)
 
     def _resume(self, since_us: int, rows: int, due_us: int, done: int) -> None:
@@ -398,7 +435,10 @@ class EpochTracker:
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
         """Do all of an analysis at once."""
         found, cached = analyse_and_cache(
-            self._history.ticks(), ended=ended, scope=EVERYTHING if ended else self._scope(now_us)
+            self._history.ticks(),
+            ended=ended,
+            marks=self._known_marks(),
+            scope=EVERYTHING if ended else self._scope(now_us),
         )
         return self._take(found, cached, now_us, ended=ended)
 

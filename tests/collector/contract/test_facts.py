@@ -6,7 +6,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 
 from gpusonde.collector.storage.local.log import rejection_payload
 from gpusonde.collector.storage.model import AgentRow, EntryKind, LogEntry, PendingRecord, Position, RejectedRecord
-from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
+from gpusonde.collector.storage.samples import ActivityEntry, BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -147,7 +147,7 @@ def test_arrivals_come_in_the_order_in_which_they_were_said(engine, settles):
         store = engine.open()
 
 
-def test_what_processes_did_is_read_by_gpu_and_time(engine):
+def test_what_processes_did_is_read_by_gpu_in_order_of_arrival(engine):
     store = engine.open()
     feed = Feed()
     second = 10**9
@@ -162,16 +162,52 @@ def test_what_processes_did_is_read_by_gpu_and_time(engine):
         ]
     )
     for _ in range(2):
-        told = [
-            [job.values[0, 0] for job in store.facts.activity("agent-1", gpu, START_NS, START_NS + 90 * second)]
+        told = {
+            gpu: [(at.sequence, job.values[0, 0]) for at, job in store.facts.activity("agent-1", gpu, BEGINNING)]
             for gpu in ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
-        ]
-        assert told == [[2, 3, 4], [2, 3], [0, 0, 0], []]
-        (late,) = store.facts.activity("agent-1", "GPU-a", START_NS + 31 * second, START_NS + 59 * second)
-        assert late.time_unix_nano.tolist() == [START_NS + (30 + i) * second for i in range(30)]
-        assert store.facts.activity("agent-2", "GPU-a", START_NS, START_NS + 90 * second) == []
+        }
+        assert told == {
+            "GPU-a": [(2, 2), (3, 3), (4, 4)],
+            "GPU-b": [(2, 2), (3, 3)],
+            "GPU-c": [(2, 0), (3, 0), (4, 0)],
+            "GPU-d": [],
+        }
+        (first, _), *_ = store.facts.activity("agent-1", "GPU-a", BEGINNING)
+        later = list(store.facts.activity("agent-1", "GPU-a", Position(first.spool, 3)))
+        assert later[0][1].time_unix_nano.tolist() == [START_NS + (60 + i) * second for i in range(30)]
+        assert list(store.facts.activity("agent-2", "GPU-a", BEGINNING)) == []
         assert store.facts.losses() == []
         store = engine.open()
+
+
+def test_what_processes_did_stands_in_the_feed_where_it_was_said(engine):
+    store = engine.open()
+    feed = Feed()
+    count = 400  # more than is read at once
+    records = [feed.first]
+    for sequence in range(2, count + 2):
+        records.append(activity(sequence, START_NS + 30 * sequence * 10**9) if sequence % 2 else batch(sequence))
+    store.samples.append([feed.incoming(record) for record in records])
+
+    def said(after):
+        found = []
+        for entry in store.samples.read_feed("agent-1", "GPU-a", after):
+            if isinstance(entry, ActivityEntry):
+                found.append((entry.position.sequence, int(entry.activity.values[0, 0])))
+            else:
+                found += [(int(sequence), -1) for sequence in dict.fromkeys(entry.samples.sequence.tolist())]
+        return found
+
+    whole = [(sequence, sequence if sequence % 2 else -1) for sequence in range(2, count + 2)]
+    for settled in (False, True):
+        assert said(BEGINNING) == whole
+        entries = store.samples.read_feed("agent-1", "GPU-a", BEGINNING)
+        (spool,) = {entry.position.spool for entry in entries if isinstance(entry, ActivityEntry)}
+        assert said(Position(spool, 250)) == whole[249:]
+        assert said(Position(spool, 251)) == whole[250:]
+        if not settled:
+            engine.settle()
+            store = engine.open()
 
 
 def test_bindings_are_known_up_to_a_record(engine):

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpusonde.collector.storage.model import Position, StoredRecord
-from gpusonde.collector.storage.samples import BindingEntry, Marker, SourceEndEntry, StoredBlock
-from gpusonde.service.wire import BatchRecord, BindingsRecord, SourceEndedRecord
+from gpusonde.collector.storage.samples import ActivityEntry, BindingEntry, Marker, SourceEndEntry, StoredBlock
+from gpusonde.service.wire import ActivityRecord, BatchRecord, BindingsRecord, SourceEndedRecord
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Memtable:
 
     Attributes:
         blocks: GPU -> its blocks in order of arrival.
-        markers: GPU -> its bindings and source ends in order of arrival.
+        markers: GPU -> what is said of it beside its ticks, in order of arrival.
         blanks: (GPU, metric, reason) -> NaNs.
         reached: Spool -> highest sequence.
         nbytes: Bytes of the arrays.
@@ -48,6 +48,12 @@ class Memtable:
             for gpu_uuid in record.gpu_uuids:
                 self.markers.setdefault(gpu_uuid, []).append(SourceEndEntry(position))
             return list(record.gpu_uuids)
+        if isinstance(record, ActivityRecord):
+            for job in record.jobs:
+                self.nbytes += job.values.nbytes + len(job.message)
+                for gpu_uuid in job.gpu_uuids:
+                    self.markers.setdefault(gpu_uuid, []).append(ActivityEntry(position, job))
+        # Nobody is woken up for what processes did: it is read with the ticks that come a moment later.
         return []
 
     def blocks_between(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[StoredBlock]:
@@ -63,7 +69,7 @@ class Memtable:
         return _newest(self.blocks.get(gpu_uuid, []), frozenset(spools), after)
 
     def markers_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[Marker]:
-        """Return a GPU's bindings and source ends of these spools behind a position."""
+        """Return what is said of a GPU beside its ticks, in these spools behind a position."""
         return [m for m in self.markers.get(gpu_uuid, ()) if m.position > after and m.position.spool in spools]
 
 

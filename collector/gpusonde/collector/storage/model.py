@@ -6,7 +6,7 @@ Samples come as columns; see ``samples``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -325,10 +325,10 @@ class StoreUsage:
     free_bytes: int | None = None
 
 
-def read_activity(messages: Iterable[bytes], gpu_uuid: str) -> list[JobActivity]:
-    """Return those of stored messages about what processes did that are about a GPU."""
-    jobs = [job for m in messages for job in decode_activity(ingest_pb2.JobActivity.FromString(m), Limits()).jobs]
-    return [job for job in jobs if gpu_uuid in job.gpu_uuids]
+def read_activity(message: bytes, gpu_uuid: str) -> JobActivity | None:
+    """Return a stored message about what processes did, or None if it is about other GPUs."""
+    (job,) = decode_activity(ingest_pb2.JobActivity.FromString(message), STORED_LIMITS).jobs
+    return job if gpu_uuid in job.gpu_uuids else None
 
 
 def decode_inventory(message: bytes) -> InventoryRecord | None:

@@ -1,6 +1,6 @@
 """Samples of one GPU as columns, the feed of what an agent said about it, and rollups of ticks to seconds.
 
-``FeedEntry``: ticks, bindings and the end of a source, in the order in which the agent said them.
+``FeedEntry``: ticks, bindings, what processes did and the end of a source, in the order in which the agent said them.
 
 A row of a rollup is a second of one GPU in which at least one tick lies; rollups are left when the ticks are deleted. A
 gauge has its mean, and for how many ticks it is one, because the values of a second may be spread over two files; those
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.collector.storage.model import Position
-from gpusonde.service.wire import Binding, Block, Float64Array, Int64Array
+from gpusonde.service.wire import Binding, Block, Float64Array, Int64Array, JobActivity
 from gpusonde.telemetry import METRIC_BY_NAME, MetricKind, SamplingClass, Unit, metric
 
 Column = npt.NDArray[np.floating[Any]]
@@ -215,23 +215,36 @@ class SourceEndEntry:
     position: Position
 
 
-Marker: TypeAlias = BindingEntry | SourceEndEntry
-FeedEntry: TypeAlias = TicksEntry | BindingEntry | SourceEndEntry
+@dataclass(frozen=True)
+class ActivityEntry:
+    """What the processes on the GPU did, up to about now."""
+
+    position: Position
+    activity: JobActivity
 
 
-def merge_feed(pieces: Iterable[Samples], markers: Sequence[Marker]) -> Iterator[FeedEntry]:
-    """Merge ticks with the markers between them; both are in order of arrival."""
-    waiting = list(markers)
+Marker: TypeAlias = BindingEntry | SourceEndEntry | ActivityEntry
+FeedEntry: TypeAlias = TicksEntry | Marker
+
+
+def merge_feed(pieces: Iterable[Samples], markers: Iterable[Marker]) -> Iterator[FeedEntry]:
+    """Merge ticks with the markers between them; both are in order of arrival, and taken when they are needed."""
+    waiting = iter(markers)
+    upcoming = next(waiting, None)
     for piece in pieces:
         if not len(piece):
             continue
-        due = [mark for mark in waiting if mark.position <= piece.last_position]
-        waiting = waiting[len(due) :]
+        due: list[Marker] = []
+        while upcoming is not None and upcoming.position <= piece.last_position:
+            due.append(upcoming)
+            upcoming = next(waiting, None)
         for part, mark in zip(split_by_position(piece, [m.position for m in due]), [*due, None], strict=True):
             if len(part):
                 yield TicksEntry(part)
             if mark:
                 yield mark
+    if upcoming is not None:
+        yield upcoming
     yield from waiting
 
 

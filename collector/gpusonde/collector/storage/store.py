@@ -111,8 +111,8 @@ class FactStore(Protocol):
     def events(self, gpu_uuid: str) -> list[GpuEvent]:
         """Return a GPU's events in order of time."""
 
-    def activity(self, agent_id: str, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[JobActivity]:
-        """Return what the processes of the job on a GPU did, the records that reach into ``[start, end)``, by time."""
+    def activity(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[tuple[Position, JobActivity]]:
+        """Yield what the processes of the job on a GPU did, behind a position, in order of arrival."""
 
     def losses(self) -> list[LossRow]:
         """Return every loss that an agent reported and every gap that was seen."""

@@ -26,6 +26,7 @@ from gpusonde.collector.tracking.run_state import EpochsState, number, text, who
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, EpochStatus, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
 from gpusonde.errors import ChildLostError
+from gpusonde.service.wire import JobActivity
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class Tracker(Protocol):
 
     def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, exhaustive: bool = True) -> list[EpochEvent]:
         """Take ticks, or none; return what they, or earlier ones, have led to."""
+
+    def note_marks(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> None:
+        """Take what the processes of the run's job did."""
 
     def finish(self) -> list[EpochEvent]:
         """Analyse all ticks once more."""
@@ -80,6 +84,8 @@ class RunEpochTracker:
         self._shares = Shares(math.nan, math.nan)
         self._restored = False
         self._deviations: tuple[DeviationRow, ...] = ()
+        # Of looks that came before the run's first tick.
+        self._early: list[JobActivity] = []
 
     @classmethod
     def restored(
@@ -142,10 +148,29 @@ class RunEpochTracker:
             return
         if self._origin is None:
             self._origin = int(samples.time_unix_nano[0])
+            early, self._early = self._early, []
+            for activity in early:
+                self.note_activity(activity)
         # Seconds after the first tick: float64 holds those to the nanosecond, Unix seconds only to about a microsecond.
         time_s = (samples.time_unix_nano - self._origin) / 1e9
         values = samples.matrix(self._metrics)
         self._attempt(lambda tracker: tracker.update(time_s, values, exhaustive=exhaustive))
+
+    def note_activity(self, activity: JobActivity) -> None:
+        """Take what the processes of the run's job did, as far as the run had begun.
+
+        Raises:
+            UnusableStateError: As for ``update``.
+        """
+        if self._failure:
+            return
+        if self._origin is None:
+            self._early.append(activity)
+            return
+        within = activity.time_unix_nano >= self._origin
+        if within.any():
+            time_s, values = (activity.time_unix_nano[within] - self._origin) / 1e9, activity.values[:, within]
+            self._attempt(lambda tracker: tracker.note_marks(time_s, values))
 
     def drain(self) -> None:
         """Take what earlier ticks have led to meanwhile, from a tracker that does not answer at once.
@@ -253,7 +278,7 @@ class RunEpochTracker:
     def _unix_nano(self, time_s: float) -> int:
         return (self._origin or 0) + round(time_s * 1e6) * 1000
 
-    def _attempt(self, call: Callable[[Tracker], list[EpochEvent]]) -> None:
+    def _attempt(self, call: Callable[[Tracker], list[EpochEvent] | None]) -> None:
         try:
             if self._tracker is None:
                 self._tracker = self._make_tracker(self._metrics)

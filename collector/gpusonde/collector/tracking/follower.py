@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.model import RunRow, RunUpdate
-from gpusonde.collector.storage.samples import BindingEntry, Samples, TicksEntry, concatenate
+from gpusonde.collector.storage.samples import ActivityEntry, BindingEntry, Samples, TicksEntry, concatenate
 from gpusonde.collector.storage.store import Store, UnusableStateError
 from gpusonde.collector.tracking.epochs import RunEpochTracker
 from gpusonde.collector.tracking.jobs import EpochsOfRun, JobRun, Jobs, job_of
@@ -74,6 +74,8 @@ class GpuFollower:
         self._told: tuple[EpochsOfRun | None, int] = (None, 0)
         self._compare_from = 0
         self._held: list[Samples] = []
+        # What processes did before there was a run: that of its lead-in belongs to it.
+        self._early: list[ActivityEntry] = []
         self._is_exhaustive = True
         self._reached = resume.position
         self._restored = state is not None
@@ -150,6 +152,10 @@ class GpuFollower:
                 self._reached = entry.position
                 if run := self._runs.run:
                     self._note_job(run)
+            elif isinstance(entry, ActivityEntry):
+                events = []
+                self._note_activity(entry)
+                self._reached = entry.position
             else:
                 events = self._runs.source_ended(entry.position)
                 self._reached = entry.position
@@ -223,6 +229,10 @@ class GpuFollower:
             offered = set(self._store.facts.metrics(self._gpu_uuid))
             metrics = [name for name in samples.columns if name in offered]
             self._epochs = RunEpochTracker(self._run_id, metrics, self._jobs.make_tracker)
+            for entry in self._early:
+                if entry.position > self._runs.resume.position:
+                    self._epochs.note_activity(entry.activity)
+            self._early = []
         if job is None or not len(samples):
             self._epochs.update(samples, exhaustive=exhaustive)
             return
@@ -232,6 +242,14 @@ class GpuFollower:
         length_ns = int(samples.time_unix_nano[-1]) - int(self._held[0].time_unix_nano[0])
         if length_ns >= _HELD_NS or not self._jobs.has_others(job):
             self._take_held()
+
+    def _note_activity(self, entry: ActivityEntry) -> None:
+        """Give the tracker what the job's processes did, behind the ticks that arrived before it."""
+        if self._epochs:
+            self._take_held()
+            self._epochs.note_activity(entry.activity)
+        elif not self._runs.is_open:
+            self._early = [e for e in (*self._early, entry) if e.position > self._runs.resume.position]
 
     def _take_held(self) -> None:
         """Give the tracker what waits for the other GPUs of the job to be read with it."""

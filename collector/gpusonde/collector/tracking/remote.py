@@ -88,6 +88,11 @@ class Trackers:
         """Take ticks."""
         return self._standing(number, self._trackers[number].update(time_s, values, exhaustive=exhaustive))
 
+    def note_marks(self, number: int, time_s: _Array, values: _Array) -> Standing:
+        """Take what the processes of the run's job did."""
+        self._trackers[number].note_marks(time_s, values)
+        return self._standing(number, [])
+
     def finish(self, number: int) -> Standing:
         """Take the end of the run."""
         return self._standing(number, self._trackers[number].finish())
@@ -178,6 +183,7 @@ class RemoteTracker:
         self._number = number
         self._under_way: deque[Future[bytes]] = deque([self._ask(first, given)])
         self._held: list[tuple[_Array, _Array]] = []
+        self._is_exhaustive = True
         self._next_analysis_s = -math.inf
         self._epochs: tuple[TrackedEpoch, ...] = ()
         self._detection: EpochDetection | None = None
@@ -206,10 +212,17 @@ class RemoteTracker:
         if not times.size:
             return events
         self._held.append((times, np.asarray(values, dtype=np.float64)))
+        self._is_exhaustive = exhaustive
         newest = float(times[-1])
         if newest > self._next_analysis_s or newest - float(self._held[0][0][0]) >= _LONGEST_WAIT_S:
             self._send_held(exhaustive=exhaustive)
         return events
+
+    def note_marks(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> None:
+        """Take what the processes of the run's job did, behind the ticks so far."""
+        self._send_held(exhaustive=self._is_exhaustive)
+        marks = np.asarray(time_s, dtype=np.float64), np.asarray(values, dtype=np.float64)
+        self._under_way.append(self._ask("note_marks", *marks))
 
     def finish(self) -> list[EpochEvent]:
         """Have all ticks analysed once more, and wait for it.

@@ -8,7 +8,7 @@ of the job and from each of them (``deviations``).
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -76,7 +76,9 @@ def analyse_and_cache(
 ) -> tuple[EpochDetection, CachedMatch | None]:
     """Do what :func:`analyse_in_steps` does, at once."""
     return complete(
-        analyse_in_steps(ticks, devices=devices, ended=ended, told=told, marks=marks, scorer=scorer, scope=scope)
+        analyse_in_steps(
+            ticks, devices=devices, ended=ended, told=told, marks=lambda: marks, scorer=scorer, scope=scope
+        )
     )
 
 
@@ -96,7 +98,7 @@ def analyse_in_steps(
     devices: Mapping[str, Ticks] = MappingProxyType({}),
     ended: bool = True,
     told: Told = _NOTHING_TOLD,
-    marks: Marks | None = None,
+    marks: Callable[[], Marks | None] = lambda: None,
     scorer: Scorer | None = None,
     scope: Scope = EVERYTHING,
 ) -> Generator[None, None, tuple[EpochDetection, CachedMatch | None]]:
@@ -107,7 +109,7 @@ def analyse_in_steps(
         devices: The ticks of each GPU of such a job by its name, on the same axis.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
         told: What is known of the job; it refutes levels before one is chosen.
-        marks: What the job's processes did meanwhile, on the ticks' own axis; it settles names.
+        marks: Returns what the job's processes did meanwhile, on the ticks' own axis; asked when levels are named.
         scorer: Judges the hypotheses; None for the shipped one.
         scope: Which periods to look for by template matching.
 
@@ -137,7 +139,7 @@ def analyse_in_steps(
         run_state = judge_unread(use)
     else:
         named, run_state = yield from _find_levels(job, list(loads.values()), templates, use, ended=ended)
-    settled = settle(name_by_marks(named, marks, activity.time_map), told, ended=ended)
+    settled = settle(name_by_marks(named, marks(), activity.time_map), told, ended=ended)
     cycles = nest(level.cycle for level in settled.levels)
     likeliest = level_of(detection.period_s, cycles)
     if likeliest is None and detection.verdict != Verdict.NONE and detection.hypotheses:

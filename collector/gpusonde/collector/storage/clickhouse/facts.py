@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
@@ -32,6 +32,8 @@ _NS_PER_MS = 1_000_000
 TERM_SHIFT = 42
 # For so long a claim may be there before all else that is said with it.
 _RIVALS_S = 300
+_LAST_ITEM = 1 << 62
+_ACTIVITY_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -416,16 +418,29 @@ class ClickHouseFacts:
         )
         return [GpuEvent(gpu_uuid, time, kind, value) for time, _, _, _, kind, value in rows]
 
-    def activity(self, agent_id: str, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[JobActivity]:
-        """Return what the processes of the job on a GPU did, the records that reach into ``[start, end)``."""
-        table = self._sql.table(
-            "SELECT DISTINCT start_unix_nano, spool, sequence, item, message FROM job_activity"
-            " WHERE spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String})"
-            " AND end_unix_nano >= {start:Int64} AND start_unix_nano < {end:Int64}"
-            " ORDER BY start_unix_nano, spool, sequence, item",
-            {"agent": agent_id, "start": start_unix_nano, "end": end_unix_nano},
-        )
-        return read_activity(binary_column(table, "message"), gpu_uuid)
+    def activity(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[tuple[Position, JobActivity]]:
+        """Yield what the processes of the job on a GPU did, behind a position, in order of arrival."""
+        place = (*after, _LAST_ITEM)
+        while True:
+            table = self._sql.table(
+                "SELECT DISTINCT spool, sequence, item, message FROM job_activity"
+                " WHERE spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String})"
+                " AND (spool, sequence, item) > ({spool:Int64}, {sequence:Int64}, {item:Int64})"
+                " ORDER BY spool, sequence, item LIMIT {most:Int64}",
+                {
+                    "agent": agent_id,
+                    "spool": place[0],
+                    "sequence": place[1],
+                    "item": place[2],
+                    "most": _ACTIVITY_AT_ONCE,
+                },
+            )
+            if not table.num_rows:
+                return
+            keys = zip(*(table.column(name).to_pylist() for name in ("spool", "sequence", "item")), strict=True)
+            for place, message in zip(keys, binary_column(table, "message"), strict=True):
+                if job := read_activity(message, gpu_uuid):
+                    yield Position(*place[:2]), job
 
     def losses(self) -> list[LossRow]:
         """Return every reported loss and every gap that was seen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position, 
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
     SECOND_NS,
+    ActivityEntry,
     BindingEntry,
     Column,
     FeedEntry,
@@ -375,22 +377,23 @@ class ClickHouseSamples:
         durable = self._durable_sequences(agent_id)
         recent = self._tail.behind(gpu_uuid, durable, after)
         if recent is not None:
-            blocks, markers = recent
-            return merge_feed(_by_spool(blocks), markers)
+            blocks, latest = recent
+            return merge_feed(_by_spool(blocks), latest)
         markers = self._stored_markers(agent_id, gpu_uuid, after, durable)
         return merge_feed(self._stored(gpu_uuid, after, durable), markers)
 
     def _stored_markers(
         self, agent_id: str, gpu_uuid: str, after: Position, durable: Mapping[int, int]
-    ) -> list[Marker]:
+    ) -> Iterator[Marker]:
         markers: list[Marker] = [
             BindingEntry(position, binding) for position, binding in self._facts.bindings(agent_id, gpu_uuid)
         ]
         markers += [SourceEndEntry(position) for position in self._facts.source_ends(agent_id, gpu_uuid)]
-        return sorted(
-            (m for m in markers if m.position > after and m.position.sequence <= durable.get(m.position.spool, 0)),
-            key=lambda mark: mark.position,
-        )
+        markers = sorted((mark for mark in markers if mark.position > after), key=lambda mark: mark.position)
+        # Far more than the others, and read piece by piece.
+        activity = (ActivityEntry(position, job) for position, job in self._facts.activity(agent_id, gpu_uuid, after))
+        merged: Iterator[Marker] = heapq.merge(markers, activity, key=lambda mark: mark.position)
+        return (mark for mark in merged if mark.position.sequence <= durable.get(mark.position.spool, 0))
 
     def _stored(self, gpu_uuid: str, after: Position, durable: Mapping[int, int]) -> Iterator[Samples]:
         metrics = self._facts.metrics(gpu_uuid)

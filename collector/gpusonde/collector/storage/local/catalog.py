@@ -133,7 +133,6 @@ CREATE TABLE IF NOT EXISTS job_activity (
     received_unix_s INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER)),
     PRIMARY KEY (spool, sequence, item)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS job_activity_by_time ON job_activity (spool, end_unix_nano);
 CREATE INDEX IF NOT EXISTS job_activity_by_age ON job_activity (received_unix_s);
 """
 

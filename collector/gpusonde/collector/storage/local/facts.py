@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpusonde.collector.storage.local.catalog import Database
 from gpusonde.collector.storage.model import (
@@ -37,6 +37,8 @@ from gpusonde.service.wire import (
 
 # Records without samples are rows of these, keyed by their sequence.
 _BY_SEQUENCE = ("inventories", "job_bindings", "source_ends", "gpu_events", "losses", "rejections", "empty_records")
+_LAST_ITEM = 1 << 62
+_ACTIVITY_AT_ONCE = 256
 
 
 class LocalFacts:
@@ -182,14 +184,18 @@ class LocalFacts:
         )
         return [GpuEvent(*row) for row in rows]
 
-    def activity(self, agent_id: str, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[JobActivity]:
-        """Return what the processes of the job on a GPU did, the records that reach into ``[start, end)``."""
-        rows = self._database.rows(
-            "SELECT message FROM job_activity JOIN spools USING (spool) WHERE agent_id = ? AND end_unix_nano >= ?"
-            " AND start_unix_nano < ? ORDER BY start_unix_nano, spool, sequence, item",
-            (agent_id, start_unix_nano, end_unix_nano),
-        )
-        return read_activity((message for (message,) in rows), gpu_uuid)
+    def activity(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[tuple[Position, JobActivity]]:
+        """Yield what the processes of the job on a GPU did, behind a position, in order of arrival."""
+        place = (*after, _LAST_ITEM)
+        while rows := self._database.rows(
+            "SELECT spool, sequence, item, message FROM job_activity JOIN spools USING (spool)"
+            " WHERE agent_id = ? AND (spool, sequence, item) > (?, ?, ?) ORDER BY spool, sequence, item LIMIT ?",
+            (agent_id, *place, _ACTIVITY_AT_ONCE),
+        ):
+            for spool, sequence, _, message in rows:
+                if job := read_activity(message, gpu_uuid):
+                    yield Position(spool, sequence), job
+            place = rows[-1][:3]
 
     def losses(self) -> list[LossRow]:
         """Return every reported loss and every gap that was seen."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gpusonde.collector.storage.memtable import Memtables
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
+    ActivityEntry,
     BindingEntry,
     Column,
     FeedEntry,
@@ -103,7 +105,7 @@ class LocalReader:
 
     Args:
         memory: What is not in segments.
-        facts: Bindings and source ends.
+        facts: What is said of GPUs beside their ticks.
         segments: What is in segments.
         layout: Where the segments lie.
         segment_files: Reads them.
@@ -215,10 +217,11 @@ class LocalReader:
         with self._memory.lock:
             spools = [number for (agent, _), number in self._memory.spools.items() if agent == agent_id]
             blocks: list[StoredBlock] = []
-            markers: list[Marker] = []
+            recent: list[Marker] = []
             for memtable in self._memory.latest_memtables():
                 blocks += memtable.blocks_after(gpu_uuid, spools, after)
-                markers += memtable.markers_after(gpu_uuid, spools, after)
+                recent += memtable.markers_after(gpu_uuid, spools, after)
+            markers: Iterable[Marker] = recent
             parts: list[PartRow] = []
             stored: dict[int, int] = {}
             # Whoever keeps up never needs the disk.
@@ -253,18 +256,20 @@ class LocalReader:
                     yield piece
             rows = left
 
-    def _stored_markers(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Marker]:
+    def _stored_markers(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Marker]:
+        """Yield what is stored at this moment, whenever it is asked for."""
+        durable = {spool: self._memory.durable.get(key, 0) for key, spool in self._memory.spools.items()}
         markers: list[Marker] = [
             BindingEntry(position, binding)
             for position, binding in self._facts.bindings(agent_id, gpu_uuid)
             if position > after
         ]
         markers += [SourceEndEntry(position) for position in self._facts.source_ends_after(agent_id, gpu_uuid, after)]
-        durable = {spool: self._memory.durable.get(key, 0) for key, spool in self._memory.spools.items()}
-        return sorted(
-            (mark for mark in markers if mark.position.sequence <= durable.get(mark.position.spool, 0)),
-            key=lambda mark: mark.position,
-        )
+        markers.sort(key=lambda mark: mark.position)
+        # Far more than the others, and read piece by piece.
+        activity = (ActivityEntry(position, job) for position, job in self._facts.activity(agent_id, gpu_uuid, after))
+        merged: Iterator[Marker] = heapq.merge(markers, activity, key=lambda mark: mark.position)
+        return (mark for mark in merged if mark.position.sequence <= durable.get(mark.position.spool, 0))
 
 
 def _by_spool(blocks: Sequence[StoredBlock]) -> Iterator[Samples]:
