@@ -220,10 +220,33 @@ def test_a_job_on_several_hosts_has_one_tree_and_the_hosts_that_disagree_are_nam
     subject.pipeline.round()
     runs = subject.runs()
     answers = [list_epochs(subject.results, query_pb2.ListEpochsRequest(run_id=run.run_id)) for run in runs]
-    assert {answer.tree_agent_id for answer in answers} == {"agent-1"}
-    owner = next(run.run_id for run in runs if run.agent_id == "agent-1")
-    assert {tuple(cycle.period.ToNanoseconds() for cycle in answer.cycles) for answer in answers} == {
-        tuple(round(cycle.period_s * 1e9) for cycle in subject.results.tree(owner).cycles)
-    }
+    first = min(runs, key=lambda run: (run.start_unix_nano, run.gpu_uuid))
+    assert {answer.tree_agent_id for answer in answers} == {first.agent_id}
+    assert len({tuple(cycle.SerializeToString() for cycle in answer.cycles) for answer in answers}) == 1
+    level = answers[0].cycles[answers[0].level]
+    assert level.period.ToNanoseconds() / 1e9 == pytest.approx(PERIOD_S, rel=0.01)
     assert {tuple(answer.disagreeing_agents) for answer in answers} == {("agent-2",)}
+    (other,) = answers[0].host_deviations
+    assert (other.agent_id, other.kind, other.amount) == ("agent-2", "period", pytest.approx(30.0, rel=0.02))
     assert {tuple(each.gpu_uuid for each in answer.deviations) for answer in answers} == {("GPU-a2",)}
+
+
+def test_a_level_that_is_not_sure_yet_is_left_out_unless_asked_for_and_is_told_when_the_run_is_over(setup):
+    subject = setup()
+    records = records_of(gpu_traces(1))
+    hidden = 0
+    for first in range(0, len(records), 10):
+        subject.feed(records[first : first + 10], 10)
+        for run in subject.runs():
+            ask = query_pb2.ListEpochsRequest(run_id=run.run_id)
+            told = list_epochs(subject.results, ask)
+            ask.include_provisional = True
+            everything = list_epochs(subject.results, ask)
+            assert not [cycle for cycle in told.cycles if cycle.provisional]
+            assert len(told.cycles) + told.provisional_cycles == len(everything.cycles)
+            assert sum(cycle.provisional for cycle in everything.cycles) == told.provisional_cycles
+            hidden += told.provisional_cycles > 0
+    assert hidden
+    assert run.ended
+    assert told.provisional_cycles == 0
+    assert told.cycles

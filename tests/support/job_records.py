@@ -39,7 +39,7 @@ def binding(gpu, job="job-1", scheduler=job_pb2.SCHEDULER_SLURM, end=0):
     )
 
 
-def records_of(traces, bindings=None, bound_after_s=0.0, agent_id="agent-1"):
+def records_of(traces, bindings=None, bound_after_s=0.0, agent_id="agent-1", spool_id="spool-1"):
     """Records of one agent, each with a second of every GPU, and their bindings as soon as they are known."""
     if bindings is None:
         bindings = [binding(gpu) for gpu in traces]
@@ -62,4 +62,4 @@ def records_of(traces, bindings=None, bound_after_s=0.0, agent_id="agent-1"):
         ]
         said.append(batch(len(said) + 1, *blocks))
     said.append(source_ended(len(said) + 1, *range(len(traces))))
-    return incoming(said, agent_id)
+    return incoming(said, agent_id, spool_id)

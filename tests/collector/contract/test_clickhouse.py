@@ -244,6 +244,7 @@ def test_the_board_of_jobs_lists_the_levels_and_the_gpus_that_do_otherwise(open_
     levels = [
         CycleRow(p, p - 0.1, p + 0.1, 9, 0.9, role, 0.7, None, (7,)) for p, role in ((2.0, "step"), (50.0, "epoch"))
     ]
+    levels.append(replace(levels[0], period_s=300.0, confirmed=False))
     tree = CycleTree(tuple(levels), 1, (DeviationRow("GPU-b", "lag", 1.5),))
     other = replace(run, run_id="run-2", gpu_uuid="GPU-b", start_unix_nano=6_000_000)
     late = replace(run, run_id="run-3", job_id="job-2", start_unix_nano=10**18, end_unix_nano=10**18)

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.job_records import gpu_traces, idle_outside, records_of
+from support.job_records import PERIOD_S, gpu_traces, idle_outside, records_of, shifted
 from support.store_records import EVER, Feed
 from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 from support.wire_agent import START_NS, TICK_NS
 
+from gpusonde.collector.query.runs import list_epochs
 from gpusonde.collector.storage.clickhouse.facts import KnownAgents
 from gpusonde.collector.storage.model import AgentRow, EpochRow, Position, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.errors import StoreError
+from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import read_trace
 
 BEGINNING = Position(0, 0)
@@ -225,6 +227,37 @@ def test_a_job_that_moves_between_collectors_ends_with_the_same_epochs_on_all_it
     assert found(first) == found(second) == found(alone)
     assert {ended for ended, _, _ in found(alone).values()} == {True}
     alone.store.close()
+
+
+def test_a_job_whose_hosts_stream_to_two_collectors_has_one_tree_that_both_tell(pair):
+    for engine in pair:
+        engine.close()
+    first, second = (TrackedStore(engine=engine) for engine in pair)
+    early = {f"GPU-a{i}": trace for i, trace in enumerate(gpu_traces(2).values())}
+    late = {f"GPU-b{i}": shifted(trace, 4.0) for i, trace in enumerate(gpu_traces(2).values())}
+    for tracked, name, traces in ((first, "agent-2", early), (second, "agent-1", late)):
+        tracked.store.samples.register_agents([agent(name, f"spool of {name}")])
+        tracked.feed(records_of(traces, agent_id=name, spool_id=f"spool of {name}"), 50)
+        tracked.pipeline.finish()
+    runs = first.runs()
+    assert runs == second.runs()
+    assert {run.agent_id for run in runs} == {"agent-1", "agent-2"}
+    answers = [
+        list_epochs(tracked.results, query_pb2.ListEpochsRequest(run_id=run.run_id, page_size=1))
+        for tracked in (first, second)
+        for run in runs
+    ]
+    for answer in answers:
+        # Whose runs began first, not whose name is first.
+        assert answer.tree_agent_id == "agent-2"
+        assert list(answer.cycles) == list(answers[0].cycles)
+        assert answer.cycles[answer.level].period.ToNanoseconds() / 1e9 == pytest.approx(PERIOD_S, rel=0.01)
+        (deviation,) = answer.host_deviations
+        assert (deviation.agent_id, deviation.kind) == ("agent-1", "lag")
+        assert deviation.amount == pytest.approx(4.0, abs=0.5)
+    parts = {run.agent_id: first.results.tree(run.run_id) for run in runs}
+    told = answers[0].cycles[answers[0].level]
+    assert told.count == max(parts[name].cycles[parts[name].level].count for name in parts)
 
 
 def epochs_of(tracked):

@@ -84,6 +84,7 @@ class RunCyclePayload(LevelPayload):
     """A level of the tree of cycles of a run's job."""
 
     starts_s: Annotated[list[float], JsonKey("the latest 64 at most, from the start of the run")]
+    provisional: Annotated[bool, JsonKey("the tracker is not sure of it yet")]
 
 
 class EpochsPayload(TotalsPayload):
@@ -106,8 +107,15 @@ class EpochsPayload(TotalsPayload):
     ]
     run_state: Annotated[str | None, JsonKey("what the job does: `training`, `serving`, `idle` or `other`")]
     run_state_confidence: Annotated[float, JsonKey("probability that `run_state` is right")]
-    tree_agent_id: Annotated[str, JsonKey("on whose GPUs `cycles` were found, if the job is on several hosts")]
+    provisional_cycles: Annotated[
+        int, JsonKey("levels that the tracker is not sure of yet, listed with `--provisional`")
+    ]
+    tree_agent_id: Annotated[str, JsonKey("in whose name `cycles` are told, if the job is on several hosts")]
     disagreeing_agents: Annotated[list[str], JsonKey("agents on whose hosts another period was found for the job")]
+    host_deviations: Annotated[
+        list[dict[str, Any]],
+        JsonKey("hosts of the job that do otherwise", holds="gpusonde.collector.client.results.HostDeviation"),
+    ]
 
 
 def add_epochs_options(parser: Parser) -> None:
@@ -120,7 +128,7 @@ def add_epochs_options(parser: Parser) -> None:
         metavar="N",
         help="epochs the job is to run for; says when it will be done",
     )
-    parser.add_argument("--provisional", action="store_true", help="also epochs that the tracker is not sure of yet")
+    parser.add_argument("--provisional", action="store_true", help="also what the tracker is not sure of yet")
     add_collector_options(parser)
 
 
@@ -156,6 +164,8 @@ def run_epochs(args: argparse.Namespace) -> int:
         render_levels(screen, found.cycles, found.level)
         for deviation in found.deviations:
             screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
+        for other in found.host_deviations:
+            screen.line(f"host of {other.agent_id} deviates: {other.kind} ({formatting.seconds(other.amount)})")
         _render_remarks(screen, chosen, found)
 
     payload: EpochsPayload = {
@@ -172,14 +182,17 @@ def run_epochs(args: argparse.Namespace) -> int:
             {
                 **level_payload(cycle),
                 "starts_s": [(start - chosen.start_unix_nano) / 1e9 for start in cycle.latest_starts_unix_nano],
+                "provisional": cycle.provisional,
             }
             for cycle in found.cycles
         ],
         "deviations": [dataclasses.asdict(deviation) for deviation in found.deviations],
         "run_state": found.run_state or None,
         "run_state_confidence": found.run_state_confidence,
+        "provisional_cycles": found.provisional_cycles,
         "tree_agent_id": found.tree_agent_id,
         "disagreeing_agents": list(found.disagreeing_agents),
+        "host_deviations": [dataclasses.asdict(deviation) for deviation in found.host_deviations],
     }
     Output(as_json=args.json).result(payload, render)
     return 0
@@ -193,8 +206,9 @@ def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
     if found.provisional_epochs and not any(epoch.status == "provisional" for epoch in found.epochs):
         left_out = formatting.count(found.provisional_epochs, "epoch")
         screen.note(f"{left_out} that the tracker is not sure of yet left out; --provisional lists them")
-    if found.disagreeing_agents:
-        screen.note(f"another period was found for this job on the hosts of {', '.join(found.disagreeing_agents)}")
+    if found.provisional_cycles and not any(cycle.provisional for cycle in found.cycles):
+        left_out = formatting.count(found.provisional_cycles, "level")
+        screen.note(f"{left_out} that the tracker is not sure of yet left out; --provisional lists them")
     if found.pending_summaries:
         screen.note(
             f"mean metrics and energy of {formatting.count(found.pending_summaries, 'epoch')} are still being worked "

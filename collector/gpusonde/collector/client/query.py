@@ -18,6 +18,7 @@ from gpusonde.collector.client.results import (
     DurationTrend,
     EpochInfo,
     GpuDeviation,
+    HostDeviation,
     Measurement,
     Prediction,
     PredictionSet,
@@ -85,7 +86,7 @@ class Client(ServiceClient):
         Args:
             run_id: The run.
             include_withdrawn: Also epochs that a later revision withdrew.
-            include_provisional: Also epochs that the tracker is not sure of yet.
+            include_provisional: Also epochs and levels that the tracker is not sure of yet.
             total_epochs: Epochs that the job is to run for, for an estimate of its end.
 
         Raises:
@@ -238,6 +239,8 @@ def _run_epochs(response: query_pb2.ListEpochsResponse, epochs: Sequence[EpochIn
         run_state_confidence=response.run_state_confidence,
         tree_agent_id=response.tree_agent_id,
         disagreeing_agents=tuple(response.disagreeing_agents),
+        host_deviations=tuple(HostDeviation(d.agent_id, d.kind, d.amount) for d in response.host_deviations),
+        provisional_cycles=response.provisional_cycles,
     )
 
 
@@ -252,6 +255,7 @@ def _cycle(cycle: query_pb2.Cycle) -> CycleInfo:
         cycle.role_confidence,
         cycle.parent if cycle.HasField("parent") else None,
         tuple(start.ToNanoseconds() for start in cycle.latest_start_times),
+        cycle.provisional,
     )
 
 

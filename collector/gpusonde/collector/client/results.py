@@ -159,6 +159,7 @@ class CycleInfo:
         role_confidence: Probability, 0..1, that ``role`` is right; 0 for ``unknown``.
         parent: Index of the level that this one is nested in; None for the outermost.
         latest_starts_unix_nano: The latest 64 starts at most.
+        provisional: Whether the tracker is not sure of it yet.
     """
 
     period_s: float
@@ -170,6 +171,7 @@ class CycleInfo:
     role_confidence: float
     parent: int | None
     latest_starts_unix_nano: tuple[int, ...]
+    provisional: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,21 @@ class GpuDeviation:
     """
 
     gpu_uuid: str
+    kind: str
+    amount: float
+
+
+@dataclass(frozen=True)
+class HostDeviation:
+    """What the GPUs on one host of a job do otherwise than those on the others.
+
+    Attributes:
+        agent_id: The host's agent.
+        kind: ``period``, another one than the job's; ``missing``, without a level that the others have; or ``lag``.
+        amount: Its own period in seconds; that of the level; or the seconds that it is behind.
+    """
+
+    agent_id: str
     kind: str
     amount: float
 
@@ -207,8 +224,10 @@ class RunEpochs:
         deviations: GPUs of the job that do otherwise than the others.
         run_state: What the job does as a whole: ``training``, ``serving``, ``idle``, ``other`` or empty.
         run_state_confidence: Probability, 0..1, that ``run_state`` is right.
-        tree_agent_id: On whose GPUs ``cycles`` were found, if the job is on several hosts.
+        tree_agent_id: In whose name ``cycles`` are told, if the job is on several hosts.
         disagreeing_agents: Agents on whose hosts another period was found for this job.
+        host_deviations: Hosts of the job whose GPUs do otherwise than those of the others.
+        provisional_cycles: Levels that the tracker is not sure of yet, listed or not.
     """
 
     verdict: str
@@ -228,6 +247,8 @@ class RunEpochs:
     run_state_confidence: float = 0.0
     tree_agent_id: str = ""
     disagreeing_agents: tuple[str, ...] = ()
+    host_deviations: tuple[HostDeviation, ...] = ()
+    provisional_cycles: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from gpusonde.collector.query.job_tree import JobTree, TreePart
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.storage.model import CycleRow, EpochRow, GpuRow, RunRow, SummaryRow
 from gpusonde.collector.storage.store import ResultStore, Store
@@ -156,7 +157,7 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
         pending_summaries=results.count_to_summarise(run.run_id),
         provisional_epochs=provisional,
     )
-    _add_tree(response, results, run)
+    _add_tree(response, results, run, include_provisional=request.include_provisional)
     if request.total_epochs:
         _estimate(response, run, counted, request.total_epochs)
     left_out = set() if request.include_withdrawn else {"withdrawn"}
@@ -185,44 +186,45 @@ _ROLES = {
 
 # Of all hosts of a job.
 _MOST_RUNS_OF_A_JOB = 10_000
-# Of the logarithm of the period: what differs by more is another one.
-_SAME_PERIOD = 0.1
 
 
-def _add_tree(response: query_pb2.ListEpochsResponse, results: ResultStore, run: RunRow) -> None:
-    """Add the tree of cycles of a run's job: that of the first agent with one, and what all name of their own GPUs."""
-    parts = _parts(results, run)
-    trees = {agent_id: results.tree(part.run_id) for agent_id, part in sorted(parts.items())}
-    owner = next((agent_id for agent_id, tree in trees.items() if tree.cycles), run.agent_id)
-    tree, period_s = trees[owner], parts[owner].period_s
-    response.tree_agent_id = owner
+def _add_tree(
+    response: query_pb2.ListEpochsResponse, results: ResultStore, run: RunRow, *, include_provisional: bool
+) -> None:
+    """Add the tree of cycles of a run's job on all hosts, and who does otherwise there."""
+    job = JobTree.of(_parts(results, run))
+    tree = job.tree if include_provisional else job.listed()
+    response.tree_agent_id = job.agent_id
     response.run_state, response.run_state_confidence = tree.run_state, tree.run_state_confidence
     response.cycles.extend(_cycle(cycle) for cycle in tree.cycles)
+    response.provisional_cycles = sum(not cycle.confirmed for cycle in job.tree.cycles)
     if tree.level is not None:
         response.level = tree.level
     response.deviations.extend(
-        query_pb2.GpuDeviation(gpu_uuid=each.gpu_uuid, kind=each.kind, amount=each.amount)
-        for part in trees.values()
-        for each in part.deviations
+        query_pb2.GpuDeviation(gpu_uuid=each.gpu_uuid, kind=each.kind, amount=each.amount) for each in tree.deviations
     )
-    # NaN, where nothing was found, disagrees with nothing.
-    response.disagreeing_agents.extend(
-        agent_id for agent_id in trees if abs(math.log(parts[agent_id].period_s / period_s)) > _SAME_PERIOD
+    response.host_deviations.extend(
+        query_pb2.HostDeviation(agent_id=each.agent_id, kind=each.kind, amount=each.amount)
+        for each in job.host_deviations
     )
+    response.disagreeing_agents.extend(each.agent_id for each in job.host_deviations if each.kind == "period")
 
 
-def _parts(results: ResultStore, run: RunRow) -> dict[str, RunRow]:
-    """Return a run of each agent on whose GPUs the job of a run was at the same time; all of an agent have one tree."""
-    parts = {run.agent_id: run}
-    if job_of(run) is None:
-        return parts
-    for other in results.runs(job_id=run.job_id, limit=_MOST_RUNS_OF_A_JOB):
-        together = other.start_unix_nano <= run.end_unix_nano and run.start_unix_nano <= other.end_unix_nano
-        known = parts.get(other.agent_id)
-        earlier = known is None or other.start_unix_nano < known.start_unix_nano
-        if other.scheduler == run.scheduler and other.agent_id != run.agent_id and together and earlier:
-            parts[other.agent_id] = other
-    return parts
+def _parts(results: ResultStore, run: RunRow) -> list[TreePart]:
+    """Return what each agent has of the job of a run while it went on: the run that began first, and its tree."""
+    own, parts = results.tree(run.run_id), {run.agent_id: run}
+    if job_of(run) is not None:
+        for other in results.runs(job_id=run.job_id, limit=_MOST_RUNS_OF_A_JOB):
+            together = other.start_unix_nano <= run.end_unix_nano and run.start_unix_nano <= other.end_unix_nano
+            known = parts.get(other.agent_id)
+            earlier = known is None or (other.start_unix_nano, other.run_id) < (known.start_unix_nano, known.run_id)
+            if other.scheduler == run.scheduler and together and earlier:
+                parts[other.agent_id] = other
+    found = {agent_id: TreePart(part, results.tree(part.run_id)) for agent_id, part in parts.items()}
+    if found[run.agent_id].tree != own:
+        # One that outlived those it was followed with.
+        found[run.agent_id] = TreePart(run, own)
+    return list(found.values())
 
 
 def _cycle(cycle: CycleRow) -> query_pb2.Cycle:
@@ -236,6 +238,7 @@ def _cycle(cycle: CycleRow) -> query_pb2.Cycle:
         role_confidence=cycle.role_confidence,
         parent=cycle.parent,
         latest_start_times=[timestamp(start) for start in cycle.starts_unix_nano],
+        provisional=not cycle.confirmed,
     )
 
 

@@ -258,6 +258,7 @@ class CycleRow:
         role_confidence: 0..1.
         parent: Index of the level that this one is nested in; None for the outermost.
         starts_unix_nano: The latest starts, at most ``MOST_STARTS``: a run has a million steps.
+        confirmed: Whether it has held for six of its own cycles or two of its parent's.
     """
 
     period_s: float
@@ -269,6 +270,8 @@ class CycleRow:
     role_confidence: float
     parent: int | None
     starts_unix_nano: tuple[int, ...]
+    # Trees of a time at which this was not stored are told as they were then.
+    confirmed: bool = True
 
 
 MOST_STARTS = 64

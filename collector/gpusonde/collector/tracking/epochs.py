@@ -269,6 +269,7 @@ class RunEpochTracker:
                 cycle.role_confidence,
                 cycle.parent,
                 tuple(self._unix_nano(float(start_s)) for start_s in cycle.starts_s[-MOST_STARTS:]),
+                confirmed=cycle.confirmed,
             )
             for cycle in found.cycles
         )

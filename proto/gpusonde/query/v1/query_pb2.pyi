@@ -151,7 +151,7 @@ class ListEpochsRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ..., total_epochs: _Optional[int] = ..., include_provisional: bool = ...) -> None: ...
 
 class ListEpochsResponse(_message.Message):
-    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries", "cycles", "level", "deviations", "provisional_epochs", "tree_agent_id", "disagreeing_agents", "run_state", "run_state_confidence")
+    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries", "cycles", "level", "deviations", "provisional_epochs", "tree_agent_id", "disagreeing_agents", "run_state", "run_state_confidence", "host_deviations", "provisional_cycles")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,8 @@ class ListEpochsResponse(_message.Message):
     DISAGREEING_AGENTS_FIELD_NUMBER: _ClassVar[int]
     RUN_STATE_FIELD_NUMBER: _ClassVar[int]
     RUN_STATE_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    HOST_DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_CYCLES_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[Epoch]
     next_page_token: str
     verdict: EpochVerdict
@@ -188,10 +190,12 @@ class ListEpochsResponse(_message.Message):
     disagreeing_agents: _containers.RepeatedScalarFieldContainer[str]
     run_state: str
     run_state_confidence: float
-    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ..., cycles: _Optional[_Iterable[_Union[Cycle, _Mapping]]] = ..., level: _Optional[int] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., provisional_epochs: _Optional[int] = ..., tree_agent_id: _Optional[str] = ..., disagreeing_agents: _Optional[_Iterable[str]] = ..., run_state: _Optional[str] = ..., run_state_confidence: _Optional[float] = ...) -> None: ...
+    host_deviations: _containers.RepeatedCompositeFieldContainer[HostDeviation]
+    provisional_cycles: int
+    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ..., cycles: _Optional[_Iterable[_Union[Cycle, _Mapping]]] = ..., level: _Optional[int] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., provisional_epochs: _Optional[int] = ..., tree_agent_id: _Optional[str] = ..., disagreeing_agents: _Optional[_Iterable[str]] = ..., run_state: _Optional[str] = ..., run_state_confidence: _Optional[float] = ..., host_deviations: _Optional[_Iterable[_Union[HostDeviation, _Mapping]]] = ..., provisional_cycles: _Optional[int] = ...) -> None: ...
 
 class Cycle(_message.Message):
-    __slots__ = ("period", "period_lower", "period_upper", "count", "confidence", "role", "role_confidence", "parent", "latest_start_times")
+    __slots__ = ("period", "period_lower", "period_upper", "count", "confidence", "role", "role_confidence", "parent", "latest_start_times", "provisional")
     PERIOD_FIELD_NUMBER: _ClassVar[int]
     PERIOD_LOWER_FIELD_NUMBER: _ClassVar[int]
     PERIOD_UPPER_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +205,7 @@ class Cycle(_message.Message):
     ROLE_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     LATEST_START_TIMES_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
     period: _duration_pb2.Duration
     period_lower: _duration_pb2.Duration
     period_upper: _duration_pb2.Duration
@@ -210,7 +215,8 @@ class Cycle(_message.Message):
     role_confidence: float
     parent: int
     latest_start_times: _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]
-    def __init__(self, period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., period_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., period_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., count: _Optional[int] = ..., confidence: _Optional[float] = ..., role: _Optional[_Union[CycleRole, str]] = ..., role_confidence: _Optional[float] = ..., parent: _Optional[int] = ..., latest_start_times: _Optional[_Iterable[_Union[_timestamp_pb2.Timestamp, _Mapping]]] = ...) -> None: ...
+    provisional: bool
+    def __init__(self, period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., period_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., period_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., count: _Optional[int] = ..., confidence: _Optional[float] = ..., role: _Optional[_Union[CycleRole, str]] = ..., role_confidence: _Optional[float] = ..., parent: _Optional[int] = ..., latest_start_times: _Optional[_Iterable[_Union[_timestamp_pb2.Timestamp, _Mapping]]] = ..., provisional: bool = ...) -> None: ...
 
 class GpuDeviation(_message.Message):
     __slots__ = ("gpu_uuid", "kind", "amount")
@@ -221,6 +227,16 @@ class GpuDeviation(_message.Message):
     kind: str
     amount: float
     def __init__(self, gpu_uuid: _Optional[str] = ..., kind: _Optional[str] = ..., amount: _Optional[float] = ...) -> None: ...
+
+class HostDeviation(_message.Message):
+    __slots__ = ("agent_id", "kind", "amount")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    kind: str
+    amount: float
+    def __init__(self, agent_id: _Optional[str] = ..., kind: _Optional[str] = ..., amount: _Optional[float] = ...) -> None: ...
 
 class Epoch(_message.Message):
     __slots__ = ("index", "start_time", "end_time", "confidence", "status", "revision", "summary")
