@@ -69,6 +69,22 @@ def test_what_is_appended_is_read_once(open_store, flushed, restarted):
     assert ticks_of(store) == list(range(70 if flushed else 50))
 
 
+def test_what_became_a_segment_last_is_read_without_the_disk(open_store, tmp_path):
+    store = open_store()
+    store.samples.append(Feed().batches(1, 4))
+    store.flush()
+    store.samples.append(Feed().batches(5, 6))
+    store.flush()
+    store.samples.append(Feed().batches(7, 8))
+    for segment in (tmp_path / "data" / "segments").iterdir():
+        segment.unlink()
+    latest = store.samples.read("GPU-a", *EVER, first=Position(1, 5), last=Position(1, 8))
+    assert (np.unique(latest.sequence) == [5, 6, 7, 8]).all()
+    assert len(latest) == 40
+    with pytest.raises(StoreCorruptError):
+        store.samples.read("GPU-a", *EVER, first=Position(1, 4), last=Position(1, 8))
+
+
 def test_repetitions_are_dropped_and_counted(open_store):
     store = open_store()
     assert store.samples.append(Feed().batches(1, 5)) == 0

@@ -162,7 +162,11 @@ def split_by_position(samples: Samples, positions: Sequence[Position]) -> Iterat
 
 def _column(samples: Samples, name: str) -> Column:
     column = samples.columns.get(name)
-    return np.full(len(samples), np.nan, dtype=column_type(name)) if column is None else column
+    return _nothing(name, len(samples)) if column is None else column
+
+
+def _nothing(name: str, ticks: int) -> Column:
+    return np.full(ticks, np.nan, dtype=column_type(name))
 
 
 def _join(blocks: Sequence[StoredBlock], metrics: Sequence[str]) -> Samples:
@@ -172,24 +176,18 @@ def _join(blocks: Sequence[StoredBlock], metrics: Sequence[str]) -> Samples:
     values = np.concatenate([stored.block.values for stored in blocks], axis=1)
     missed = np.zeros(sum(ticks), dtype=np.int64)
     missed[np.cumsum([0, *ticks[:-1]])] = [stored.block.missed_ticks for stored in blocks]
-    columns: dict[str, Column] = {}
-    for name in metrics:
-        if name not in layout.metrics:
-            columns[name] = np.full(sum(ticks), np.nan, dtype=column_type(name))
-            continue
-        index = layout.metrics.index(name)
-        if index in layout.counters:
-            counter = layout.counters.index(index)
-            bases = np.repeat([stored.block.counter_bases[counter] for stored in blocks], ticks)
-            columns[name] = bases + values[index]
-        else:
-            columns[name] = values[index]
+    known: dict[str, Column] = dict(zip(layout.metrics, values, strict=True))
+    for counter, index in enumerate(layout.counters):
+        bases = np.repeat([stored.block.counter_bases[counter] for stored in blocks], ticks)
+        known[layout.metrics[index]] = bases + values[index]
+    positions = np.array([stored.position for stored in blocks], dtype=np.int64)
+    spool, sequence = np.repeat(positions.T, ticks, axis=1)
     return Samples(
         np.concatenate([stored.block.time_unix_nano for stored in blocks]),
-        np.repeat(np.array([stored.position.spool for stored in blocks], dtype=np.int64), ticks),
-        np.repeat(np.array([stored.position.sequence for stored in blocks], dtype=np.int64), ticks),
+        spool,
+        sequence,
         missed,
-        columns,
+        {name: known[name] if name in known else _nothing(name, sum(ticks)) for name in metrics},
     )
 
 

@@ -19,7 +19,7 @@ from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.model import Position, RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
 from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunTrackerState
-from gpusonde.service.wire import Binding
+from gpusonde.service.wire import Binding, Int64Array
 from gpusonde.telemetry import METRICS, FloatArray, Unit
 
 # Ratios that move when a kernel runs. Video engines do not train networks.
@@ -166,6 +166,8 @@ class RunTracker:
             self._resume = _BEGINNING
         activity = measure_activity(samples)
         memory = samples.matrix([_MEMORY])[0]
+        if self._open and self._goes_on(self._open, samples.time_unix_nano, activity, memory):
+            return self._pass_on(samples)
         begin = 0
         for i, time in enumerate(samples.time_unix_nano.tolist()):
             broken = self._broken(time)
@@ -229,6 +231,24 @@ class RunTracker:
     def end(self, reason: str) -> list[RunEvent]:
         """End the open run, if there is one, for a reason outside of the ticks."""
         return self._end(reason)
+
+    def _goes_on(self, run: OpenRun, time: Int64Array, activity: FloatArray, memory: FloatArray) -> bool:
+        """Take ticks in all of which the run goes on, at once; return whether they are such."""
+        if not time.size or self._last_time is None:
+            return False
+        steps = np.diff(time, prepend=self._last_time)
+        if steps.min() <= 0 or steps.max() / 1e9 > self._config.gap_end_s:
+            return False
+        if self._has_activity and not (activity > self._config.activity_threshold).all():
+            return False
+        known = memory[~np.isnan(memory)]
+        if np.isnan(memory[0]):
+            run.memory_peak = float(np.fmax(run.memory_peak, self._memory))
+        if known.size:
+            self._memory = float(known[-1])
+            run.memory_peak = max(run.memory_peak, float(known.max()))
+        run.last_active = self._last_time = int(time[-1])
+        return True
 
     def _broken(self, time: int) -> str:
         """Say why this tick cannot belong to what was before it, or nothing."""

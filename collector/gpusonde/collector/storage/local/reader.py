@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind, StoreLayout
-from gpusonde.collector.storage.memtable import Memtables
+from gpusonde.collector.storage.memtable import Memtable, Memtables
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
@@ -139,9 +139,13 @@ class LocalReader:
         wanted = self._facts.metrics(gpu_uuid) if metrics is None else list(metrics)
         while True:
             with self._memory.lock:
-                rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
-                blocks = self._blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
                 spools = self._spools_beside(first)
+                rows: Sequence[PartRow] = ()
+                memtables = self._memory.latest_memtables()
+                if first is None or spools is None or self._are_flushed(spools, first):
+                    rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
+                    memtables = self._memory.memtables()
+                blocks = _blocks_between(memtables, gpu_uuid, start_unix_nano, end_unix_nano)
             rows = [row for row in rows if spools is None or row.part.spool in spools]
             try:
                 pieces = self._read_rollups([row for row in rows if row.kind is SegmentKind.SECOND], wanted)
@@ -167,12 +171,9 @@ class LocalReader:
         rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
         return any(row.kind is SegmentKind.SECOND for row in rows)
 
-    def _blocks_between(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[StoredBlock]:
-        return [
-            stored
-            for memtable in self._memory.memtables()
-            for stored in memtable.blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
-        ]
+    def _are_flushed(self, spools: Iterable[int], first: Position) -> bool:
+        """Say whether records from a position on are in segments only; the latest ones are in memory as well."""
+        return any((spool, self._memory.flushed_sequence(spool)) >= first for spool in spools)
 
     def _spools_beside(self, position: Position | None) -> frozenset[int] | None:
         """Return the spools of the agent that owns a position's spool."""
@@ -192,7 +193,8 @@ class LocalReader:
         while True:
             with self._memory.lock:
                 rows = self._segments.parts_between(gpu_uuid, start_unix_nano, _END_OF_TIME)
-                blocks = [s.block for s in self._blocks_between(gpu_uuid, start_unix_nano, _END_OF_TIME)]
+                memtables = self._memory.memtables()
+                blocks = [s.block for s in _blocks_between(memtables, gpu_uuid, start_unix_nano, _END_OF_TIME)]
             try:
                 return self._earliest(rows, blocks, start_unix_nano)
             except StoreCorruptError as error:
@@ -225,7 +227,7 @@ class LocalReader:
             parts: list[PartRow] = []
             stored: dict[int, int] = {}
             # Whoever keeps up never needs the disk.
-            if any((spool, self._memory.flushed_sequence(spool)) > after for spool in spools):
+            if self._are_flushed(spools, Position(after.spool, after.sequence + 1)):
                 parts = self._segments.parts_after(gpu_uuid, spools, after)
                 stored = {spool: self._memory.stored.get(spool, 0) for spool in spools}
                 blocks = [block for block in blocks if block.position.sequence > stored[block.position.spool]]
@@ -270,6 +272,15 @@ class LocalReader:
         activity = (ActivityEntry(position, job) for position, job in self._facts.activity(agent_id, gpu_uuid, after))
         merged: Iterator[Marker] = heapq.merge(markers, activity, key=lambda mark: mark.position)
         return (mark for mark in merged if mark.position.sequence <= durable.get(mark.position.spool, 0))
+
+
+def _blocks_between(
+    memtables: Iterable[Memtable], gpu_uuid: str, start_unix_nano: int, end_unix_nano: int
+) -> list[StoredBlock]:
+    """Return a GPU's blocks with ticks in ``[start, end)``, in order of arrival."""
+    return [
+        stored for memtable in memtables for stored in memtable.blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
+    ]
 
 
 def _by_spool(blocks: Sequence[StoredBlock]) -> Iterator[Samples]:

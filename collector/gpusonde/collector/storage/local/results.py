@@ -9,7 +9,8 @@ import json
 import math
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, fields
+from operator import attrgetter
 
 from gpusonde.collector.storage.local.catalog import Database
 from gpusonde.collector.storage.model import (
@@ -24,6 +25,7 @@ from gpusonde.collector.storage.model import (
 )
 
 _RUN_FIELDS = tuple(field.name for field in fields(RunRow))
+_RUN_VALUES = attrgetter(*_RUN_FIELDS)
 _RUN_COLUMNS = ", ".join(_RUN_FIELDS)
 _RUN_MARKS = ", ".join("?" for _ in _RUN_FIELDS)
 _MAYBE_UNKNOWN = ("period_s", "period_low_s", "period_high_s", "idle_share", "stalled_share")
@@ -209,7 +211,7 @@ def tree_row(text: str) -> CycleTree:
 
 
 def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
-    values = [None if isinstance(v, float) and math.isnan(v) else v for v in astuple(update.run)]
+    values = [None if isinstance(v, float) and math.isnan(v) else v for v in _RUN_VALUES(update.run)]
     connection.execute(f"INSERT OR REPLACE INTO runs ({_RUN_COLUMNS}) VALUES ({_RUN_MARKS})", values)  # noqa: S608
     run_id = update.run.run_id
     if update.tree is not None:
