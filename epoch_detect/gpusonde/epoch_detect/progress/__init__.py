@@ -1,7 +1,8 @@
-"""What the epochs of a run tell: a table of them, the trend of their duration, and when the job will be done."""
+"""What the epochs of a run tell: their table, the trend of their duration, its end; and what a job does now."""
 
 from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend
 from gpusonde.epoch_detect.progress.remaining import COVERAGE, FEWEST_EPOCHS, EndEstimate, estimate_end
+from gpusonde.epoch_detect.progress.state import JobState, StateSpan, StateWatch
 from gpusonde.epoch_detect.progress.table import EpochSummary, EpochSums, Shares, epoch_table, time_shares
 from gpusonde.errors import TotalEpochsError
 
@@ -12,7 +13,10 @@ __all__ = [
     "EndEstimate",
     "EpochSummary",
     "EpochSums",
+    "JobState",
     "Shares",
+    "StateSpan",
+    "StateWatch",
     "TotalEpochsError",
     "Trend",
     "duration_trend",

@@ -1,0 +1,187 @@
+"""The load of a job: the range that it moves in, and the level at which it trains, below which evaluations lie."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WORKS = 0.6  # of the range
+IDLES = 0.14
+_WAITS = 0.12  # above what is known of an idle GPU: waiting in a collective takes 0.17, or 0.15 with one of 8 dead
+_LEAST_FLOOR = 0.35  # of the high level: what a job idles at, at most, where its start was not seen
+_RISE = 1.35  # times the lowest power: work has begun
+_IN_USE, _MUCH_USED = 0.03, 0.3  # share of use: something runs; work has begun, however little the power tells
+_FORGETS_S = 900.0  # of work, in which a high level that is no more is forgotten
+
+_LEVEL_CELLS = 61  # of training: what the dips are dips of
+_LEAST_LEVEL_CELLS = 8
+_NOISE_CELLS = 181
+_RENEWED = 4  # cells, after which level and noise are measured anew
+_LEAST_DIP, _FIRST_DIP = 0.05, 0.08  # of the logarithm of the load: less is the scatter of steps
+_DIP = 4.0  # times the usual deviation
+_DEEPEST = -0.5  # of the logarithm: what lies deeper is a pause
+_RECOVERED = 0.5  # of the depth of a dip: it is over
+_LONGEST_DIP_S = 600.0  # beyond which a lower level is another level
+_QUARTILE = 0.674  # of a normal distribution
+
+
+class LoadRange:
+    """The lowest and the highest level of a job's load, in watts or shares of use, as far as they are known by now.
+
+    Args:
+        idle_watts: Of a GPU that idles, where it is known from before the job; infinity where it is not.
+    """
+
+    def __init__(self, idle_watts: float = math.inf) -> None:
+        self._idle = idle_watts
+        self._low = math.inf
+        self._high = 0.0
+        self._has_risen = math.isfinite(idle_watts)  # then the low level is that of an idle GPU
+        self.has_begun = False
+
+    @property
+    def high(self) -> float:
+        """The level of its work; 0 before that has begun."""
+        return self._high
+
+    def add(self, load: float, middle: float, use: float, cell_s: float, *, cyclic: bool) -> None:
+        """Take a second.
+
+        Args:
+            load: Of this second.
+            middle: Median of the last ones, three at least; NaN if there are fewer.
+            use: Share of use, NaN where it is not given.
+            cell_s: Seconds since the one before.
+            cyclic: Whether cycles are known of the job: then it works.
+        """
+        self._low = min(self._low, load)
+        if math.isnan(middle):
+            return
+        if not self.has_begun:
+            in_use = math.isnan(use) or use > _IN_USE
+            rises = in_use and middle > max(_RISE * min(self._low, self._idle), 1e-3)
+            if rises or use > _MUCH_USED or cyclic:
+                self.has_begun, self._high = True, middle
+                self._has_risen |= rises
+        elif middle > self._high:
+            self._high = middle
+        elif self.share(middle) > WORKS:
+            self._high += (middle - self._high) * min(1.0, cell_s / _FORGETS_S)
+
+    def share(self, load: float) -> float:
+        """Where a load lies between the low (0) and the high (1) level."""
+        low = self._floor
+        return (load - low) / max(self._high - low, 1e-9)
+
+    def is_above_idle(self, load: float) -> bool:
+        """Whether a GPU draws more than one that idles."""
+        return self.share(load) > _WAITS
+
+    @property
+    def _floor(self) -> float:
+        low = min(self._low, self._idle)
+        return low if self._has_risen else min(low, _LEAST_FLOOR * self._high)
+
+    def lower_to(self, load: float) -> None:
+        """Take a level for that of its work."""
+        self._high = load
+
+    def fields(self) -> list[Any]:
+        """What :meth:`of_fields` makes the same of."""
+        return [self._idle, self._low, self._high, self._has_risen, self.has_begun]
+
+    @classmethod
+    def of_fields(cls, fields: Sequence[Any]) -> LoadRange:
+        """Rebuild one from :meth:`fields`."""
+        made = cls()
+        made._idle, made._low, made._high, made._has_risen, made.has_begun = fields
+        return made
+
+
+class TrainingLevel:
+    """The level at which a job trains, and the dips below it."""
+
+    def __init__(self) -> None:
+        self._logs: deque[float] = deque(maxlen=_LEVEL_CELLS)
+        self._deviations: deque[float] = deque(maxlen=_NOISE_CELLS)
+        self._level = math.nan
+        self._least_dip = _FIRST_DIP
+        self._bottom = 0.0
+        self._dips_since_s = math.nan
+        self._until_renewed = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has trained for long enough."""
+        return len(self._logs) >= _LEAST_LEVEL_CELLS
+
+    def depth(self, time_s: float, load: float, smooth: float, after: Sequence[float]) -> float:
+        """Take a second of work and say how deep it lies below the level, 0..1; 0 where it is no dip.
+
+        Args:
+            time_s: Of the second.
+            load: Of the second.
+            smooth: Median of it and those around it.
+            after: Loads of the two seconds after it: a dip lasts.
+        """
+        log = math.log(max(smooth, 1e-9))
+        if not self.is_known:
+            self._logs.append(log)
+            return 0.0
+        self._renew()
+        off = log - self._level
+        if self._bottom < 0:
+            self._bottom = min(self._bottom, off)
+            dips = math.log(max(load, 1e-9)) - self._level < _RECOVERED * self._bottom
+        else:
+            limit = math.exp(self._level - self._least_dip)
+            dips = off < -self._least_dip and all(value < limit for value in after)
+            self._dips_since_s = time_s
+        if dips and time_s - self._dips_since_s > _LONGEST_DIP_S:
+            self.forget()
+            return 0.0
+        self._bottom = min(self._bottom, off) if dips else 0.0
+        self._deviations.append(max(off, _DEEPEST))
+        if dips:
+            return 1 - math.exp(off)
+        self._logs.append(log)
+        return 0.0
+
+    def forget(self) -> None:
+        """Begin anew, at another level."""
+        self._logs.clear()
+        self._deviations.clear()
+        self._bottom = 0.0
+        self._least_dip, self._until_renewed = _FIRST_DIP, 0
+
+    def _renew(self) -> None:
+        """Measure level and scatter, which move slowly, every few cells."""
+        self._until_renewed -= 1
+        if self._until_renewed > 0:
+            return
+        self._until_renewed = _RENEWED
+        ordered = sorted(self._logs)
+        self._level = ordered[(2 * len(ordered)) // 3]
+        off = sorted(self._deviations)
+        if len(off) >= 2 * _LEAST_LEVEL_CELLS:
+            # The upper half alone: the lower one holds the dips.
+            spread = off[(3 * len(off)) // 4] - off[len(off) // 2]
+            self._least_dip = max(_LEAST_DIP, _DIP * spread / _QUARTILE)
+
+    def fields(self) -> dict[str, Any]:
+        """What :meth:`of_fields` makes the same of."""
+        return {name: list(value) if isinstance(value, deque) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> TrainingLevel:
+        """Rebuild one from :meth:`fields`."""
+        made = cls()
+        for name, value in fields.items():
+            held = getattr(made, name)
+            if isinstance(held, deque):
+                held.extend(value)
+            else:
+                setattr(made, name, value)
+        return made

@@ -1,0 +1,144 @@
+"""``PauseMemory``: the pauses that a job came back from, and how long another one may last before it is none.
+
+An evaluation, a checkpoint, a loader that starts anew: for a while the GPUs do little, and that is as it should be.
+How long it should be is learned from the job itself: the longest pause so far, by how much pauses grow (a checkpoint
+that holds ever more takes ever longer), how far they lie apart, and whether they are of the kind that a program makes
+at all. Somebody who thinks between two commands makes pauses of seconds and of minutes in any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_KEPT = 24  # pauses
+_MARGIN = 1.5  # times the longest pause that is expected
+_FEW = 3  # pauses: with fewer, the first patience holds
+_FIRST_S = 48.0  # so that a hang is told within a minute, its ticks read and averaged
+_LEAST_S = 20.0
+_CYCLES = 2.7  # of the way from pause to pause, so that a hang is told within three
+_LONG = 0.4  # of the longest pause: what counts as one of its kind
+_UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
+_UNEVEN_FEWEST = 4
+_UNEVEN_MARGIN = 4.0
+_UNEVEN_FIRST_S = 600.0
+
+
+@dataclass
+class Pause:
+    """A pause that goes on.
+
+    Attributes:
+        begin_s: When the load fell.
+        sign_s: When something last said that the job works on beside its GPUs, or on them; the begin if nothing did.
+        longest_quiet_s: The longest time in it between two such signs.
+        cells: Seconds in it.
+        total: Sum of the load in them.
+        changes: Sum of the changes from one to the next.
+        last: Load of the last one.
+        spinning: GPUs that were in use all the time in the last one.
+        wrote: Whether anything was written in it.
+        copied: Whether anything went over PCIe.
+        alarm: What it was called, once it lasted too long.
+    """
+
+    begin_s: float
+    sign_s: float
+    longest_quiet_s: float = 0.0
+    cells: int = 0
+    total: float = 0.0
+    changes: float = 0.0
+    last: float = math.nan
+    spinning: int = -1
+    wrote: bool = False
+    copied: bool = False
+    alarm: str = ""
+
+    def add(self, time_s: float, load: float, *, works_on: bool) -> None:
+        """Take a second of it."""
+        self.longest_quiet_s = max(self.longest_quiet_s, time_s - self.sign_s)
+        if works_on:
+            self.sign_s = time_s
+        self.changes += abs(load - self.last) if self.cells else 0.0
+        self.last = load
+        self.cells += 1
+        self.total += load
+
+    @property
+    def mean(self) -> float:
+        """Mean load."""
+        return self.total / max(self.cells, 1)
+
+    @property
+    def roughness(self) -> float:
+        """Mean change from cell to cell, relative: of one who waits it is noise, however he came to it."""
+        return self.changes / max(self.total, 1e-9)
+
+
+class PauseMemory:
+    """What is known of a job's pauses; a few numbers, however long the job."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.longest_s = 0.0
+        self._lengths_s: deque[float] = deque(maxlen=_KEPT)
+        self._begins_s: deque[float] = deque(maxlen=_KEPT)
+
+    def add(self, begin_s: float, length_s: float) -> None:
+        """Note a pause that is over: when it began, and for how long nothing said that the job works on."""
+        self.count += 1
+        self.longest_s = max(self.longest_s, length_s)
+        self._lengths_s.append(length_s)
+        self._begins_s.append(begin_s)
+
+    @property
+    def cycle_s(self) -> float:
+        """Seconds from pause to pause, in the median; infinity while fewer than three are known."""
+        if self.count < _FEW:
+            return math.inf
+        return statistics.median(b - a for a, b in itertools.pairwise(self._begins_s))
+
+    @property
+    def expected_s(self) -> float:
+        """The longest pause to come: the longest so far, or the next of a row that grows."""
+        long = [length for length in self._lengths_s if length >= _LONG * self.longest_s]
+        growth = [b - a for a, b in itertools.pairwise(long[-4:])]
+        steady = len(growth) >= 2 and min(growth[-2:]) > 0
+        return max(self.longest_s, long[-1] + max(growth)) if steady else self.longest_s
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether they are of all lengths, as if somebody sat there and thought."""
+        if len(self._lengths_s) < _UNEVEN_FEWEST:
+            return False
+        return statistics.stdev(math.log(max(length, 1.0)) for length in self._lengths_s) > _UNEVEN
+
+    def patience_s(self, *, cyclic: bool) -> float:
+        """How long a pause may last.
+
+        Args:
+            cyclic: Whether the job is known to work in cycles: then pauses of many lengths are checkpoints among
+                evaluations, not somebody's thoughts.
+        """
+        if self.is_uneven and not cyclic:
+            return max(_UNEVEN_FIRST_S, _UNEVEN_MARGIN * self.longest_s)
+        first = _FIRST_S if self.count < _FEW else max(_LEAST_S, min(_FIRST_S, _CYCLES * self.cycle_s))
+        return max(first, _MARGIN * self.expected_s)
+
+    def fields(self) -> list[Any]:
+        """What :meth:`of_fields` makes the same of."""
+        return [self.count, self.longest_s, list(self._lengths_s), list(self._begins_s)]
+
+    @classmethod
+    def of_fields(cls, fields: Sequence[Any]) -> PauseMemory:
+        """Rebuild one from :meth:`fields`."""
+        made = cls()
+        made.count, made.longest_s = int(fields[0]), float(fields[1])
+        made._lengths_s.extend(map(float, fields[2]))
+        made._begins_s.extend(map(float, fields[3]))
+        return made

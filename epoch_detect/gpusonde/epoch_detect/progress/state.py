@@ -1,0 +1,609 @@
+"""``StateWatch``: what a job does now, in one line with its reason, from the ticks of its GPUs as they come.
+
+The level of the load (power where it is given, the use of the GPU else) says whether the job works or pauses, within
+its own range. What kind of work and of pause it is comes from further witnesses, each with its own word: the tracked
+cycles, what the processes of the job write and compute, PCIe, utilisation without power. A pause is measured against
+those that the job came back from, and from the last sign that it works on. What none of them tells is ``unknown``, and
+silence of the metrics is never taken for idleness.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel
+from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
+from gpusonde.epoch_detect.progress.seconds import JobSecond
+from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
+from gpusonde.telemetry import FloatArray
+
+_VERSION = 1
+_CELL_S = 1.0  # ticks that lie closer are averaged
+_SAME_CELL_S = 0.95
+_LOOK_AHEAD = 3  # cells between a tick and the last word on it
+_AROUND = 2  # cells on either side that a cell is smoothed over
+_BEGINS = 3  # cells that a change of work and pause is smoothed over
+_MOST_SPANS = 64
+_CELL_RATE = 0.1  # at which the usual distance of ticks is followed
+
+_STEADY = 0.15  # relative scatter of the load of one who does the same all the time
+_SCATTER_S = 8.0  # over which it is measured
+_LEAST_WORK_S = 20.0  # of steady work, for a pause to be one of a job that trains
+_WORK_SHARE = 0.35  # of the time since the job began, likewise
+_STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
+_MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
+_ROUGH = 0.03  # mean change from cell to cell, relative, of one who does not only wait
+_ROUGH_CELLS = 24
+
+_WRITES = 1e6  # bytes per second of a job that saves
+_COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwise
+_COMPUTES = 0.3  # processors, or of what the job takes while it trains
+_USUAL_RATE = 0.05  # at which what it takes while it trains is followed
+_LOOKS_OLD_S = 10.0  # after which what the processes did is not known any more
+_LOST_S = 5.0  # of pause, after which a lost process is a hang
+_RELEASED = 0.15  # of the memory that it held: the job has let go of its GPUs
+_NO_TICKS_S = 10.0
+_UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
+_SURE_LEVEL, _SURE_RUN = 0.8, 0.65
+_REBORN = 2.0  # times the lowest load: one who had ended works
+
+
+class JobState(str, Enum):
+    """What a job does; members compare equal to their text."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    CHECKPOINTING = "checkpointing"
+    STALLED = "stalled"  # a pause longer than any it had; whether it comes back cannot be told
+    HUNG = "hung"  # likewise, and no rank saves or loads: its processes, its bus and its disks rest, too
+    SERVING = "serving"
+    IDLE = "idle"
+    SLOWER = "slower"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class StateSpan:
+    """A stretch of one state.
+
+    Attributes:
+        state: What the job did.
+        start_s: Since when, on the time axis of the ticks.
+        end_s: Until when it is known.
+        reason: Why, in words and figures.
+        confidence: How sure, 0..1; a rule's own estimate, not calibrated.
+    """
+
+    state: JobState
+    start_s: float
+    end_s: float
+    reason: str
+    confidence: float
+
+
+_Word = tuple[JobState, str, float]  # state, reason, confidence
+
+
+@dataclass
+class _Processes:
+    """What the processes of a job do beside its GPUs; NaN where nobody told."""
+
+    time_s: float = -math.inf
+    written_per_s: float = math.nan
+    processors: float = math.nan
+    usual_processors: float = math.nan
+    alive: int = -1
+    most_alive: int = 0
+
+    def at(self, now_s: float) -> _Processes:
+        """What is known now: nothing, if it is old."""
+        return self if now_s - self.time_s <= _LOOKS_OLD_S else _Processes(usual_processors=self.usual_processors)
+
+    @property
+    def lost(self) -> int:
+        return self.most_alive - self.alive if 0 < self.alive < self.most_alive else 0
+
+
+@dataclass
+class _Cycles:
+    """What the tracker says of the job's cycles."""
+
+    run_state: str = ""
+    run_confidence: float = 0.0
+    period_s: float = math.nan
+    role: str = ""
+    last_start_s: float = -math.inf
+    cyclic: bool = False
+    work_s: float = 0.0  # that the job had done by then
+
+
+@dataclass
+class _Work:
+    """How the job works: since when without a pause, how steadily, how long in all."""
+
+    first_s: float = math.nan
+    since_s: float = math.nan
+    mean: float = math.nan
+    variance: float = 0.0
+    seconds: float = 0.0
+    steady_s: float = 0.0
+    longest_steady_s: float = 0.0
+
+    def begin(self, time_s: float, load: float) -> None:
+        self.first_s = time_s if math.isnan(self.first_s) else self.first_s
+        self.since_s, self.mean, self.variance, self.steady_s = time_s, load, 0.0, 0.0
+
+    def add(self, load: float, cell_s: float) -> None:
+        self.seconds += cell_s
+        off, rate = load - self.mean, min(1.0, cell_s / _SCATTER_S)
+        self.mean += rate * off
+        self.variance += rate * ((1 - rate) * off * off - self.variance)
+        steady = self.variance < (_STEADY * self.mean) ** 2
+        self.steady_s = self.steady_s + cell_s if steady else 0.0
+        self.longest_steady_s = max(self.longest_steady_s, self.steady_s)
+
+
+class StateWatch:
+    """Says what a job does, from second to second.
+
+    The last word on a tick is spoken three seconds after it (three ticks, where they come less often): :attr:`spans`.
+    :attr:`report` is the newest of them, or an alarm, which does not wait. Memory is bounded, and the work for a tick
+    does not depend on how long the job runs.
+
+    Args:
+        gpus: GPUs of the job, or nodes where only those are metered.
+        idle_watts: Power of one of them that idles, as it is known from before the job. Without it a job that is seen
+            from its middle on is not known to work until its load has changed, or its use is given.
+    """
+
+    def __init__(self, gpus: int, *, idle_watts: float = math.inf) -> None:
+        self.gpus = gpus
+        self._idle_watts = idle_watts
+        self._first_s = self._last_s = math.nan
+        self._cell_s = _CELL_S
+        self._ended = ""
+        self._slower = ""
+        self._spans: deque[StateSpan] = deque(maxlen=_MOST_SPANS)
+        self._recent: deque[tuple[JobSecond, float]] = deque(maxlen=_LOOK_AHEAD + _AROUND + 1)  # with their loads
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know nothing of the job."""
+        self._by_power: bool | None = None  # whether power is its load; None before the first value
+        self._held_bytes = 0.0
+        self._recent.clear()
+        self._range = LoadRange(self._idle_watts)
+        self._level = TrainingLevel()
+        self._work = _Work()
+        self._pause: Pause | None = None
+        self._pauses = PauseMemory()
+        self._cycles, self._processes = _Cycles(), _Processes()
+
+    # What comes in.
+
+    def note_detection(self, detection: EpochDetection) -> None:
+        """Take what the tracker says of the job now.
+
+        Args:
+            detection: On the time axis of the ticks.
+        """
+        told = [c for c in detection.cycles if c.confirmed and c.confidence >= _SURE_LEVEL]
+        chosen = detection.cycles[detection.level] if detection.level is not None else told[-1] if told else None
+        run = detection.run_state
+        self._cycles = _Cycles(
+            run_state="" if run is None else run.value,
+            run_confidence=detection.run_state_confidence,
+            period_s=math.nan if chosen is None else float(chosen.period_s),
+            role="" if chosen is None or chosen.role == CycleRole.UNKNOWN else chosen.role.value,
+            last_start_s=max((float(c.starts_s[-1]) for c in told if c.starts_s.size), default=-math.inf),
+            cyclic=bool(told) and run in (RunState.TRAINING, None),
+            work_s=self._work.seconds,
+        )
+
+    def note_marks(
+        self,
+        time_s: float,
+        *,
+        written_bytes_per_s: float = math.nan,
+        processors: float = math.nan,
+        processes: int | None = None,
+    ) -> None:
+        """Take what the job's processes did since the look before.
+
+        Args:
+            time_s: When somebody looked, on the time axis of the ticks.
+            written_bytes_per_s: Bytes that they wrote; NaN where nobody may know.
+            processors: Seconds of processor time per second.
+            processes: How many are alive that hold its GPUs; None where nobody knows.
+        """
+        if processes and self._ended:
+            self._begin_anew()
+        known = self._processes
+        known.time_s, known.written_per_s, known.processors = time_s, written_bytes_per_s, processors
+        if processes is not None:
+            known.alive, known.most_alive = processes, max(known.most_alive, processes)
+            if not processes and known.most_alive and not self._ended:
+                self._end(time_s, "no process of the job is left")
+        if math.isfinite(processors) and self._pause is None and self._range.has_begun:
+            usual = known.usual_processors
+            known.usual_processors = processors if math.isnan(usual) else usual + _USUAL_RATE * (processors - usual)
+
+    def note_slower(self, reason: str) -> None:
+        """Say ``slower`` in the place of ``training`` from now on; with an empty reason, no more.
+
+        Args:
+            reason: From what to what, and since when.
+        """
+        self._slower = reason
+
+    def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
+        """Take new ticks of all GPUs, a second's together or as they come.
+
+        Args:
+            time_s: Shape (n,), increasing, behind those before.
+            values: Metric -> shape (gpus, n), NaN where there is no value. Those that are used are power, the first
+                known of SM activity, graphics activity and utilisation, tensor and memory activity, PCIe traffic and
+                memory in use.
+
+        Raises:
+            ValueError: The shapes do not fit.
+        """
+        for column in values.values():
+            if column.shape != (self.gpus, time_s.size):
+                raise ValueError(f"expected values of shape {(self.gpus, time_s.size)}, got {column.shape}")
+        begin = 0
+        while begin < time_s.size:
+            stop = int(np.searchsorted(time_s, time_s[begin] + _SAME_CELL_S))
+            part = slice(begin, stop)
+            self._take(JobSecond.measure(float(time_s[stop - 1]), {name: c[:, part] for name, c in values.items()}))
+            begin = stop
+
+    # What goes out.
+
+    @property
+    def spans(self) -> tuple[StateSpan, ...]:
+        """The newest stretches, at most 64, the last of them going on."""
+        return tuple(self._spans)
+
+    @property
+    def report(self) -> StateSpan:
+        """What the job does now."""
+        if not self._spans:
+            return StateSpan(JobState.UNKNOWN, self._last_s, self._last_s, "no metric of its GPUs has come yet", 0.0)
+        return self._spans[-1]
+
+    def report_at(self, now_s: float) -> StateSpan:
+        """What the job does at a time at which no tick need have come: without ticks it is unknown.
+
+        Args:
+            now_s: On the time axis of the ticks.
+        """
+        silent_s = now_s - self._last_s
+        if silent_s <= _NO_TICKS_S or self._ended:
+            return self.report
+        reason = f"no metric of its GPUs for {silent_s:.0f} s; before that: {self.report.state}"
+        return StateSpan(JobState.UNKNOWN, self._last_s, now_s, reason, 0.0)
+
+    # A second.
+
+    def _take(self, second: JobSecond) -> None:
+        time_s = second.time_s
+        step_s = time_s - self._last_s
+        if math.isnan(self._first_s):
+            self._first_s = time_s
+        if step_s > _NO_TICKS_S:
+            self._add((JobState.UNKNOWN, f"no metric of its GPUs for {step_s:.0f} s", 0.0), self._last_s)
+            self._recent.clear()
+            self._pause = None
+        elif step_s > 0:
+            self._cell_s += _CELL_RATE * (max(step_s, _CELL_S) - self._cell_s)
+        self._last_s = time_s
+        self._note_memory(second)
+        if self._by_power is None and not math.isnan(second.watts + second.use):
+            self._by_power = True
+        elif self._by_power is None and not (math.isnan(second.watts) and math.isnan(second.use)):
+            self._by_power = not math.isnan(second.watts)
+        load = second.watts if self._by_power else second.use
+        if math.isnan(load):
+            self._add((JobState.UNKNOWN, "its GPUs give no metric that tells whether they work", 0.0), time_s)
+            return
+        if self._ended:
+            if self._processes.alive == 0 or self._held_bytes or load < _REBORN * max(self._range.high, 1e-3):
+                self._extend(time_s)
+                return
+            self._begin_anew()
+        self._recent.append((second, load))
+        loads = [each for _, each in self._recent]
+        middle = _median(loads[-2 * _AROUND - 1 :]) if len(loads) >= _BEGINS else math.nan
+        self._range.add(load, middle, second.use, self._cell_s, cyclic=self._cycles.cyclic)
+        if self._range.has_begun:
+            self._follow_pause(second, load, _median(loads[-_BEGINS:]))
+        if len(self._recent) > _LOOK_AHEAD:
+            self._decide(loads)
+        if self._pause is not None and not self._ended:
+            self._alarm(self._pause, second)
+
+    def _note_memory(self, second: JobSecond) -> None:
+        held = second.held_bytes
+        if math.isnan(held):
+            return
+        if self._ended:
+            if self._held_bytes and held > 2 * _RELEASED * self._held_bytes:
+                self._begin_anew()
+        elif self._range.has_begun and held < _RELEASED * self._held_bytes:
+            self._end(second.time_s, f"its GPUs have let go of {1 - held / self._held_bytes:.0%} of their memory")
+            return
+        self._held_bytes = max(self._held_bytes, held)
+
+    # Work and pauses.
+
+    def _follow_pause(self, second: JobSecond, load: float, middle: float) -> None:
+        time_s, work, pause = second.time_s, self._work, self._pause
+        if self._range.share(middle) > WORKS:
+            if pause is not None:
+                if work.seconds > _LEAST_WORK_S:
+                    self._pauses.add(pause.begin_s, max(pause.longest_quiet_s, time_s - pause.sign_s))
+                self._pause = None
+            if pause is not None or math.isnan(work.since_s):
+                work.begin(time_s, load)
+            work.add(load, self._cell_s)
+            return
+        if pause is None:
+            begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
+            pause = self._pause = Pause(begin_s, begin_s)
+        known = self._processes.at(time_s)
+        pause.wrote |= known.written_per_s > _WRITES
+        pause.copied |= second.bus > _COPIES
+        pause.add(time_s, load, works_on=self._works_on(second, load, pause, known))
+        pause.spinning = second.spinning
+        rough = pause.cells >= _ROUGH_CELLS and pause.roughness > _ROUGH
+        rough = rough and self._range.share(pause.mean) > 2 * IDLES
+        cycles_on = self._cycles.last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
+        if rough or cycles_on:
+            # A lower level, but work: it moves as work does, or the cycles go on in it.
+            self._range.lower_to(pause.mean)
+            self._level.forget()
+            self._pause = None
+            work.since_s = math.nan
+
+    def _works_on(self, second: JobSecond, load: float, pause: Pause, known: _Processes) -> bool:
+        """Whether something says that the job works on, though its load is low."""
+        if known.written_per_s > _WRITES or second.bus > _COPIES or second.computes or second.is_partly_used:
+            return True
+        if pause.cells and (second.spinning != pause.spinning or self._moves(load, pause.last)):
+            return True
+        usual = known.usual_processors if math.isfinite(known.usual_processors) else 1.0
+        return known.processors > _COMPUTES * min(1.0, usual) and not self._waits(second, pause)
+
+    def _moves(self, load: float, last: float) -> bool:
+        """Whether a load above that of an idle GPU changes as that of one who waits does not."""
+        return abs(load - last) > _MOVES * last and min(map(self._range.share, (load, last))) > 2 * IDLES
+
+    def _waits(self, second: JobSecond, pause: Pause) -> bool:
+        """Whether GPUs are in a kernel, or draw as much: then processors that work may only ask whether it is done."""
+        return second.spinning > 0 or (pause.cells > 0 and self._range.is_above_idle(pause.last))
+
+    @property
+    def _trains(self) -> bool:
+        """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
+        if self._cycles.cyclic:
+            return True
+        if self._kind_of_run in (RunState.SERVING, RunState.IDLE, RunState.OTHER):
+            return False
+        work, pause = self._work, self._pause
+        if pause is None or work.longest_steady_s < _LEAST_WORK_S:
+            return False
+        return work.seconds > _WORK_SHARE * (pause.begin_s - work.first_s)
+
+    @property
+    def _kind_of_run(self) -> str:
+        """What the tracker takes the run as a whole for, where it is sure and the run has not become another since."""
+        cycles = self._cycles
+        sure = cycles.run_confidence >= _SURE_RUN and cycles.work_s >= max(_STILL_SO * self._work.seconds, 1.0)
+        return cycles.run_state if sure and not cycles.cyclic else ""
+
+    def _alarm(self, pause: Pause, second: JobSecond) -> None:
+        now_s = second.time_s
+        known = self._processes.at(now_s)
+        patience_s = self._pauses.patience_s(cyclic=self._cycles.cyclic)
+        lasts = now_s - pause.sign_s > patience_s and self._trains
+        if not lasts and not (known.lost and now_s - pause.begin_s > _LOST_S):
+            return
+        evidence = self._evidence(pause, second, known)
+        state = JobState.HUNG if evidence or pause.alarm == JobState.HUNG else JobState.STALLED
+        pause.alarm = state.value
+        evidence = evidence or "nothing tells it from a checkpoint: no bytes written, PCIe or processor time known"
+        quiet_s = now_s - pause.sign_s
+        share = max(self._range.share(pause.mean), 0.0)
+        cycles = f", {quiet_s / self._cycles.period_s:.1f} of its cycles" if self._cycles.cyclic else ""
+        longest = f"the longest of {self._pauses.count} pauses before took {self._pauses.longest_s:.0f} s"
+        before = longest if self._pauses.count else "it had no pause before"
+        reason = f"the load is at {share:.0%} of its range for {quiet_s:.0f} s{cycles}; {before}; {evidence}"
+        self._replace_from(pause.begin_s, (state, reason, 0.9 if state == JobState.HUNG else 0.6))
+
+    def _evidence(self, pause: Pause, second: JobSecond, known: _Processes) -> str:
+        """What tells a hang from a checkpoint of one rank, in words; empty if nothing does."""
+        if known.lost:
+            return f"{known.lost} of {known.most_alive} processes are gone"
+        waits = self._waits(second, pause)
+        said = []
+        if math.isfinite(known.written_per_s) and not pause.wrote:
+            said.append(f"nothing written for {second.time_s - pause.begin_s:.0f} s")
+        if math.isfinite(second.bus) and not pause.copied:
+            said.append("no traffic over PCIe")
+        if math.isfinite(known.processors) and not waits:
+            usual = known.usual_processors
+            said.append(f"its processes take {known.processors:.2f} processors ({usual:.2f} while it trains)")
+        if second.spinning and second.spinning == second.gpus:
+            said.append(f"utilisation is 100 % on all {second.gpus} GPUs at low power")
+        elif second.spinning and said:
+            said.append(f"{second.spinning} of {second.gpus} GPUs wait in a kernel, {second.unused} do nothing")
+        elif not waits and len(said) < 2:
+            return ""  # GPUs at rest with one witness: a loader, a checkpoint that waits for its turn
+        return ", ".join(said)
+
+    # The last word on a second.
+
+    def _decide(self, loads: Sequence[float]) -> None:
+        """Name the second that lies three behind the newest."""
+        at = len(loads) - 1 - _LOOK_AHEAD
+        second = self._recent[at][0]
+        smooth = _median(loads[max(0, at - _AROUND) : at + _AROUND + 1])
+        share = self._range.share(smooth)
+        if not self._range.has_begun:
+            word = self._before(second)
+        elif share > WORKS:
+            word = self._at_work(second.time_s, loads[at], smooth, loads[at + 1 : at + 1 + _AROUND])
+        else:
+            word = self._at_rest(second, share, min(map(self._range.share, loads[at + 1 :])))
+        self._add(word, second.time_s)
+
+    def _before(self, second: JobSecond) -> _Word:
+        if second.gpus and second.unused == second.gpus and second.time_s - self._first_s > _UNUSED_S:
+            return JobState.IDLE, "its GPUs have done nothing since it got them", 0.8
+        return JobState.STARTING, "its GPUs have not begun to work", 0.8
+
+    def _at_work(self, time_s: float, load: float, smooth: float, after: Sequence[float]) -> _Word:
+        cycles, kind = self._cycles, self._kind_of_run
+        if kind == RunState.SERVING:
+            return JobState.SERVING, "its load comes and goes as requests do", cycles.run_confidence
+        if kind == RunState.IDLE:
+            return JobState.IDLE, "nothing but short bursts", cycles.run_confidence
+        if kind == RunState.OTHER:
+            return JobState.UNKNOWN, "it works, but not in the cycles of a training", cycles.run_confidence
+        depth = self._level.depth(time_s, load, smooth, after)
+        if depth:
+            return JobState.EVALUATING, f"the load is {depth:.0%} below that of its training", 0.7
+        if self._slower:
+            return JobState.SLOWER, self._slower, 0.8
+        if cycles.cyclic and math.isfinite(cycles.period_s):
+            role = f" ({cycles.role})" if cycles.role else ""
+            return JobState.TRAINING, f"works in cycles of {cycles.period_s:.3g} s{role}", 0.95
+        return JobState.TRAINING, "works at the level of its training; no cycle is known yet", 0.75
+
+    def _at_rest(self, second: JobSecond, share: float, lowest_after: float) -> _Word:
+        known = self._processes.at(second.time_s)
+        if self._kind_of_run == RunState.SERVING:
+            return JobState.SERVING, "waits for requests", self._cycles.run_confidence
+        said = f"the load is at {max(share, 0.0):.0%} of its range"
+        if known.written_per_s > _WRITES:
+            return JobState.CHECKPOINTING, f"{said}, and {known.written_per_s / 1e6:.0f} MB/s are written", 0.9
+        if second.spinning and second.unused and not second.is_partly_used:
+            reason = f"{said}: {second.unused} of {second.gpus} GPUs do nothing, the others wait for them"
+            return JobState.CHECKPOINTING, reason, 0.6
+        if min(share, lowest_after) < IDLES:
+            if known.processors > max(1.0, 0.5 * known.usual_processors):
+                return JobState.UNKNOWN, f"{said}, while its processes take {known.processors:.1f} processors", 0.3
+            return JobState.IDLE, said, 0.7
+        if not self._level.is_known:
+            return JobState.STARTING, f"{said}, and it has not worked for long", 0.6
+        return JobState.EVALUATING, said, 0.6
+
+    # Spans.
+
+    def _end(self, time_s: float, reason: str) -> None:
+        self._ended = reason
+        begin_s = self._pause.begin_s if self._pause is not None else time_s
+        self._replace_from(begin_s, (JobState.ENDED, reason, 0.95))
+        self._extend(time_s)
+
+    def _begin_anew(self) -> None:
+        """Know nothing of the job that has ended, as another one has begun on its GPUs."""
+        self._ended = ""
+        self._forget()
+
+    def _add(self, word: _Word, time_s: float) -> None:
+        state, reason, confidence = word
+        if self._ended or (self._pause is not None and self._pause.alarm and time_s >= self._pause.begin_s):
+            self._extend(time_s)
+            return
+        last = self._spans[-1] if self._spans else None
+        if last is not None and last.state == state:
+            self._spans[-1] = StateSpan(state, last.start_s, time_s, reason, confidence)
+            return
+        begin_s = last.end_s if last is not None else time_s
+        self._spans.append(StateSpan(state, begin_s, time_s, reason, confidence))
+
+    def _extend(self, time_s: float) -> None:
+        if self._spans:
+            self._spans[-1] = replace(self._spans[-1], end_s=max(time_s, self._spans[-1].end_s))
+
+    def _replace_from(self, begin_s: float, word: _Word) -> None:
+        """Say of the time since ``begin_s`` what is known only now."""
+        state, reason, confidence = word
+        spans = self._spans
+        while spans and spans[-1].start_s >= begin_s:
+            spans.pop()
+        if spans and spans[-1].end_s > begin_s:
+            spans[-1] = replace(spans[-1], end_s=begin_s)
+        if spans and spans[-1].state == state:
+            begin_s = spans.pop().start_s
+        spans.append(StateSpan(state, begin_s, max(self._last_s, begin_s), reason, confidence))
+
+    # Restart.
+
+    def state(self) -> bytes:
+        """Serialise the watch as JSON; about 15 kB at most."""
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "gpus": self.gpus,
+                "scalars": {name: getattr(self, name) for name in _SCALARS},
+                "recent": [[vars(second), load] for second, load in self._recent],
+                "range": self._range.fields(),
+                "level": self._level.fields(),
+                "work": vars(self._work),
+                "pause": None if self._pause is None else vars(self._pause),
+                "pauses": self._pauses.fields(),
+                "cycles": vars(self._cycles),
+                "processes": vars(self._processes),
+                "spans": [asdict(span) for span in self._spans],
+            }
+        ).encode()
+
+    @classmethod
+    def from_state(cls, data: bytes) -> StateWatch:
+        """Rebuild a watch from :meth:`state`.
+
+        Raises:
+            ValueError: The bytes are no such state, or one of another version.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            if fields["version"] != _VERSION:
+                raise ValueError(f"state of a job of version {fields['version']}; this release reads {_VERSION}")
+            watch = cls(int(fields["gpus"]))
+            for name in _SCALARS:
+                setattr(watch, name, fields["scalars"][name])
+            watch._recent.extend((JobSecond(**second), load) for second, load in fields["recent"])
+            watch._range = LoadRange.of_fields(fields["range"])
+            watch._level = TrainingLevel.of_fields(fields["level"])
+            watch._work = _Work(**fields["work"])
+            watch._pause = None if fields["pause"] is None else Pause(**fields["pause"])
+            watch._pauses = PauseMemory.of_fields(fields["pauses"])
+            watch._cycles, watch._processes = _Cycles(**fields["cycles"]), _Processes(**fields["processes"])
+            watch._spans.extend(StateSpan(**{**span, "state": JobState(span["state"])}) for span in fields["spans"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no state of a job: {error}") from error
+        return watch
+
+
+_SCALARS = ("_idle_watts", "_first_s", "_last_s", "_cell_s", "_ended", "_slower", "_by_power", "_held_bytes")
+
+
+def _median(values: Sequence[float]) -> float:
+    """The upper median."""
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,289 @@
+"""What a job does: its state from the load of its GPUs, their pauses, and what its processes do."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, RunState, Verdict
+from gpusonde.epoch_detect.progress.pauses import PauseMemory
+from gpusonde.epoch_detect.progress.state import JobState, StateWatch
+
+GPUS = 8
+IDLE, WAITS, WORKS = (70.0, 0.0), (150.0, 1.0), (550.0, 0.95)  # watts, utilisation
+Second = Sequence[tuple[float, float]]
+
+
+def show(
+    watch: StateWatch,
+    begin_s: float,
+    seconds: int,
+    gpus: Second | tuple[float, float],
+    marks: Callable[[float], None] = lambda now_s: None,
+    **more: float,
+) -> float:
+    """Show ``seconds`` of 10 Hz to a watch, one state for all GPUs or one each; returns the time after them."""
+    rng = np.random.default_rng(int(begin_s))
+    each = [gpus] * watch.gpus if isinstance(gpus[0], float) else list(gpus)
+    for second in range(seconds):
+        time_s = begin_s + second + np.arange(10) / 10
+        levels = np.array(each)
+        power = levels[:, :1] * np.exp(rng.normal(0, 0.01, (watch.gpus, 10)))
+        values = {"power_watts": power, "gpu_utilization": np.repeat(levels[:, 1:], 10, axis=1)}
+        values |= {name: np.full((watch.gpus, 10), value) for name, value in more.items()}
+        marks(float(time_s[-1]))
+        watch.update(time_s, values)
+    return begin_s + seconds
+
+
+def working(seconds: int = 200, gpus: int = GPUS) -> tuple[StateWatch, float]:
+    """A job that has begun, and trained for so long."""
+    watch = StateWatch(gpus)
+    now_s = show(watch, 0.0, 30, IDLE)
+    return watch, show(watch, now_s, seconds, WORKS)
+
+
+def test_a_job_starts_trains_and_the_report_says_why() -> None:
+    watch = StateWatch(GPUS)
+    assert watch.report.state == JobState.UNKNOWN
+    now_s = show(watch, 0.0, 30, IDLE)
+    assert watch.report.state == JobState.STARTING
+    show(watch, now_s, 100, WORKS)
+    report = watch.report
+    assert report.state == JobState.TRAINING
+    assert report.start_s == pytest.approx(30, abs=2)
+    assert report.reason
+
+
+@pytest.mark.parametrize("level", [IDLE, WAITS, (120.0, 1.0), (330.0, 1.0)])
+def test_a_hang_is_named_within_a_minute(level: tuple[float, float]) -> None:
+    watch, now_s = working()
+    show(watch, now_s, 60, level)
+    assert watch.report.state in (JobState.STALLED, JobState.HUNG)
+    assert watch.report.start_s == pytest.approx(now_s, abs=4)
+
+
+def test_a_silent_hang_that_nothing_tells_from_a_checkpoint_is_stalled() -> None:
+    watch, now_s = working()
+    show(watch, now_s, 100, IDLE)
+    assert watch.report.state == JobState.STALLED
+    assert "no bytes written" in watch.report.reason
+
+
+def test_one_dead_rank_among_those_that_wait_is_stalled_too_because_rank_0_looks_so_when_it_saves() -> None:
+    watch, now_s = working()
+    show(watch, now_s, 100, [IDLE, *[WAITS] * (GPUS - 1)])
+    assert watch.report.state == JobState.STALLED
+
+
+def test_where_nothing_is_written_and_no_processor_works_it_is_hung() -> None:
+    watch, now_s = working()
+    stopped = now_s
+
+    def marks(at_s: float) -> None:
+        watch.note_marks(at_s, written_bytes_per_s=0.0, processors=8.0 if at_s < stopped else 0.01, processes=8)
+
+    watch = StateWatch(GPUS)
+    show(watch, 0.0, 30, IDLE, marks)
+    show(watch, 30.0, 200, WORKS, marks)
+    show(watch, stopped, 60, IDLE, marks)
+    assert watch.report.state == JobState.HUNG
+    assert "nothing written" in watch.report.reason
+
+
+def test_all_gpus_in_a_kernel_at_low_power_are_hung_for_none_of_them_can_be_saving() -> None:
+    watch, now_s = working()
+    show(watch, now_s, 60, WAITS)
+    assert watch.report.state == JobState.HUNG
+    assert "100 %" in watch.report.reason
+
+
+def test_a_checkpoint_that_writes_is_one_however_long_it_takes() -> None:
+    watch, now_s = working()
+    saving = [IDLE, *[WAITS] * (GPUS - 1)]
+    show(watch, now_s, 400, saving, lambda at_s: watch.note_marks(at_s, written_bytes_per_s=5e8, processors=1.0))
+    assert watch.report.state == JobState.CHECKPOINTING
+
+
+def test_traffic_over_pcie_is_work() -> None:
+    watch, now_s = working()
+    show(watch, now_s, 200, IDLE, pcie_tx_bytes_per_second=2e9, pcie_rx_bytes_per_second=0.0)
+    assert watch.report.state not in (JobState.STALLED, JobState.HUNG)
+
+
+def test_one_process_of_eight_that_is_gone_is_a_hang_at_once() -> None:
+    watch, now_s = working()
+    stopped = now_s
+    spinning = [IDLE, *[WAITS] * (GPUS - 1)]
+    show(watch, now_s - 5, 5, WORKS, lambda at_s: watch.note_marks(at_s, processes=8))
+    show(watch, stopped, 15, spinning, lambda at_s: watch.note_marks(at_s, processes=7))
+    assert watch.report.state == JobState.HUNG
+    assert "1 of 8 processes" in watch.report.reason
+
+
+def test_pauses_that_came_back_are_waited_out_and_those_that_grow_are_expected() -> None:
+    watch, now_s = working()
+    for length_s in (30, 40, 52, 66, 82, 98):
+        now_s = show(watch, now_s, length_s, [IDLE, *[WAITS] * (GPUS - 1)])
+        assert watch.report.state not in (JobState.STALLED, JobState.HUNG), length_s
+        now_s = show(watch, now_s, 60, WORKS)
+    show(watch, now_s, 250, [IDLE, *[WAITS] * (GPUS - 1)])
+    assert watch.report.state == JobState.STALLED
+
+
+def test_short_regular_pauses_make_it_impatient() -> None:
+    watch, now_s = working()
+    for _ in range(5):
+        now_s = show(watch, now_s, 4, IDLE)
+        now_s = show(watch, now_s, 10, WORKS)
+    show(watch, now_s, 42, IDLE)
+    assert watch.report.state == JobState.STALLED
+
+
+def test_a_pause_that_ends_is_no_alarm_any_more() -> None:
+    watch, now_s = working()
+    now_s = show(watch, now_s, 80, IDLE)
+    assert watch.report.state == JobState.STALLED
+    show(watch, now_s, 20, WORKS)
+    assert watch.report.state == JobState.TRAINING
+    assert JobState.STALLED in [span.state for span in watch.spans]
+
+
+def test_a_job_without_processes_has_ended_and_is_never_stalled() -> None:
+    watch, now_s = working()
+    watch.note_marks(now_s, processes=8)
+    now_s = show(watch, now_s, 5, IDLE)
+    watch.note_marks(now_s, processes=0)
+    show(watch, now_s, 300, IDLE)
+    assert watch.report.state == JobState.ENDED
+    assert watch.report.start_s == pytest.approx(230, abs=4)
+
+
+def test_memory_that_is_let_go_of_is_an_end_and_memory_taken_again_a_start() -> None:
+    watch = StateWatch(GPUS)
+    show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)
+    show(watch, 30.0, 100, WORKS, framebuffer_used_bytes=40e9)
+    show(watch, 130.0, 100, IDLE, framebuffer_used_bytes=1e8)
+    assert watch.report.state == JobState.ENDED
+    show(watch, 230.0, 20, IDLE, framebuffer_used_bytes=20e9)
+    assert watch.report.state == JobState.STARTING
+    show(watch, 250.0, 40, WORKS, framebuffer_used_bytes=40e9)
+    assert watch.report.state == JobState.TRAINING
+
+
+def test_a_dip_below_the_level_of_training_is_an_evaluation() -> None:
+    watch, now_s = working()
+    begin_s = now_s
+    for _ in range(3):
+        begin_s = now_s
+        now_s = show(watch, now_s, 20, (450.0, 0.9))
+        assert watch.report.state == JobState.EVALUATING
+        assert watch.report.start_s == pytest.approx(begin_s, abs=2)
+        now_s = show(watch, now_s, 60, WORKS)
+        assert watch.report.state == JobState.TRAINING
+
+
+def test_cycles_that_go_on_at_a_lower_level_are_work() -> None:
+    watch, now_s = working()
+    cycle = Cycle(10.0, 9.9, 10.1, 30, np.arange(0.0, now_s + 100, 10.0), 0.95, CycleRole.EPOCH, 0.9, confirmed=True)
+    now_s = show(watch, now_s, 30, (250.0, 0.9))
+    watch.note_detection(
+        EpochDetection(
+            Verdict.EPOCHS, "", 10.0, 9.9, 10.1, 0.95, cycles=(cycle,), level=0, run_state=RunState.TRAINING,
+            run_state_confidence=0.9,
+        )
+    )  # fmt: skip
+    show(watch, now_s, 200, (250.0, 0.9))
+    assert watch.report.state == JobState.TRAINING
+    assert "10 s (epoch)" in watch.report.reason
+
+
+def test_what_serves_is_serving_and_waits_for_requests_in_peace() -> None:
+    watch, now_s = working(60)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.SERVING, run_state_confidence=0.9))
+    now_s = show(watch, now_s, 300, IDLE)
+    assert watch.report.state == JobState.SERVING
+
+
+def test_somebody_who_thinks_between_commands_does_not_hang() -> None:
+    watch = StateWatch(1)
+    now_s = show(watch, 0.0, 30, IDLE)
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        now_s = show(watch, now_s, int(rng.integers(1, 12)), WORKS)
+        for _ in range(int(np.exp(rng.uniform(np.log(3), np.log(200))))):
+            now_s = show(watch, now_s, 1, IDLE)
+            assert watch.report.state not in (JobState.STALLED, JobState.HUNG)
+
+
+def test_without_ticks_nothing_is_known_and_nobody_is_idle() -> None:
+    watch, now_s = working()
+    assert watch.report_at(now_s + 5).state == JobState.TRAINING
+    assert watch.report_at(now_s + 60).state == JobState.UNKNOWN
+    missing = np.full((GPUS, 10), np.nan)
+    watch.update(now_s + np.arange(10) / 10, {"power_watts": missing, "gpu_utilization": missing})
+    assert watch.report.state == JobState.UNKNOWN
+
+
+def test_half_of_the_gpus_without_values_do_not_change_the_answer() -> None:
+    watch, now_s = working()
+    power = np.full((GPUS, 1), WORKS[0])
+    power[::2] = np.nan
+    for second in range(100):
+        watch.update(np.array([now_s + second]), {"power_watts": power, "gpu_utilization": np.ones((GPUS, 1))})
+    assert watch.report.state == JobState.TRAINING
+
+
+def test_slower_is_said_in_the_place_of_training() -> None:
+    watch, now_s = working()
+    watch.note_slower("cycles take 44 s since 12:00, 40 s before")
+    now_s = show(watch, now_s, 10, WORKS)
+    assert watch.report.state == JobState.SLOWER
+    watch.note_slower("")
+    show(watch, now_s, 10, WORKS)
+    assert watch.report.state == JobState.TRAINING
+
+
+def test_a_restart_changes_nothing() -> None:
+    rng = np.random.default_rng(5)
+    watch, now_s = working()
+    other = watch
+    for _ in range(12):
+        level = (IDLE, WAITS, WORKS, (450.0, 0.9))[int(rng.integers(4))]
+        length = int(rng.integers(5, 70))
+        show(watch, now_s, length, level)
+        other = StateWatch.from_state(other.state())
+        now_s = show(other, now_s, length, level)
+        assert other.spans == watch.spans
+        assert len(other.state()) < 40_000
+    with pytest.raises(ValueError, match="no state of a job"):
+        StateWatch.from_state(b'{"version": 1}')
+    with pytest.raises(ValueError, match="version 0"):
+        StateWatch.from_state(b'{"version": 0}')
+
+
+def test_ticks_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        StateWatch(2).update(np.arange(3.0), {"power_watts": np.ones((3, 3))})
+
+
+def test_the_answer_does_not_depend_on_how_seconds_are_cut_into_calls() -> None:
+    rng = np.random.default_rng(0)
+    time_s = np.arange(0.0, 300.0)
+    power = np.repeat(np.where((time_s > 30) & (time_s < 200), 500.0, 70.0)[None], 2, axis=0) + rng.normal(
+        0, 2, (2, 300)
+    )
+    one, many = StateWatch(2), StateWatch(2)
+    one.update(time_s, {"power_watts": power})
+    for second in range(300):
+        many.update(time_s[second : second + 1], {"power_watts": power[:, second : second + 1]})
+    assert one.spans == many.spans
+
+
+def test_pauses_expected_by_growth() -> None:
+    memory = PauseMemory()
+    for index, length_s in enumerate((10.0, 20.0, 30.0, 40.0)):
+        memory.add(100.0 * index, length_s)
+    assert memory.expected_s == pytest.approx(50.0)
+    assert memory.cycle_s == pytest.approx(100.0)
+    assert PauseMemory.of_fields(memory.fields()).patience_s(cyclic=True) == memory.patience_s(cyclic=True)
