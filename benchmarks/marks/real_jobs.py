@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect import CycleRole, Marks, detect
+from gpusonde.epoch_detect import Cycle, CycleRole, EpochTracker, Marks, detect
 from gpusonde.telemetry import Trace
 
 TRUE_ROLES = (CycleRole.EPOCH, CycleRole.TRIAL, CycleRole.EVALUATION, CycleRole.CHECKPOINT)
@@ -18,6 +18,8 @@ _MARKS = (
     ("forks", 1.0), ("exits", 1.0), ("lifetime_ms", 1e-3), ("read_bytes", 1.0), ("written_bytes", 1.0),
     ("processor_ms", 1e-3),
 )  # fmt: skip
+WAYS = ("without marks", "with marks", "followed")
+_TICKS, _LOOKS = 10, 30  # of a record
 _LEAST_COUNT = 4
 _SAME = 0.1
 
@@ -81,11 +83,19 @@ def _true_levels(events: list[tuple[str, float]]) -> tuple[TrueLevel, ...]:
     return tuple(levels)
 
 
-def score(recording: Recording, *, with_marks: bool) -> Score:
-    """Detect the cycles of a job and compare their roles with the true ones."""
-    found = detect(recording.trace, marks=recording.marks if with_marks else None)
+def score(recording: Recording, way: str) -> Score:
+    """Find the cycles of a job and compare their roles with the true ones.
+
+    Args:
+        recording: The job.
+        way: One of :data:`WAYS`.
+    """
+    if way == "followed":
+        cycles = _follow(recording)
+    else:
+        cycles = detect(recording.trace, marks=recording.marks if way == "with marks" else None).cycles
     right, wrong, words = 0, 0, []
-    for cycle in found.cycles:
+    for cycle in cycles:
         near = [level for level in recording.levels if abs(cycle.period_s / level.period_s - 1) < _SAME]
         is_right = bool(near) and cycle.role in near[0].roles
         right += is_right
@@ -93,3 +103,18 @@ def score(recording: Recording, *, with_marks: bool) -> Score:
         if near or cycle.role != CycleRole.UNKNOWN:
             words.append(f"{cycle.role} {cycle.period_s:.1f} s")
     return Score(right, len(recording.levels), wrong, "; ".join(words) or "none")
+
+
+def _follow(recording: Recording) -> tuple[Cycle, ...]:
+    """Return what a tracker tells at the last tick of a job, before it knows that this is the end."""
+    trace, marks = recording.trace, recording.marks
+    tracker, looks = EpochTracker(trace.metrics), 0
+    values = np.array([trace.values[name] for name in trace.metrics])
+    for first in range(0, len(trace), _TICKS):
+        piece = slice(first, first + _TICKS)
+        tracker.update(trace.time_s[piece], values[:, piece])
+        while looks + _LOOKS <= marks.time_s.size and marks.time_s[looks + _LOOKS - 1] <= trace.time_s[piece][-1]:
+            record = slice(looks, looks + _LOOKS)
+            tracker.note_marks(marks.time_s[record], marks.values[:, record])
+            looks += _LOOKS
+    return tracker.detection.cycles if tracker.detection is not None else ()

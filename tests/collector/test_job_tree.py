@@ -100,22 +100,30 @@ def test_levels_of_one_host_stay_apart_and_those_of_a_nest_are_not_mixed():
 def test_hosts_that_do_otherwise_are_named():
     same = [part(name, level(4.0), level(36.0), told=1) for name in "ab"]
     slow = part("c", level(4.0), level(54.0), told=1)
-    late = part("d", level(4.0), level(36.0, late_s=5.0), told=1)
+    late = part("d", level(4.0, late_s=6.0), level(36.0, late_s=6.0), told=1)
     early = part("e", level(4.0), level(36.0, late_s=-0.5), told=1)
     blind = part("f", level(36.0), told=0)
     job = JobTree.of([*same, slow, late, early, blind])
     assert [(d.agent_id, d.kind, round(d.amount, 1)) for d in job.host_deviations] == [
         ("c", "period", 54.0),
-        ("d", "lag", 5.0),
+        ("d", "lag", 6.0),
         ("f", "missing", 4.0),
     ]
 
 
+def test_a_host_that_reads_another_moment_as_the_beginning_of_one_level_is_not_behind():
+    parts = [
+        part("a", level(4.0), level(36.0), level(144.0), told=1),
+        part("b", level(4.0), level(36.0, late_s=11.0), level(144.0), told=1),
+    ]
+    assert JobTree.of(parts).host_deviations == ()
+
+
 def test_of_two_hosts_the_later_one_is_behind_whichever_owns_the_answer():
     for late in ("a", "b"):
-        parts = [part(name, level(36.0, late_s=4.0 * (name == late)), told=0) for name in "ab"]
+        parts = [part(name, level(36.0, late_s=6.0 * (name == late)), told=0) for name in "ab"]
         (deviation,) = JobTree.of(parts).host_deviations
-        assert (deviation.agent_id, deviation.kind, deviation.amount) == (late, "lag", pytest.approx(4.0))
+        assert (deviation.agent_id, deviation.kind, deviation.amount) == (late, "lag", pytest.approx(6.0))
 
 
 def test_levels_that_are_not_sure_yet_are_marked_and_left_out_and_parents_stay_right():

@@ -65,7 +65,7 @@ def roles(detection):
 @pytest.mark.parametrize("name", ["jobs", "longer_jobs"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_roles_of_a_real_job_are_right_with_its_marks(real_jobs, recordings, name, kind):
-    found = real_jobs.score(recordings[name, kind], with_marks=True)
+    found = real_jobs.score(recordings[name, kind], "with marks")
     assert found.wrong == 0
     assert found.right == (0 if kind == UNNAMED else found.true)
 

@@ -31,9 +31,9 @@ _LEAST_TOLD = 0.15
 _MOST_LEVELS = 5
 _LEAST_SURE = 0.5  # from which on a role is told
 _SURE = 0.8  # from which on a host is named that lacks a level
-_LEAST_STARTS = 3
+_LEAST_STARTS = 6
 # Where in a cycle it begins is read a little differently from host to host.
-_LEAST_LAG_S, _LAG_SHARE = 1.0, 0.1
+_LEAST_LAG_S, _LAG_SHARE = 1.0, 0.15
 _UNSTEADY = 0.05  # of a period, by which a lag may vary
 
 
@@ -247,9 +247,17 @@ def _find_deviating(
     if compared is None:
         return ()
     lags = _find_lags(parts, groups[compared], tree.cycles[compared].period_s)
+    for i in settled:
+        # What is late is so at every level; else one host reads another moment as the beginning of a cycle.
+        period_s, others = tree.cycles[i].period_s, _measure_lags(parts, groups[i], tree.cycles[i].period_s)
+        for number in [n for n in lags if n in others]:
+            apart = (lags[number] - others[number]) / period_s
+            if abs(apart - round(apart)) > _LAG_SHARE:
+                del lags[number]
     found: list[HostDeviationRow] = []
     for number, part in enumerate(parts):
-        agent_id, own_s = part.run.agent_id, part.run.period_s
+        agent_id, own = part.run.agent_id, part.tree.level
+        own_s = part.run.period_s if own is None else part.tree.cycles[own].period_s
         if tree.level is not None and abs(math.log(own_s / tree.cycles[compared].period_s)) > _OTHER_PERIOD:
             found.append(HostDeviationRow(agent_id, "period", own_s))
             continue
@@ -267,22 +275,27 @@ def _find_deviating(
 
 def _find_lags(parts: Sequence[TreePart], group: Mapping[int, int], period_s: float) -> dict[int, float]:
     """Return part -> seconds by which its cycles begin later than those of most others, where that is clear."""
-    if not group:
-        return {}
+    least = max(_LEAST_LAG_S, _LAG_SHARE * period_s)
+    return {part: by_s for part, by_s in _measure_lags(parts, group, period_s).items() if abs(by_s) > least}
+
+
+def _measure_lags(parts: Sequence[TreePart], group: Mapping[int, int], period_s: float) -> dict[int, float]:
+    """Return part -> seconds by which its cycles begin later than those of most others, 0 for these."""
     starts = {part: np.array(parts[part].tree.cycles[i].starts_unix_nano, dtype=np.int64) for part, i in group.items()}
     first = next(iter(starts))
     behind = {first: 0.0}
     for part, own in starts.items():
         common = starts[first]
-        if part == first or common.size < _LEAST_STARTS:
+        if part == first or min(own.size, common.size) < _LEAST_STARTS:
             continue
         apart_s = (own[:, None] - common) / 1e9
-        nearest_s = apart_s[np.arange(own.size), np.abs(apart_s).argmin(axis=1)] if own.size else apart_s[:, 0]
+        nearest_s = apart_s[np.arange(own.size), np.abs(apart_s).argmin(axis=1)]
         nearest_s = nearest_s[np.abs(nearest_s) <= 0.5 * period_s]
-        usual_s = float(np.median(nearest_s)) if nearest_s.size else 0.0
-        if nearest_s.size >= _LEAST_STARTS and np.median(np.abs(nearest_s - usual_s)) <= _UNSTEADY * period_s:
+        if nearest_s.size < _LEAST_STARTS:
+            continue
+        usual_s = float(np.median(nearest_s))
+        if np.median(np.abs(nearest_s - usual_s)) <= _UNSTEADY * period_s:
             behind[part] = usual_s
     # Of two the earlier one.
-    usual = sorted(behind.values())[(len(behind) - 1) // 2]
-    least = max(_LEAST_LAG_S, _LAG_SHARE * period_s)
-    return {part: by - usual for part, by in behind.items() if abs(by - usual) > least}
+    usual_s = sorted(behind.values())[(len(behind) - 1) // 2]
+    return {part: by_s - usual_s for part, by_s in behind.items()}
