@@ -41,7 +41,7 @@ def test_the_tracker_ends_with_the_same_epochs() -> None:
         tracker.update(trace.time_s[first : first + 50], values[:, first : first + 50])
         tracker = EpochTracker.restore(tracker.state())
     tracker.finish()
-    alive = [e.start_s for e in tracker.epochs if e.status != "withdrawn"]
+    alive = [e.start_s for e in tracker.epochs if e.stands]
     np.testing.assert_allclose(alive, detect(trace).epoch_starts_s, atol=1e-5)
 
 

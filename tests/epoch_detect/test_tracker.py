@@ -2,16 +2,30 @@
 
 import io
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.epoch_traces import training_trace
 
-from gpusonde.epoch_detect import EpochEvent, EpochTracker, Marks, detect
+from gpusonde.epoch_detect import (
+    Cycle,
+    CycleRole,
+    EpochDetection,
+    EpochEvent,
+    EpochTracker,
+    Marks,
+    RunState,
+    Verdict,
+    detect,
+)
 from gpusonde.epoch_detect.history import pack, unpack
 from gpusonde.epoch_detect.progress import time_shares
-from gpusonde.telemetry import Trace
+from gpusonde.telemetry import Trace, read_trace
+
+_DEMO = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
 
 
 def _values(trace: Trace) -> np.ndarray:
@@ -27,7 +41,7 @@ def _feed(tracker: EpochTracker, trace: Trace, chunk: int = 10) -> list[EpochEve
 
 
 def _alive(tracker: EpochTracker) -> list[tuple[float, float]]:
-    return [(e.start_s, e.end_s) for e in tracker.epochs if e.status != "withdrawn"]
+    return [(e.start_s, e.end_s) for e in tracker.epochs if e.stands]
 
 
 @pytest.mark.parametrize("chunk", [1, 37, 100_000])
@@ -67,6 +81,112 @@ def test_epochs_are_told_once_their_level_has_held_for_six() -> None:
     assert {e.status for e in tracker.epochs} == {"confirmed"}
     assert tracker.detection.verdict == "epochs"
     assert tracker.detection.period_s == pytest.approx(20.0, rel=0.02)
+
+
+def test_what_is_surely_a_cycle_is_told_on_the_way_though_it_may_not_be_the_epoch() -> None:
+    trace = read_trace(_DEMO)
+    tracker, values, told = EpochTracker(trace.metrics), _values(trace), []
+    for i in range(0, len(trace), 10):
+        tracker.update(trace.time_s[i : i + 10], values[:, i : i + 10])
+        if (found := tracker.detection) is not None and found.verdict == "epochs":
+            told.append((found.epoch_starts_s.size, found.period_s, found.role))
+    cycles, period_s, role = told[0]
+    assert 6 <= cycles <= 8
+    assert period_s == pytest.approx(17.5, rel=0.02)
+    assert role != CycleRole.EPOCH
+    assert not [event for event in tracker.finish() if event.kind == "withdrawn"]
+
+
+def _found(told_s: float, *levels_s: float, role: CycleRole = CycleRole.UNKNOWN) -> EpochDetection:
+    """What an analysis of 120 s gives that finds levels and takes one of them for the epoch."""
+    cycles = []
+    for period_s in levels_s:
+        starts, of_told = np.arange(0, 120, period_s), period_s == told_s
+        cycles.append(
+            Cycle(
+                period_s,
+                period_s * 0.99,
+                period_s * 1.01,
+                starts.size - 1,
+                starts,
+                0.95,
+                role=role if of_told else CycleRole.UNKNOWN,
+                role_confidence=0.8 * of_told,
+                confirmed=starts.size > 6,
+            )
+        )
+    starts = np.arange(0, 120, told_s)
+    return EpochDetection(
+        Verdict.EPOCHS,
+        "a test's",
+        period_s=told_s,
+        period_low_s=told_s * 0.99,
+        period_high_s=told_s * 1.01,
+        confidence=0.5,
+        epoch_starts_s=starts[:-1],
+        epoch_ends_s=starts[1:],
+        cycles=tuple(cycles),
+        level=levels_s.index(told_s),
+        run_state=RunState.TRAINING,
+    )
+
+
+def _look(monkeypatch: pytest.MonkeyPatch, looks: Sequence[EpochDetection]) -> tuple[EpochTracker, list[EpochEvent]]:
+    """A tracker whose analyses give what is said, the last of them at the end of the run."""
+    from gpusonde.epoch_detect import tracker as module
+
+    left = iter(looks)
+    monkeypatch.setattr(module, "analyse_and_cache", lambda *args, **keywords: (next(left), None))
+    tracker = EpochTracker(["dram_active"])
+    events: list[EpochEvent] = []
+    tracker.update([0.0], [[1.0]])
+    for i in range(len(looks) - 1):
+        events += tracker.update([1000.0 * 5**i], [[1.0]], exhaustive=False)
+    return tracker, events + tracker.finish()
+
+
+def test_cycles_that_were_told_stay_cycles_where_another_level_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner, outer = _found(8.0, 8.0, 24.0), _found(24.0, 8.0, 24.0)
+    tracker, events = _look(monkeypatch, [inner, inner, outer])
+    assert not [event for event in events if event.kind == "withdrawn"]
+    assert {e.status for e in tracker.epochs if e.end_s - e.start_s == pytest.approx(8.0)} == {"other_level"}
+    assert [e.end_s - e.start_s for e in tracker.epochs if e.stands] == pytest.approx([24.0] * 4)
+    # The same goes for two analyses in a row that are sure of it, and for the way back.
+    tracker, events = _look(monkeypatch, [inner, inner, replaced := _found(8.0, 8.0), inner])
+    assert {e.status for e in tracker.epochs} == {"confirmed"}
+    longer = _found(16.0, 8.0, 16.0)
+    tracker, events = _look(monkeypatch, [inner, longer, longer, replaced])
+    assert [e.status for e in tracker.epochs if e.stands] == ["confirmed"] * 14
+    assert {event.epoch.index for event in events if event.epoch.status == "other_level"} <= set(range(14))
+
+
+def test_cycles_that_were_told_are_withdrawn_where_the_run_has_no_such_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, events = _look(monkeypatch, [_found(8.0, 8.0), _found(8.0, 8.0), _found(30.0, 30.0)])
+    assert len([event for event in events if event.kind == "withdrawn"]) == 14
+    assert not [e for e in tracker.epochs if e.status == "other_level"]
+
+
+def test_a_level_that_one_look_sees_and_the_one_before_did_not_is_not_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = EpochDetection(Verdict.NONE, "nothing repeats")
+    _, events = _look(monkeypatch, [_found(30.0, 30.0), _found(8.0, 8.0, 30.0), nothing])
+    assert not events
+    _, events = _look(monkeypatch, [_found(30.0, 30.0), _found(8.0, 8.0, 30.0), _found(8.0, 8.0, 30.0), nothing])
+    assert {event.kind for event in events} == {"reported", "withdrawn"}
+
+
+def test_what_is_hardly_a_training_is_not_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = replace(_found(8.0, 8.0), run_state=RunState.SERVING)
+    tracker, events = _look(monkeypatch, [serving, serving, EpochDetection(Verdict.NONE, "nothing repeats")])
+    assert not events
+    assert tracker.detection is not None
+
+
+def test_what_is_told_has_the_role_of_its_level_where_that_is_sure() -> None:
+    assert _found(8.0, 8.0, 24.0, role=CycleRole.EPOCH).role == CycleRole.EPOCH
+    assert _found(8.0, 8.0, 24.0, role=CycleRole.EVALUATION).role == CycleRole.EVALUATION
+    assert EpochDetection(Verdict.NONE, "nothing").role == CycleRole.UNKNOWN
 
 
 def test_the_tree_survives_from_look_to_look_and_a_restart() -> None:

@@ -139,7 +139,9 @@ class EpochPayload(TypedDict):
     end_s: Annotated[float, JsonKey("from the start of the run")]
     duration_s: float
     confidence: Annotated[float, JsonKey("how sure the tracker is of it")]
-    status: Annotated[str, JsonKey("`provisional`, `confirmed` or `withdrawn`")]
+    status: Annotated[
+        str, JsonKey("`provisional`, `confirmed`, `other_level` (of another level than the one told) or `withdrawn`")
+    ]
     revision: Annotated[int, JsonKey("grows whenever the tracker changes its mind about the run")]
 
 

@@ -3,7 +3,16 @@
 from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
-from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, Hypothesis, RunState, Verdict
+from gpusonde.epoch_detect.result import (
+    Cycle,
+    CycleRole,
+    Deviation,
+    EpochDetection,
+    Hypothesis,
+    RunState,
+    Verdict,
+    told_role,
+)
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
 
 __all__ = [
@@ -22,4 +31,5 @@ __all__ = [
     "TrackedEpoch",
     "Verdict",
     "detect",
+    "told_role",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +36,9 @@ class Hypothesis:
     period_s: float
     cycles: int
     score: float
+
+
+_NAMED = 0.7  # confidence of a role from which on what is told is called by it
 
 
 class CycleRole(str, Enum):
@@ -91,6 +96,26 @@ class Cycle:
     confirmed: bool = False
 
 
+class _WithRole(Protocol):
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def role_confidence(self) -> float: ...
+
+
+def told_role(cycles: Sequence[_WithRole], level: int | None) -> CycleRole:
+    """Return the role by which the cycles of a level are told: its own where that is sure enough, else ``unknown``.
+
+    Args:
+        cycles: The levels of a tree of cycles.
+        level: Index of the one that is told as the epochs; None if it is none of them.
+    """
+    if level is None or cycles[level].role_confidence < _NAMED:
+        return CycleRole.UNKNOWN
+    return CycleRole(cycles[level].role)
+
+
 @dataclass(frozen=True)
 class Deviation:
     """What one GPU of a job does otherwise than the others.
@@ -109,7 +134,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class EpochDetection:
-    """The epochs of one trace.
+    """The epochs of one trace, or the cycles that measure its progress best: ``role`` says which.
 
     Attributes:
         verdict: ``epochs``, ``short_cycle`` or ``none``.
@@ -148,6 +173,14 @@ class EpochDetection:
     hypotheses: tuple[Hypothesis, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def role(self) -> CycleRole:
+        """What is told as the epochs: the role of its level where that is sure enough (0.7), ``unknown`` elsewhere.
+
+        What is no epoch, or not surely one, measures progress all the same.
+        """
+        return told_role(self.cycles, self.level)
 
     @property
     def end_s(self) -> float:

@@ -16,7 +16,7 @@ from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
 from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match, without_doubtful_end
 from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.segments import Pattern
-from gpusonde.epoch_detect.cycles.tree import LEAST_OF_OWN, level_of, with_epochs
+from gpusonde.epoch_detect.cycles.tree import level_of, with_epochs
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.mark_history import MarkHistory
@@ -35,8 +35,10 @@ _FIRST_ANALYSIS_S = 20.0
 _GROWTH = 2.4
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _GROWTH_PATIENT = 4.0
-_SURE = 0.8  # confidence from which on a cycle is followed, and its epochs are told
-_LEAST_OF_NESTED = 3  # epochs of a level that has held for two cycles of its parent
+_REAL = 0.9  # confidence that the job has a level from which on it is followed, and told once it is confirmed
+_STILL_REAL = 0.5  # the same of a level that was told: its cycles stay cycles of the run
+_SEEN_BEFORE = 5  # cycles that a look has to have seen to be asked whether it has found them
+_LEAST_OF_NESTED = 3  # cycles of a level that has held for two cycles of its parent
 _SAME_LEVEL = 0.1  # by which the periods of one level may differ between two analyses
 _FOLLOWED = 8  # epochs of the end of the run in which a cycle is followed
 _FOLLOW = 0.15  # a cycle is followed after a period, at the earliest when the run is this share longer
@@ -51,10 +53,11 @@ _FORMER_STATE_VERSION = 2
 
 
 class EpochStatus(str, Enum):
-    """What the tracker thinks of an epoch; a provisional one is of a level that is not confirmed, and not reported."""
+    """What the tracker thinks of an epoch; members compare equal to their text."""
 
-    PROVISIONAL = "provisional"
+    PROVISIONAL = "provisional"  # of a level that is not confirmed, and not reported
     CONFIRMED = "confirmed"
+    OTHER_LEVEL = "other_level"  # was reported, and is a cycle of the run still, of another level than the one told now
     WITHDRAWN = "withdrawn"
 
     def __str__(self) -> str:
@@ -71,7 +74,8 @@ class TrackedEpoch:
         start_s: Start on the time axis of the ticks.
         end_s: End.
         confidence: That of the detection which reported or last revised it, 0..1; once the run has ended, of the last.
-        status: ``provisional``, not reported yet, and the next look may find others; ``confirmed`` or ``withdrawn``.
+        status: One of :class:`EpochStatus`. The next look may find others than the ``provisional`` ones; only those
+            and the ``confirmed`` ones are epochs, or cycles, of the answer.
         revision: How often the tracker had changed its mind about the run when this last changed.
     """
 
@@ -82,9 +86,17 @@ class TrackedEpoch:
     status: str
     revision: int
 
+    @property
+    def stands(self) -> bool:
+        """Whether it belongs to the answer: it was not withdrawn, and is of the level that is told."""
+        return self.status in (EpochStatus.PROVISIONAL, EpochStatus.CONFIRMED)
+
 
 class EventKind(str, Enum):
-    """What happened to an epoch; ``confirmed`` says how sure the last analysis of a run is of it."""
+    """What happened to an epoch.
+
+    ``revised`` says that its times or its status are others, ``confirmed`` how sure the last look at a run is of it.
+    """
 
     REPORTED = "reported"
     CONFIRMED = "confirmed"
@@ -124,8 +136,17 @@ class _Running:
 
 @dataclass
 class _Tracked:
+    """An epoch that was reported, and not withdrawn.
+
+    Attributes:
+        epoch: As it was reported or revised last.
+        missed: How many looks in a row have not found it.
+        period_s: Of its level.
+    """
+
     epoch: TrackedEpoch
     missed: int = 0
+    period_s: float = 0.0
 
 
 class EpochTracker:
@@ -137,11 +158,14 @@ class EpochTracker:
     epoch to epoch in between; so the work per tick does not grow with the length of the run. An analysis is done in
     parts, while the ticks after it come in.
 
-    Nothing is told too early. Epochs are reported once their level is confirmed: it has held for six of its cycles or
-    two of its parent's, and the confidence is 0.8 or more. Until then the detection says ``none`` with the levels
-    found, and the epochs are provisional. A level that is told stays until two analyses in a row are sure of another
-    one. A reported epoch is revised or withdrawn by an event, never silently. After :meth:`finish` the epochs are those
-    that :func:`~gpusonde.epoch_detect.detect` finds in these ticks, with these marks.
+    Nothing is told too early. What is told is a level that measures progress: the best guess of the epoch, once the
+    level is confirmed, as it has held for six of its cycles or two of its parent's, and is real with a probability of
+    0.9 or more. Whether its cycles are the epochs is another question, which the detection's ``role`` and
+    ``confidence`` answer. Until then the detection says ``none`` with the levels found, and the epochs are provisional.
+    A level that is told stays until two analyses in a row are sure of another one; its cycles are of status
+    ``other_level`` then, or withdrawn where it is no level of the tree any more. A reported epoch changes by an event,
+    never silently. After :meth:`finish` the confirmed epochs are those that :func:`~gpusonde.epoch_detect.detect` finds
+    in these ticks, with these marks.
 
     Args:
         metrics: Names of the metrics, in the order of the rows given to :meth:`update`.
@@ -176,7 +200,7 @@ class EpochTracker:
 
     @property
     def epochs(self) -> tuple[TrackedEpoch, ...]:
-        """All epochs ever reported, withdrawn ones included, by start; before the first the provisional ones."""
+        """All epochs ever reported, whatever their status, by start; before the first the provisional ones."""
         alive = [entry.epoch for entry in self._entries]
         return tuple(sorted([*alive, *self._withdrawn, *self._provisional()], key=lambda e: (e.start_s, e.index)))
 
@@ -192,7 +216,7 @@ class EpochTracker:
 
     @property
     def detection(self) -> EpochDetection | None:
-        """What is told of the run, or None before the first analysis: the epochs of a confirmed level, or why none."""
+        """What is told of the run, or None before the first analysis: the cycles of a confirmed level, or why none."""
         return self._detection
 
     @property
@@ -291,7 +315,7 @@ class EpochTracker:
         While every tick is remembered as it was, these are the figures of :func:`time_shares` on the run's ticks.
         """
         ticks = self._history.ticks()
-        spans = np.array([(e.start_s, e.end_s) for e in self.epochs if e.status != EpochStatus.WITHDRAWN])
+        spans = np.array([(e.start_s, e.end_s) for e in self.epochs if e.stands])
         spans = spans.reshape(-1, 2) - (self._origin_s or 0.0)
         values = dict(zip(ticks.names, ticks.values.astype(np.float64), strict=True))
         return time_shares(np.asarray(ticks.time_us * 1e-6, dtype=np.float64), values, *spans.T)
@@ -309,7 +333,7 @@ class EpochTracker:
             "hold": None if self._cached is None else _cached_fields(self._cached),
             "next_index": self._next_index,
             "revision": self._revision,
-            "entries": [[*_epoch_row(e.epoch), e.missed] for e in self._entries],
+            "entries": [[*_epoch_row(e.epoch), e.missed, e.period_s] for e in self._entries],
             "withdrawn": [_epoch_row(e) for e in self._withdrawn],
             "latest": None if self._latest is None else _detection_fields(self._latest),
             "told": None if self._standing is None else _detection_fields(self._standing),
@@ -446,24 +470,22 @@ class EpochTracker:
         self, found: EpochDetection, cached: CachedMatch | None, since_us: int, *, ended: bool
     ) -> list[EpochEvent]:
         """Take the answer of an analysis of the ticks up to some time."""
+        before, before_us = self._latest, self._analysed_us
         self._analysed_us = since_us
         self._next_us = max(round(since_us * _GROWTH), since_us + round(_FIRST_ANALYSIS_S * 1e6))
         self._latest = latest = shifted(found if ended else without_doubtful_end(found), self._origin_s or 0.0)
         if ended:
             self._standing, self._detection, self._follow_us = latest, latest, None
             return self._reconcile(latest, ended=True)
-        told, sure, rival_s = self._standing, _is_sure(latest), self._rival_s
+        agreed = _agrees(latest, before, before_us * 1e-6)
+        told, sure, rival_s = self._standing, _is_sure(latest) and agreed, self._rival_s
         self._rival_s = latest.period_s if sure else 0.0
         same = told is None or (latest.verdict == Verdict.EPOCHS and _alike(told.period_s, latest.period_s))
         if told is not None and not same and not (sure and _alike(rival_s, latest.period_s)):
-            # What was told stands, in the tree as it is now.
-            level = level_of(told.period_s, latest.cycles)
-            self._standing = self._detection = replace(told, cycles=latest.cycles, level=level)
             self._follow_us = None if self._cached is None else self._after(since_us, told.period_s)
-            return []
-        self._cached = cached
-        held = cached is not None and latest.verdict == Verdict.EPOCHS and latest.confidence >= _SURE
-        self._follow_us = self._after(since_us, latest.period_s) if held else None
+            return self._tell(_go_on(told, latest))
+        self._cached = cached if told is not None or (agreed and _is_real(latest)) else None
+        self._follow_us = None if self._cached is None else self._after(since_us, latest.period_s)
         if told is None and not sure:
             self._detection = _untold(latest)
             return []
@@ -534,44 +556,62 @@ class EpochTracker:
             ended: Whether the run is over.
             elsewhere: Whether they are of another level than those before.
         """
-        events: list[EpochEvent] = []
         spans = list(zip(found.epoch_starts_s.tolist(), found.epoch_ends_s.tolist(), strict=True))
         period = found.period_s if spans else 0.0
-        matches, fresh = _match([e.epoch for e in self._entries], spans, _MOVED_EPOCH * period)
-        changed = self._revision + 1
-        kept: list[_Tracked] = []
-        for entry, span in zip(self._entries, matches, strict=True):
-            epoch = entry.epoch
+        # Cycles of a level that was told before may be those of this one.
+        anew = ended or elsewhere
+        same = [e for e in self._entries if anew or e.epoch.stands]
+        kept = [e for e in self._entries if not (anew or e.epoch.stands)]
+        matches, fresh = _match(same, spans, period)
+        events: list[EpochEvent] = []
+        for entry, span in zip(same, matches, strict=True):
             if span is None:
                 entry.missed += 1
-                if ended or elsewhere or entry.missed > 1:
-                    gone = replace(epoch, status=EpochStatus.WITHDRAWN, revision=changed)
-                    self._withdrawn.append(gone)
-                    events.append(EpochEvent(EventKind.WITHDRAWN, gone))
-                else:
+                if not anew and entry.missed < 2:
                     kept.append(entry)
+                else:
+                    self._set_aside(entry, found, kept, events)
                 continue
-            entry.missed = 0
+            kept.append(entry)
+            entry.missed, entry.period_s, epoch = 0, period, entry.epoch
             moved = max(abs(epoch.start_s - span[0]), abs(epoch.end_s - span[1]))
-            if moved > (0.0 if ended else _MOVED * period):
-                entry.epoch = replace(
-                    epoch, start_s=span[0], end_s=span[1], confidence=found.confidence, revision=changed
-                )
-                events.append(EpochEvent(EventKind.REVISED, entry.epoch))
+            if moved > (0.0 if ended else _MOVED * period) or not epoch.stands:
+                self._change(
+                    entry, events, start_s=span[0], end_s=span[1], confidence=found.confidence,
+                    status=EpochStatus.CONFIRMED,
+                )  # fmt: skip
             # The last analysis judges all epochs, also those that it did not move.
             if ended and entry.epoch.confidence != found.confidence:
                 entry.epoch = replace(entry.epoch, confidence=found.confidence)
                 events.append(EpochEvent(EventKind.CONFIRMED, entry.epoch))
-            kept.append(entry)
         if any(e.kind in (EventKind.REVISED, EventKind.WITHDRAWN) for e in events):
-            self._revision = changed
+            self._revision += 1
         for start, end in fresh:
             epoch = TrackedEpoch(self._next_index, start, end, found.confidence, EpochStatus.CONFIRMED, self._revision)
             self._next_index += 1
-            kept.append(_Tracked(epoch))
+            kept.append(_Tracked(epoch, period_s=period))
             events.append(EpochEvent(EventKind.REPORTED, epoch))
         self._entries = kept
         return events
+
+    def _set_aside(
+        self, entry: _Tracked, found: EpochDetection, kept: list[_Tracked], events: list[EpochEvent]
+    ) -> None:
+        """Keep what is none of the epochs any more as a cycle of its level, where the run has that still."""
+        if not _alike(entry.period_s, found.period_s) and _has_level(found, entry.period_s):
+            kept.append(entry)
+            self._change(entry, events, status=EpochStatus.OTHER_LEVEL)
+        else:
+            self._change(entry, events, status=EpochStatus.WITHDRAWN)
+            self._withdrawn.append(entry.epoch)
+
+    def _change(self, entry: _Tracked, events: list[EpochEvent], **fields: Any) -> None:
+        """Change what was reported of an epoch, and say so where that is news."""
+        changed = replace(entry.epoch, **fields)
+        if changed != entry.epoch:
+            entry.epoch = replace(changed, revision=self._revision + 1)
+            kind = EventKind.WITHDRAWN if changed.status == EpochStatus.WITHDRAWN else EventKind.REVISED
+            events.append(EpochEvent(kind, entry.epoch))
 
 
 def _alike(one_s: float, other_s: float) -> bool:
@@ -579,23 +619,61 @@ def _alike(one_s: float, other_s: float) -> bool:
     return abs(one_s - other_s) <= _SAME_LEVEL * min(one_s, other_s)
 
 
+def _is_real(found: EpochDetection) -> bool:
+    """Say whether what a look at a run that goes on gives as epochs are cycles of a training, whatever they are."""
+    real = found.level is not None and found.cycles[found.level].confidence >= _REAL
+    return found.verdict == Verdict.EPOCHS and found.run_state in (None, RunState.TRAINING) and real
+
+
+def _agrees(latest: EpochDetection, before: EpochDetection | None, before_s: float) -> bool:
+    """Say whether the look before one has the level that it tells, too, if it could see enough cycles of that."""
+    if before_s < _SEEN_BEFORE * latest.period_s:
+        return True
+    return before is not None and _has_level(before, latest.period_s)
+
+
 def _is_sure(found: EpochDetection) -> bool:
-    """Say whether the epochs of a run that goes on may be told: the level is confirmed, and likely enough the epoch."""
-    if found.verdict != Verdict.EPOCHS or found.confidence < _SURE:
+    """Say whether the epochs of a run that goes on may be told: cycles of the job, and of a level that is confirmed."""
+    if not _is_real(found) or found.level is None:
         return False
-    if found.level is not None and found.cycles[found.level].confirmed:
-        return found.epoch_starts_s.size >= _LEAST_OF_NESTED
-    return found.epoch_starts_s.size >= LEAST_OF_OWN
+    return found.cycles[found.level].confirmed and found.epoch_starts_s.size >= _LEAST_OF_NESTED
+
+
+def _go_on(told: EpochDetection, latest: EpochDetection) -> EpochDetection:
+    """Return what was told in the tree as it is now, with the cycles that the tree has of it."""
+    level = level_of(told.period_s, latest.cycles)
+    # It is the best guess with what probability the other one leaves.
+    at_most = 1.0 - latest.confidence if latest.verdict == Verdict.EPOCHS else 1.0
+    kept = replace(told, confidence=min(told.confidence, at_most), cycles=latest.cycles, level=level)
+    if level is None:
+        return kept
+    cycle = latest.cycles[level]
+    starts, whole = cycle.starts_s[:-1], cycle.starts_s.size - 1
+    seen = replace(
+        kept,
+        reason=f"{whole} cycles of {cycle.period_s:.4g} s repeat",
+        period_s=cycle.period_s,
+        period_low_s=cycle.period_low_s,
+        period_high_s=cycle.period_high_s,
+        epoch_starts_s=starts,
+        epoch_ends_s=cycle.starts_s[1:],
+    )
+    return seen if whole > told.epoch_starts_s.size and _begin_alike(told, seen) else kept
+
+
+def _has_level(found: EpochDetection, period_s: float) -> bool:
+    """Say whether a tree has a level of such a period."""
+    return any(_alike(cycle.period_s, period_s) and cycle.confidence >= _STILL_REAL for cycle in found.cycles)
 
 
 def _untold(found: EpochDetection | None) -> EpochDetection | None:
-    """Return what is told of an analysis whose epochs are not."""
+    """Return what is told of an analysis whose epochs are not told yet."""
     if found is None or found.verdict != Verdict.EPOCHS:
         return found
     return replace(
         found,
         verdict=Verdict.NONE,
-        reason=f"{found.reason}; not sure yet that these are the epochs",
+        reason=f"{found.reason}; not confirmed yet",
         period_s=np.nan,
         period_low_s=np.nan,
         period_high_s=np.nan,
@@ -613,18 +691,21 @@ def _begin_alike(one: EpochDetection, other: EpochDetection) -> bool:
 
 
 def _match(
-    epochs: list[TrackedEpoch], spans: list[tuple[float, float]], tolerance: float
+    entries: list[_Tracked], spans: list[tuple[float, float]], period_s: float
 ) -> tuple[list[tuple[float, float] | None], list[tuple[float, float]]]:
-    """Pair epochs with spans whose two ends are within tolerance; return partners, and the spans left over."""
+    """Pair epochs with spans, of cycles of a period, whose two ends are near; return partners, and spans left over."""
     starts = np.array([s for s, _ in spans])
     taken = np.zeros(len(spans), dtype=bool)
     partners: list[tuple[float, float] | None] = []
-    for epoch in epochs:
-        partner = None
+    for entry in entries:
+        epoch, partner = entry.epoch, None
         if len(spans):
+            of_level = entry.period_s == 0.0 or _alike(entry.period_s, period_s)
+            # What were cycles of another level are of this one only where they are the same.
+            near_s = _MOVED_EPOCH * period_s if of_level else _SAME_EPOCH * min(entry.period_s, period_s)
             nearest = int(np.argmin(np.abs(starts - epoch.start_s)))
             span = spans[nearest]
-            near = max(abs(span[0] - epoch.start_s), abs(span[1] - epoch.end_s)) < tolerance
+            near = max(abs(span[0] - epoch.start_s), abs(span[1] - epoch.end_s)) < near_s
             if near and not taken[nearest]:
                 taken[nearest], partner = True, span
         partners.append(partner)

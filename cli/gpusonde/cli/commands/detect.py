@@ -125,6 +125,9 @@ class DetectPayload(TotalsPayload):
     ]
     run_state_confidence: Annotated[float, JsonKey("probability that `run_state` is right")]
     level: Annotated[int | None, JsonKey("index in `cycles` of the level that `period_s` and the epochs tell")]
+    role: Annotated[
+        str, JsonKey("what is told as the epochs: role of that level if it has 0.7 or more, else `unknown`")
+    ]
     cycles: Annotated[list[CyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
     hypotheses: Annotated[
         list[dict[str, Any]],
@@ -272,6 +275,7 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
         "run_state": None if detection.run_state is None else str(detection.run_state),
         "run_state_confidence": detection.run_state_confidence,
         "level": detection.level,
+        "role": str(detection.role),
         "cycles": [_cycle_payload(cycle) for cycle in detection.cycles],
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in detection.hypotheses],
         "deviations": [dataclasses.asdict(deviation) for deviation in detection.deviations],

@@ -100,6 +100,9 @@ class EpochsPayload(TotalsPayload):
         int, JsonKey("epochs that the tracker is not sure of yet, listed with `--provisional`")
     ]
     level: Annotated[int | None, JsonKey("index in `cycles` of the level that the period and the epochs tell")]
+    role: Annotated[
+        str, JsonKey("what is told as the epochs: role of that level if it has 0.7 or more, else `unknown`")
+    ]
     cycles: Annotated[list[RunCyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
     deviations: Annotated[
         list[dict[str, Any]],
@@ -134,6 +137,8 @@ def add_epochs_options(parser: Parser) -> None:
 
 def run_epochs(args: argparse.Namespace) -> int:
     """Ask and print."""
+    from gpusonde.epoch_detect import told_role
+
     if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
     if args.run is not None and args.latest:
@@ -178,6 +183,7 @@ def run_epochs(args: argparse.Namespace) -> int:
         "pending_summaries": found.pending_summaries,
         "provisional_epochs": found.provisional_epochs,
         "level": found.level,
+        "role": str(told_role(found.cycles, found.level)),
         "cycles": [
             {
                 **level_payload(cycle),

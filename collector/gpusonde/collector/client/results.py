@@ -65,7 +65,8 @@ class EpochInfo:
         start_unix_nano: Start.
         end_unix_nano: End.
         confidence: 0..1.
-        status: ``provisional``, ``confirmed`` or ``withdrawn``.
+        status: ``provisional``, ``confirmed``, ``other_level`` (of another level of the tree than the one told) or
+            ``withdrawn``.
         revision: Grows whenever the tracker changes its mind about the run.
         seen_share: Share of it that ticks speak for, 0..1; NaN, as all below, until the samples have been gone through.
         energy_joules: Energy used in it; NaN where neither the driver's counter nor the power tells it.

@@ -147,7 +147,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
     async def _epoch_ends(self, run_id: str) -> list[float]:
         def read() -> list[float]:
             run = find_run(self._results, run_id)
-            standing = (epoch for epoch in self._results.epochs(run.run_id) if epoch.status != "withdrawn")
+            standing = (epoch for epoch in self._results.epochs(run.run_id) if epoch.stands)
             return [epoch.end_unix_nano / 1e9 for epoch in standing]
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)

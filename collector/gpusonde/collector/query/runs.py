@@ -123,6 +123,7 @@ _STATUSES = {
     "provisional": query_pb2.EPOCH_STATUS_PROVISIONAL,
     "confirmed": query_pb2.EPOCH_STATUS_CONFIRMED,
     "withdrawn": query_pb2.EPOCH_STATUS_WITHDRAWN,
+    "other_level": query_pb2.EPOCH_STATUS_OTHER_LEVEL,
 }
 _NOT_ANALYSED = "too short so far for a first analysis"
 # Half of what a gRPC client takes unless it is told otherwise; the largest epoch, of 4096 metrics, is a tenth of it.
@@ -144,7 +145,7 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
     place = from_token(request.page_token, (int, int))
     run = find_run(results, request.run_id)
     everything = results.epochs(run.run_id)
-    standing = [epoch for epoch in everything if epoch.status != "withdrawn"]
+    standing = [epoch for epoch in everything if epoch.stands]
     provisional = sum(epoch.status == "provisional" for epoch in standing)
     # The newest ones count once there are some that the tracker is sure of.
     counted = standing if provisional < len(standing) else []
@@ -160,7 +161,7 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
     _add_tree(response, results, run, include_provisional=request.include_provisional)
     if request.total_epochs:
         _estimate(response, run, counted, request.total_epochs)
-    left_out = set() if request.include_withdrawn else {"withdrawn"}
+    left_out = set() if request.include_withdrawn else {"withdrawn", "other_level"}
     left_out |= set() if request.include_provisional else {"provisional"}
     listed = [epoch for epoch in everything if epoch.status not in left_out]
     if place:

@@ -217,7 +217,8 @@ class EpochRow:
         start_unix_nano: Start.
         end_unix_nano: End.
         confidence: 0..1.
-        status: ``provisional``, ``confirmed`` or ``withdrawn``.
+        status: ``provisional``, ``confirmed``, ``other_level`` (of another level of the tree than the one told) or
+            ``withdrawn``.
         revision: How often the tracker had changed its mind about the run when this last changed.
     """
 
@@ -227,6 +228,11 @@ class EpochRow:
     confidence: float
     status: str
     revision: int
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is one of the epochs that are told."""
+        return self.status in ("provisional", "confirmed")
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class RunEpochTracker:
         found = self._tracker.detection if self._tracker else None
         if self._tracker is None or found is None:
             return RunUpdate(run, epochs, tree)
-        standing = [epoch.status for epoch in self._tracker.epochs if epoch.status != EpochStatus.WITHDRAWN]
+        standing = [epoch.status for epoch in self._tracker.epochs if epoch.stands]
         return RunUpdate(
             replace(
                 run,

@@ -38,6 +38,7 @@ class EpochStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EPOCH_STATUS_PROVISIONAL: _ClassVar[EpochStatus]
     EPOCH_STATUS_CONFIRMED: _ClassVar[EpochStatus]
     EPOCH_STATUS_WITHDRAWN: _ClassVar[EpochStatus]
+    EPOCH_STATUS_OTHER_LEVEL: _ClassVar[EpochStatus]
 
 class PredictionStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -64,6 +65,7 @@ EPOCH_STATUS_UNSPECIFIED: EpochStatus
 EPOCH_STATUS_PROVISIONAL: EpochStatus
 EPOCH_STATUS_CONFIRMED: EpochStatus
 EPOCH_STATUS_WITHDRAWN: EpochStatus
+EPOCH_STATUS_OTHER_LEVEL: EpochStatus
 PREDICTION_STATUS_UNSPECIFIED: PredictionStatus
 PREDICTION_STATUS_OK: PredictionStatus
 PREDICTION_STATUS_EXTRAPOLATED: PredictionStatus
