@@ -163,9 +163,17 @@ def test_cycles_that_were_told_stay_cycles_where_another_level_is_told_at_the_en
 
 
 def test_cycles_that_were_told_are_withdrawn_where_the_run_has_no_such_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker, events = _look(monkeypatch, [_found(8.0, 8.0), _found(8.0, 8.0), _found(30.0, 30.0)])
+    tracker, events = _look(monkeypatch, [_found(8.0, 8.0), _found(8.0, 8.0), _found(59.9, 59.9)])
     assert len([event for event in events if event.kind == "withdrawn"]) == 14
     assert not [e for e in tracker.epochs if e.status == "other_level"]
+
+
+def test_cycles_that_were_told_stay_where_the_last_look_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    slower = _found(30.0, 30.0)
+    later = replace(slower, epoch_starts_s=slower.epoch_starts_s + 65, epoch_ends_s=slower.epoch_ends_s + 65)
+    tracker, _ = _look(monkeypatch, [_found(8.0, 8.0), _found(8.0, 8.0), later])
+    assert {e.end_s for e in tracker.epochs if e.status == "other_level"} == set(range(8, 65, 8))
+    assert {e.start_s for e in tracker.epochs if e.status == "withdrawn"} == set(range(64, 112, 8))
 
 
 def test_a_level_that_one_look_sees_and_the_one_before_did_not_is_not_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -478,13 +478,14 @@ class EpochTracker:
             self._standing, self._detection, self._follow_us = latest, latest, None
             return self._reconcile(latest, ended=True)
         agreed = _agrees(latest, before, before_us * 1e-6)
-        told, sure, rival_s = self._standing, _is_sure(latest) and agreed, self._rival_s
-        self._rival_s = latest.period_s if sure else 0.0
+        real = agreed and _is_real(latest)
+        told, sure, rival_s = self._standing, real and _is_sure(latest), self._rival_s
+        self._rival_s = latest.period_s if real else 0.0
         same = told is None or (latest.verdict == Verdict.EPOCHS and _alike(told.period_s, latest.period_s))
         if told is not None and not same and not (sure and _alike(rival_s, latest.period_s)):
             self._follow_us = None if self._cached is None else self._after(since_us, told.period_s)
             return self._tell(_go_on(told, latest))
-        self._cached = cached if told is not None or (agreed and _is_real(latest)) else None
+        self._cached = cached if told is not None or real else None
         self._follow_us = None if self._cached is None else self._after(since_us, latest.period_s)
         if told is None and not sure:
             self._detection = _untold(latest)
@@ -598,7 +599,8 @@ class EpochTracker:
         self, entry: _Tracked, found: EpochDetection, kept: list[_Tracked], events: list[EpochEvent]
     ) -> None:
         """Keep what is none of the epochs any more as a cycle of its level, where the run has that still."""
-        if not _alike(entry.period_s, found.period_s) and _has_level(found, entry.period_s):
+        same = _alike(entry.period_s, found.period_s)
+        if not same and (_has_level(found, entry.period_s) or _leaves_out(found, entry.epoch)):
             kept.append(entry)
             self._change(entry, events, status=EpochStatus.OTHER_LEVEL)
         else:
@@ -623,6 +625,12 @@ def _is_real(found: EpochDetection) -> bool:
     """Say whether what a look at a run that goes on gives as epochs are cycles of a training, whatever they are."""
     real = found.level is not None and found.cycles[found.level].confidence >= _REAL
     return found.verdict == Verdict.EPOCHS and found.run_state in (None, RunState.TRAINING) and real
+
+
+def _leaves_out(found: EpochDetection, epoch: TrackedEpoch) -> bool:
+    """Say whether an answer has epochs, and none where another one was: what lies there is of another tempo."""
+    inside = (found.epoch_starts_s < epoch.end_s) & (found.epoch_ends_s > epoch.start_s)
+    return found.epoch_starts_s.size > 0 and not inside.any()
 
 
 def _agrees(latest: EpochDetection, before: EpochDetection | None, before_s: float) -> bool:
