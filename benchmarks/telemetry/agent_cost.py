@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from processes import CollectorProcess, usage
+from processes import CollectorProcess, cpu_seconds, thread_seconds, usage
 
 _STUB = Path(__file__).resolve().parents[2] / "tests" / "support" / "fake_nvml.c"
 _SETTLE_S = 8.0
@@ -198,9 +198,13 @@ def compare(reference: str, rounds: int, seconds: float, gpus: int = 8, settings
                 process.send_signal(signal.SIGCONT)
                 # What it does after the pause (acks, the missed ticks) is none of what is measured.
                 time.sleep(_WAKE_S)
-                began_s, before_s, threads_before = time.monotonic(), _cpu_s(process.pid), _threads(process.pid)
+                began_s, before_s, threads_before = (
+                    time.monotonic(),
+                    cpu_seconds(process.pid),
+                    thread_seconds(process.pid),
+                )
                 time.sleep(seconds)
-                after_s, threads_after = _cpu_s(process.pid), _threads(process.pid)
+                after_s, threads_after = cpu_seconds(process.pid), thread_seconds(process.pid)
                 elapsed_s = time.monotonic() - began_s
                 process.send_signal(signal.SIGSTOP)
                 shares[which].append((after_s - before_s) / elapsed_s)
@@ -231,22 +235,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGCONT)
     process.terminate()
     process.wait(30)
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process, to the nanosecond: /proc counts hundredths, a whole round is 0.07."""
-    # clock_getcpuclockid(3), which Python has not: the clock of a process is made of its number.
-    return time.clock_gettime(~pid << 3 | 2)
-
-
-def _threads(pid: int) -> dict[str, float]:
-    """Return CPU seconds by thread, in the order in which they were made."""
-    spent: dict[str, float] = {}
-    for number, task in enumerate(sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))):
-        with contextlib.suppress(OSError):
-            name = (task / "comm").read_text().strip()
-            spent[f"{number} {name}"] = int((task / "schedstat").read_text().split()[0]) * 1e-9
-    return spent
 
 
 def _switches(pid: int) -> int:

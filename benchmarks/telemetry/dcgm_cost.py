@@ -1,125 +1,171 @@
 """What an agent costs that samples through DCGM, beside one that samples through NVML: both in one run.
 
-Usage: ``python benchmarks/telemetry/dcgm_cost.py [--seconds S] [--gpus N]``. NVML is the stand-in that answers at once.
-DCGM is the stand-in of the tests; each request takes the processor time that a request to a real engine takes in its
-client (DCGM 4.4.2: 0.26 ms, most of it to clear 4 MiB). What the stand-in itself takes beyond is subtracted.
+Usage: ``python benchmarks/telemetry/dcgm_cost.py [--rounds N] [--seconds S] [--gpus N]``. NVML is the stand-in that
+answers at once. Of DCGM the tests' stand-in takes watches and history; latest values go through a stand-in for libdcgm
+in C that does what the library does in its caller's process (``tests/support/fake_libdcgm.c``) and asks an engine in
+another process, whose time is told apart. Shares are of a core, in windows that follow each other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from processes import CollectorProcess, usage
+from processes import CollectorProcess, cpu_seconds, thread_seconds
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
 sys.path.insert(0, str(_TESTS))
-from support.fake_dcgm.engine import NO_DATA, XID_FIELD, LiveEngine, install  # noqa: E402 - the stand-ins are the tests'
+from support.fake_dcgm.engine import install  # noqa: E402 - the stand-ins are the tests'
+from support.fake_libdcgm import SharedEngine, serve  # noqa: E402
 from support.fake_nvidia import compile_library  # noqa: E402
 
 _SETTLE_S = 8.0
-_REQUEST_S = 0.00026
+# Requests of history are not made by the stand-in in C. Each takes its client what one of a real engine took (4.4.2).
+_HISTORY_REQUEST_S = 0.00026
+_KINDS = ("nvml", "dcgm")
 
 
-class QuickEngine(LiveEngine):
-    """Its values are constants, found by NumPy, so that making them takes no longer than a real request does."""
+@dataclass(frozen=True)
+class SourceCosts:
+    """CPU of two agents and an engine, shares of a core.
 
-    def latest_rows(self, pairs: list[tuple[int, int]], field_ids: list[int]) -> tuple[Any, Any, Any]:
-        """See :class:`FakeEngine`."""
-        key = (len(self.recordings), *pairs, *field_ids)
-        if key != self._key:
-            # No XID ever happens.
-            kept = [None if f == XID_FIELD else self.recordings.get((pair, f)) for pair in pairs for f in field_ids]
-            self._key, self._idle = key, np.array([one is None for one in kept])
-            self._starts_s = np.array([0.0 if one is None else one.start_s for one in kept])
-            self._intervals_s = np.array([1.0 if one is None else one.interval_s for one in kept])
-            self._numbers = np.array([0.5 if f >= 1001 else 50.0 for f in field_ids] * len(pairs))
-        steps = np.floor((self.time_s - self._starts_s) / self._intervals_s)
-        nothing = self._idle | (steps < 0)
-        times_s = np.where(nothing, 0.0, self._starts_s + steps * self._intervals_s)
-        return times_s, self._numbers, np.where(nothing, NO_DATA, 0)
+    Attributes:
+        agents: "nvml" or "dcgm" -> shares by window.
+        engine: The engine's share.
+        threads: "nvml" or "dcgm" -> thread -> share over all windows.
+        requests_per_s: To the engine.
+        ticks: Share of those that were due.
+    """
 
-    _key: tuple[Any, ...] = ()
+    agents: dict[str, list[float]]
+    engine: float
+    threads: dict[str, dict[str, float]]
+    requests_per_s: float
+    ticks: float
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--set", action="append", default=[], help="further setting of both agents")
     parser.add_argument("--agent", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.agent:
         _run_agent(args.gpus, Path(args.agent[0]), args.agent[1:])
         return
-    shares = _measure(args.seconds, args.gpus)
-    nvml, dcgm = shares["nvml"], shares["dcgm"]
-    print(f"{args.gpus} GPUs at 10 Hz, {args.seconds:g} s: NVML {100 * nvml:.2f} % of a core, DCGM {100 * dcgm:.2f} %")
-    print(f"DCGM / NVML: {dcgm / nvml:.2f}; requests per second {shares['requests']:.1f}, ticks {shares['ticks']:.4f}")
+    print(f"load {os.getloadavg()[0]:.1f}", end=" ", flush=True)
+    costs = measure(args.rounds, args.seconds, args.gpus, args.set)
+    print(f"to {os.getloadavg()[0]:.1f}; {args.gpus} GPUs at 10 Hz, {args.rounds} windows of {args.seconds:g} s")
+    for kind in _KINDS:
+        each = " ".join(f"{100 * share:.2f}" for share in costs.agents[kind])
+        print(f"{kind}: {100 * np.mean(costs.agents[kind]):.3f} % of a core ({each})")
+        print("  " + ", ".join(f"{name} {100 * share:.3f}" for name, share in costs.threads[kind].items()))
+    ratios = [dcgm / nvml for nvml, dcgm in zip(*(costs.agents[kind] for kind in _KINDS), strict=True)]
+    mean = np.mean(costs.agents["dcgm"]) / np.mean(costs.agents["nvml"])
+    print(f"DCGM / NVML {mean:.2f} (by window {min(ratios):.2f} to {max(ratios):.2f}); the engine {costs.engine:.3%}")
+    print(f"requests per second {costs.requests_per_s:.1f}, ticks {costs.ticks:.4f}")
 
 
-def _measure(seconds: float, gpus: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="gpusonde-dcgm-") as name:
+def measure(rounds: int, seconds: float, gpus: int = 8, settings: list[str] | None = None) -> SourceCosts:
+    """Measure an agent of each kind, with one collector.
+
+    Args:
+        rounds: Number of windows.
+        seconds: Length of each.
+        gpus: Number of GPUs.
+        settings: Further options of both agents.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpusonde-dcgm-") as name, contextlib.ExitStack() as ending:
         place = Path(name)
         compile_library("fake_nvml", "libnvidia-ml.so.1", place)
+        library = compile_library("fake_libdcgm", "libdcgm.so.4", place)
+        engine = serve(library, place)
+        ending.callback(_end, engine)
+        collector = ending.enter_context(CollectorProcess(place / "collector", "runs.track=false"))
         agents = {}
-        with CollectorProcess(place / "collector", "runs.track=false") as collector:
-            try:
-                for kind in ("nvml", "dcgm"):
-                    settings = (
-                        f"source.kind={kind}",
-                        f"source.dcgm_bindings={_TESTS / 'support' / 'fake_dcgm' / 'bindings'}",
-                        "metrics.listen=",
-                        f"uplink.collector={collector.address}",
-                        f"spool.directory={place / kind}",
-                        f"agent.id={kind}",
-                    )
-                    words = [word for setting in settings for word in ("--set", setting)]
-                    command = [sys.executable, __file__, "--gpus", str(gpus), "--agent", str(place / f"{kind}.json")]
-                    with (place / f"{kind}.log").open("wb") as log:
-                        agents[kind] = subprocess.Popen(
-                            [*command, "agent", *words],
-                            env={**os.environ, "LD_LIBRARY_PATH": str(place), "FAKE_NVML_GPUS": str(gpus)},
-                            stdout=subprocess.DEVNULL,
-                            stderr=log,
-                        )
-                time.sleep(_SETTLE_S)
-                before = {kind: usage(process.pid) for kind, process in agents.items()}
-                time.sleep(seconds)
-                after = {kind: usage(process.pid) for kind, process in agents.items()}
-            finally:
-                for process in agents.values():
-                    process.terminate()
-                for process in agents.values():
-                    process.wait(30)
+        for kind in _KINDS:
+            of_agent = (
+                f"source.kind={kind}",
+                f"source.dcgm_bindings={_TESTS / 'support' / 'fake_dcgm' / 'bindings'}",
+                "metrics.listen=",
+                f"uplink.collector={collector.address}",
+                f"spool.directory={place / kind}",
+                f"agent.id={kind}",
+                *(settings or ()),
+            )
+            words = [word for setting in of_agent for word in ("--set", setting)]
+            command = [sys.executable, __file__, "--gpus", str(gpus), "--agent", str(place), "agent", *words]
+            log = ending.enter_context((place / f"{kind}.log").open("wb"))
+            agents[kind] = subprocess.Popen(
+                command,
+                env={**os.environ, "LD_LIBRARY_PATH": str(place), "FAKE_NVML_GPUS": str(gpus)},
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+            ending.callback(_end, agents[kind])
+        time.sleep(_SETTLE_S)
         for kind, process in agents.items():
+            if process.poll() is not None:
+                raise SystemExit((place / f"{kind}.log").read_text())
+        shares: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+        threads = {kind: thread_seconds(process.pid) for kind, process in agents.items()}
+        first_s = before_s = time.monotonic()
+        engine_s = cpu_seconds(engine.pid)
+        spent = {kind: cpu_seconds(process.pid) for kind, process in agents.items()}
+        for _ in range(rounds):
+            time.sleep(seconds)
+            now_s = time.monotonic()
+            for kind, process in agents.items():
+                before, spent[kind] = spent[kind], cpu_seconds(process.pid)
+                shares[kind].append((spent[kind] - before) / (now_s - before_s))
+            before_s = now_s
+        elapsed_s = before_s - first_s
+        engine_s = cpu_seconds(engine.pid) - engine_s
+        by_thread = {
+            kind: {
+                name: (its_s - threads[kind].get(name, 0.0)) / elapsed_s
+                for name, its_s in thread_seconds(process.pid).items()
+            }
+            for kind, process in agents.items()
+        }
+        for kind, process in agents.items():
+            _end(process)
             if process.returncode:
                 raise SystemExit((place / f"{kind}.log").read_text())
-        told = json.loads((place / "dcgm.json").read_text())
-    shares = {k: (after[k].cpu_s - before[k].cpu_s) / (after[k].wall_s - before[k].wall_s) for k in agents}
-    shares["dcgm"] -= told["excess_s"] / told["seconds"]
-    return {
-        **shares,
-        "requests": told["requests"] / told["seconds"],
-        "ticks": told["ticks"] / (gpus * 10 * told["seconds"]),
-    }
+        told = json.loads((place / "told.json").read_text())
+    due = gpus * 10 * told["seconds"]
+    return SourceCosts(shares, engine_s / elapsed_s, by_thread, told["requests"] / told["seconds"], told["ticks"] / due)
 
 
-def _run_agent(gpus: int, report: Path, words: list[str]) -> None:
-    """Run the command over the stand-in, and write down what was asked of it while values came."""
-    from gpusonde.agent.sources.base import Reading
-    from gpusonde.agent.sources.dcgm.source import DcgmSource
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(30)
+
+
+def _run_agent(gpus: int, place: Path, words: list[str]) -> None:
+    """Run the command over the stand-in; of DCGM, write down what was asked of it while values came."""
     from gpusonde.cli.main import main as command
 
-    engine = QuickEngine(gpus=gpus, request_s=_REQUEST_S)
+    if "source.kind=dcgm" not in words:
+        sys.exit(command(words))
+    from gpusonde.agent.sources.base import Reading
+    from gpusonde.agent.sources.dcgm.source import DcgmSource
+
+    engine = SharedEngine(gpus=gpus, request_s=_HISTORY_REQUEST_S)
+    if not engine.connect(place / "libdcgm.so.4", place):
+        sys.exit("the engine's stand-in does not answer")
     install(engine)
     read, ticks = DcgmSource.read, -1
     began = ended = (0.0, 0)
@@ -127,7 +173,7 @@ def _run_agent(gpus: int, report: Path, words: list[str]) -> None:
     def counting_read(self: DcgmSource, deadline_s: float) -> Reading:
         nonlocal ticks, began, ended
         reading = read(self, deadline_s)
-        ended = (deadline_s, engine.requests)
+        ended = (deadline_s, engine.all_requests)
         if ticks >= 0:
             ticks += reading.count_ticks()
         elif reading.count_ticks():
@@ -138,16 +184,8 @@ def _run_agent(gpus: int, report: Path, words: list[str]) -> None:
     try:
         code = command(words)
     finally:
-        report.write_text(
-            json.dumps(
-                {
-                    "requests": ended[1] - began[1],
-                    "ticks": ticks,
-                    "seconds": ended[0] - began[0],
-                    "excess_s": engine.excess_s,
-                }
-            )
-        )
+        told = {"requests": ended[1] - began[1], "ticks": ticks, "seconds": ended[0] - began[0]}
+        (place / "told.json").write_text(json.dumps(told))
     sys.exit(code)
 
 

@@ -55,6 +55,22 @@ def usage(pid: int) -> Usage:
     return Usage(time.monotonic(), cpu, rss * 1024, peak * 1024)
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process, to the nanosecond: /proc counts hundredths, a short window is 0.07."""
+    # clock_getcpuclockid(3), which Python has not: the clock of a process is made of its number.
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def thread_seconds(pid: int) -> dict[str, float]:
+    """Return CPU seconds by thread, in the order in which they were made."""
+    spent: dict[str, float] = {}
+    for number, task in enumerate(sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))):
+        with contextlib.suppress(OSError):
+            name = (task / "comm").read_text().strip()
+            spent[f"{number} {name}"] = int((task / "schedstat").read_text().split()[0]) * 1e-9
+    return spent
+
+
 def _descendants(pid: int) -> list[int]:
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from support.fake_dcgm import engine as fake
@@ -17,6 +18,7 @@ from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import MissingReason
 
 BINDINGS = Path(fake.__file__).parent / "bindings"
+_LONGEST_LOOK_S = 0.3
 _MODULES = ("pydcgm", "dcgm_agent", "dcgm_structs", "dcgm_fields")
 
 
@@ -43,6 +45,9 @@ class DcgmHost:
         self.events: list[SourceEvent] = []
         self.reads = 0
         self._shift_s = 0.0
+        # Whether the source may look by itself, as the sampler lets it, and how often it did.
+        self.looks_ahead = False
+        self.looks = 0
         fake.install(engine)
 
     def advance(self, seconds: float) -> None:
@@ -79,13 +84,16 @@ class DcgmHost:
 
     def run(self, source: DcgmSource, seconds: float, step_s: float = 0.1) -> None:
         """Read for so long, moved as the source wants it; what came is kept, later ticks behind earlier ones."""
-        for _ in range(round(seconds / step_s)):
+        left = round(seconds / step_s)
+        while left > 0:
             self.advance(step_s + self._shift_s)
             self._shift_s = 0.0
+            left -= 1
             more = True
             while more:
                 reading = source.read(self.monotonic_s)
                 self.reads += 1
+                self.looks += len(reading.looks)
                 self._shift_s += reading.shift_s
                 more = reading.more
                 if reading.inventory is not None:
@@ -96,6 +104,26 @@ class DcgmHost:
                     for i, time_ns in enumerate(part.time_unix_nano.tolist()):
                         values = dict(zip(self.names, part.values[:, i].tolist(), strict=True))
                         self.ticks.setdefault(part.gpu, []).append((time_ns / 1e9, values, blanks))
+            if self.looks_ahead and reading.look_ahead is not None and left > 1:
+                left -= self._leave_alone(reading.look_ahead, step_s, left - 1)
+
+    def _leave_alone(self, look_ahead: Callable[[float, float, float], int], step_s: float, most: int) -> int:
+        """Let the source look by itself, which moves the clock, and wait for it; return how many looks it takes."""
+        before = self.engine.requests
+        next_s = self.monotonic_s + step_s + self._shift_s
+        count = look_ahead(next_s, step_s, next_s + (most - 0.5) * step_s)
+        last_s, patient_s = next_s + (count - 1) * step_s - 1e-6, time.monotonic() + _LONGEST_LOOK_S
+        while count and time.monotonic() < patient_s:
+            time.sleep(1e-4)
+            if self.monotonic_s >= last_s and self.engine.requests >= before + count:
+                # The thread has its answer and notes the time.
+                time.sleep(2e-3)
+                break
+        if count:
+            self._shift_s = 0.0
+            # Of a call that hangs the clock knows nothing.
+            self.advance(max(0.0, last_s + 1e-6 - self.monotonic_s))
+        return count
 
     def column(self, name: str, gpu: int = 0) -> list[float]:
         return [values[name] for _, values, _ in self.ticks.get(gpu, [])]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, Unit
 
@@ -117,7 +118,7 @@ class FakeEngine:
     library_lacks: set[str] = field(default_factory=set)
     request_s: float = 0.0
     requests: int = 0
-    excess_s: float = 0.0
+    functions: dict[str, Any] = field(default_factory=dict)
     recordings: dict[tuple[tuple[int, int], int], Recording] = field(default_factory=dict)
     hanging: set[str] = field(default_factory=set)
     released: threading.Event = field(default_factory=threading.Event)
@@ -336,6 +337,9 @@ class LiveEngine(FakeEngine):
 
 class Connection:
     """One client's groups and watches."""
+
+    # What a function in C is given for it.
+    _as_parameter_ = None
 
     def __init__(self, engine: FakeEngine, address: str) -> None:
         self.engine = engine

@@ -1,7 +1,6 @@
 """Names, codes and layouts of DCGM's ``dcgm_structs`` that an agent needs, with ctypes structures of the same shape."""
 
 import ctypes
-import time
 
 import numpy as np
 from support.fake_dcgm.engine import (
@@ -109,7 +108,6 @@ def _latest_values(handle, entities, entity_count, field_ids, field_count, flags
     if handle is None or not handle.alive:
         return CONNECTION_NOT_VALID
     engine = handle.engine
-    began_s = time.thread_time() if engine.request_s else 0.0
     code = engine.fail("dcgmEntitiesGetLatestValues")
     if code or not handle.alive:
         return code or CONNECTION_NOT_VALID
@@ -128,12 +126,7 @@ def _latest_values(handle, entities, entity_count, field_ids, field_count, flags
     whole = np.flatnonzero(types == ord("i"))
     # INT64_BLANK is more than a double can tell exactly.
     target["i64"][whole] = [int(numbers[i]) for i in whole.tolist()]
-    engine.requests += 1
-    if engine.request_s:
-        # Its own work is part of what a request costs.
-        while (spent_s := time.thread_time() - began_s) < engine.request_s:
-            continue
-        engine.excess_s += spent_s - engine.request_s
+    engine.count_requests(1)
     return DCGM_ST_OK
 
 
@@ -141,9 +134,10 @@ _FUNCTIONS = {"dcgmEntitiesGetLatestValues": _latest_values}
 
 
 def _dcgmGetFunctionPointer(name):
-    if name in current().library_lacks or name not in _FUNCTIONS:
+    functions = {**_FUNCTIONS, **current().functions}
+    if name in current().library_lacks or name not in functions:
         raise DCGMError(FUNCTION_NOT_FOUND)
-    return _FUNCTIONS[name]
+    return functions[name]
 
 
 class c_dcgmProfMetricGroupInfo_v2(_Structure):
