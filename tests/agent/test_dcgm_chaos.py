@@ -29,10 +29,12 @@ _FUNCTIONS = (
 _CODES = (-1, -3, -6, -11, -14, -17, -18, -20, -21, -33, -36, -37)
 
 
+@pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_the_engine_answers_the_source_goes_on_and_all_gpus_come_back(dcgm_host, seed):
+def test_whatever_the_engine_answers_the_source_goes_on_and_all_gpus_come_back(dcgm_host, seed, looks_ahead):
     chance = random.Random(seed)
     engine = dcgm_host.engine
+    dcgm_host.looks_ahead = looks_ahead
     engine.gpus = 3
     source = dcgm_host.source(slow_interval_s=1.0)
     dcgm_host.open(source)
@@ -51,7 +53,7 @@ def test_whatever_the_engine_answers_the_source_goes_on_and_all_gpus_come_back(d
             engine.instances = {places: FakeInstance(2, chance.randrange(7))} if chance.random() < 0.7 else {}
         engine.blanks = {(chance.randrange(3), 1002): "blank", (chance.randrange(3), 203): -15}
         engine.lost = {1} if chance.random() < 0.1 else set()
-        dcgm_host.run(source, 0.2)
+        dcgm_host.run(source, chance.choice((0.2, 0.6, 2.0)) if looks_ahead else 0.2)
     engine.refused, engine.blanks, engine.lost, engine.remote = {}, {}, set(), True
     dcgm_host.run(source, 20.0)
     source.close()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpusonde.agent.sources.base import GpuEventKind
-from gpusonde.agent.sources.dcgm.connection import CallGuard
+from gpusonde.agent.sources.dcgm.calls import CallGuard
 from gpusonde.errors import SourceUnavailableError
 
 LIMIT_S = 0.5
@@ -112,7 +112,7 @@ def test_an_xid_of_a_time_without_connection_is_told_with_its_own_time(host):
 def test_a_process_with_a_hung_call_can_end():
     script = (
         "import threading\n"
-        "from gpusonde.agent.sources.dcgm.connection import CallGuard\n"
+        "from gpusonde.agent.sources.dcgm.calls import CallGuard\n"
         "try: CallGuard(0.1).call(threading.Event().wait)\n"
         "except TimeoutError: print('given up')\n"
     )

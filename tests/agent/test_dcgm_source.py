@@ -12,6 +12,7 @@ from gpusonde.agent import record
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.sources.base import StaticOrigin
 from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes
+from gpusonde.agent.sources.dcgm.values import number_words
 from gpusonde.telemetry import METRICS, MissingReason, read_traces
 
 
@@ -312,3 +313,19 @@ def test_the_lag_of_the_engine_is_measured(dcgm_host):
     dcgm_host.run(source, 3.0)
     source.close()
     assert 0.36 <= source.statistics.lag_s <= 0.48
+
+
+def test_words_that_are_numbers_are_those_that_decode_to_one():
+    types = np.array([[ord("d"), ord("d"), ord("i"), ord("i"), ord("i")]], dtype=np.int16)
+    least = np.array([0.0, math.nextafter(0.0, 1.0), 0.0, math.nextafter(0.0, 1.0), 0.0])
+    most = np.array([1.0, math.inf, 100.0, 250.0, math.inf])
+    low, high = number_words(types, least, most)
+    blanks = {"d": 140737488355328.0, "i": 0x7FFFFFFFFFFFFFF0}
+    doubles = np.array([-1.0, 0.0, 1e-300, 1.0, 1.0000001, 400.0, 1e14, blanks["d"], blanks["d"] + 1])
+    whole = np.array([-1, 0, 1, 100, 101, 250, 251, 1 << 60, blanks["i"] - 1, blanks["i"], blanks["i"] + 2])
+    for column, kind in enumerate("ddiii"):
+        for number, word in zip(
+            (v := doubles if kind == "d" else whole).tolist(), v.view(np.int64).tolist(), strict=True
+        ):
+            is_number = least[column] <= number <= most[column] and number < blanks[kind]
+            assert (low[0, column] <= word <= high[0, column]) == is_number, (column, number)

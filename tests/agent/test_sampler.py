@@ -13,6 +13,7 @@ from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEventKind,
     GpuTicks,
+    OwnLook,
     Reading,
     SourceInventory,
     SourceStatistics,
@@ -294,3 +295,96 @@ def test_what_brings_no_tick_is_no_reading_to_the_pace():
     ).run()  # fmt: skip
     assert len(spent) > 1
     assert max(spent) < 0.01
+
+
+class Looking(World):
+    """A source that looks by itself at the deadlines that are left to it, but for those that it misses."""
+
+    def __init__(self, most=4, misses=(), **options):
+        super().__init__(**options)
+        self.most, self.misses = most, misses
+        self.offered, self.planned = [], []
+        self.sampler = Sampler(
+            self, self.inventory, INTERVAL_S, self, self.counters,
+            clocks=Clocks(lambda: self.now_s, self.wall_ns), wait=self.wait, ahead_s=lambda: 1.0,
+        )  # fmt: skip
+
+    def look_ahead(self, next_s, interval_s, until_s):
+        self.offered.append(round(until_s - next_s, 6))
+        self.planned = [next_s + number * interval_s for number in range(self.most)]
+        return self.most
+
+    def read(self, deadline_s):
+        planned, self.planned = self.planned, []
+        # As far as they were due, a millisecond late each.
+        due = [at_s for at_s in planned if at_s <= self.now_s and round(at_s - 1000.0, 6) not in self.misses]
+        if due:
+            walls = [round((at_s + self.offset_s(at_s)) * 1e9) for at_s in due]
+            looks = [OwnLook(at_s, at_s + 0.001, at_s + 0.003, wall) for at_s, wall in zip(due, walls, strict=True)]
+            ticks = tuple(GpuTicks(g, np.array(walls), np.zeros((1, len(walls)))) for g in (0, 1))
+            return Reading(ticks, more=True, looks=looks)
+        reading = super().read(deadline_s)
+        if reading is not None:
+            reading.look_ahead = self.look_ahead
+        return reading
+
+    def offset_s(self, at_s):
+        return self.wall_offset_s + 0.003
+
+
+def test_deadlines_left_to_the_source_are_not_woken_up_for_and_count_like_others():
+    world = Looking(ticks=3)
+    world.sampler.run()
+    assert world.read_at == [0.0, 0.5, 1.0]
+    assert world.offered == [0.9, 0.9, 0.9]
+    assert [len(reading.looks) for reading in world.delivered] == [0, 4, 0, 4, 0, 4]
+    assert world.counters.ticks == 2 * (3 + 12)
+    assert world.counters.deadlines == 3 + 12
+    assert world.counters.lateness_s_max == pytest.approx(0.001)
+    assert world.counters.read_s_max == pytest.approx(0.002)
+    assert world.counters.missed_ticks == 0
+
+
+def test_looks_that_a_source_missed_are_missed_ticks():
+    world = Looking(ticks=3, misses=(0.2, 0.3))
+    world.sampler.run()
+    assert world.counters.missed_ticks == 2
+    assert [reading.missed_ticks for reading in world.delivered] == [0, 0, 0, 2, 0, 0]
+
+
+def test_what_a_source_saw_before_a_stop_is_taken():
+    world = Looking(ticks=9)
+
+    def stop_early(seconds):
+        world.now_s += min(seconds, 0.25)
+        world.sampler.stop()
+        return True
+
+    world.wait, world.sampler._wait = stop_early, stop_early
+    assert not world.sampler.run()
+    assert [len(reading.looks) for reading in world.delivered] == [0, 2, 0]
+    assert world.counters.missed_ticks == 0
+
+
+def test_a_step_of_the_clock_between_two_looks_precedes_the_ticks_that_carry_it():
+    world = Looking(ticks=3)
+    # From 0.55 on: known first by the looks at 0.6 and later.
+    world.offset_s = lambda at_s: world.wall_offset_s + 0.003 + (60.0 if at_s > 1000.55 else 0.0)
+    world.wall_ns = lambda: round((world.now_s + world.wall_offset_s + (60.0 if world.now_s > 1000.55 else 0.0)) * 1e9)
+    world.sampler._wall_ns = world.wall_ns
+    world.sampler.run()
+    stepped = [number for number, reading in enumerate(world.delivered) if reading.events]
+    assert stepped == [3]
+    assert [event.kind for event in world.events] == [GpuEventKind.CLOCK_STEP] * 2
+    assert world.events[0].value == pytest.approx(60e6, abs=1e4)
+
+
+def test_without_leave_the_source_is_read_at_every_deadline():
+    world = Looking(ticks=3)
+    world.sampler = Sampler(
+        world, world.inventory, INTERVAL_S, world, world.counters,
+        clocks=Clocks(lambda: world.now_s, world.wall_ns), wait=world.wait,
+    )  # fmt: skip
+    world.look_ahead = lambda next_s, interval_s, until_s: 0 if until_s <= next_s else pytest.fail("looked ahead")
+    world.sampler.run()
+    assert world.read_at == [0.0, 0.1, 0.2]

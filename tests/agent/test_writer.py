@@ -12,7 +12,15 @@ from support.wire_agent import wait_until
 from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.sources.base import GpuDescription, GpuEventKind, GpuTicks, Reading, SourceEvent, SourceInventory
+from gpusonde.agent.sources.base import (
+    GpuDescription,
+    GpuEventKind,
+    GpuTicks,
+    OwnLook,
+    Reading,
+    SourceEvent,
+    SourceInventory,
+)
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.writer import SpoolWriter
 from gpusonde.telemetry import MissingReason, metric
@@ -268,3 +276,45 @@ def test_a_collector_that_asks_for_longer_batches_costs_a_killed_agent_no_more_t
         assert sum(b.missed_ticks for record in found for b in record.batch.blocks) == 1
         assert len(found) >= batches
         spool.close()
+
+
+def looks(second, count=9):
+    """A reading with what a source saw by itself."""
+    brought = reading(second, count=count)
+    brought.looks = tuple(OwnLook(second, second, second, 0) for _ in range(count))
+    return brought
+
+
+def test_ticks_that_come_several_at_once_are_a_batch_as_soon_as_they_are_there(tmp_path):
+    rig = Rig(tmp_path / "spool", pace_s=0.1)
+    thread = threading.Thread(target=rig.writer.run)
+    thread.start()
+    for number in range(1, 5):
+        rig.writer.put(looks(number))
+        rig.writer.put(reading(number + 0.9))
+        wait_until(lambda number=number: rig.counters.batches == number)
+    rig.writer.finish()
+    thread.join()
+    batches = [decode(record.batch, INVENTORY.metrics) for record in rig.records()]
+    sizes = [block.values.shape[1] for batch in batches for block in batch]
+    assert sizes == [10] * 4
+    rig.spool.close()
+
+
+def test_ticks_that_come_several_at_once_make_batches_no_shorter_than_configured(tmp_path):
+    rig = Rig(tmp_path / "spool", pace_s=60.0)
+    thread = threading.Thread(target=rig.writer.run)
+    thread.start()
+    for number in range(1, 5):
+        rig.writer.put(looks(number))
+        rig.writer.put(reading(number + 0.9))
+        threading.Event().wait(0.02)
+    rig.writer.finish()
+    thread.join()
+    assert rig.counters.batches == 1
+    rig.spool.close()
+
+
+def test_a_disk_that_stalls_holds_no_more_ticks_where_several_come_at_once(rig):
+    taken = [rig.writer.put(looks(number)) for number in range(80)]
+    assert taken == [True] * 67 + [False] * 13

@@ -279,6 +279,7 @@ class Agent:
             writer,
             self._counters,
             heartbeat=self._sampler_heartbeat,
+            ahead_s=lambda: writer.step_interval_s,
         )
         self._spool.append(inventory_record(self._inventory))
         self._spool.commit()

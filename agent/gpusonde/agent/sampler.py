@@ -8,6 +8,9 @@ Time stamps follow the wall clock, whatever it does. When it jumps against the m
 resumed machine), one CLOCK_STEP event per GPU with the size of the jump precedes the ticks that carry the new time.
 
 The interval may change from tick to tick (see ``pace``); the deadlines then go on from the last one.
+
+A source may offer to look at the device by itself at the deadlines that follow (``Reading.look_ahead``): where nobody
+wants to see its readings before, the sampler sleeps until the one after those, and what was seen then comes at once.
 """
 
 from __future__ import annotations
@@ -20,12 +23,19 @@ from typing import Protocol
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import FixedPace, Pace
-from gpusonde.agent.sources.base import Clocks, GpuEventKind, GpuSource, Reading, SourceEvent, SourceInventory
+from gpusonde.agent.sources.base import (
+    CLOCK_READ_S,
+    Clocks,
+    GpuEventKind,
+    GpuSource,
+    Reading,
+    SourceEvent,
+    SourceInventory,
+)
 from gpusonde.service.health import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
 _CLOCK_STEP_S = 0.05
-_CLOCK_READ_S = 0.01
 # What a reading cost is told for as many deadlines at once as come in so long.
 _SETTLED_S = 1.0
 # A deadline missed by more than half an interval is left to the next one: two GPM samples closer than that say nothing.
@@ -59,6 +69,7 @@ class Sampler:
         clocks: What time it is.
         wait: Sleeps for the given seconds or until the sampler is stopped, and returns whether it was.
         heartbeat: Beaten about every second and before longer waits; not while the source is read.
+        ahead_s: For how long a source that can may look at the device by itself before it is read again.
     """
 
     def __init__(
@@ -72,6 +83,7 @@ class Sampler:
         clocks: Clocks | None = None,
         wait: Callable[[float], bool] | None = None,
         heartbeat: Heartbeat | None = None,
+        ahead_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._source = source
         self._inventory = inventory
@@ -85,6 +97,10 @@ class Sampler:
         self._heartbeat = heartbeat or Heartbeat("the sampler")
         self._missed = 0
         self._shift_s = 0.0
+        # Offered by the last reading, for how long, and how many deadlines were left to the source since.
+        self._look_ahead: Callable[[float, float, float], int] | None = None
+        self._ahead_s = ahead_s
+        self._ahead = 0
         self._source_ended = False
         self._spent_s = 0.0
         self._monotonic, self._wall_ns = self._clocks.monotonic, self._clocks.wall_ns
@@ -114,7 +130,7 @@ class Sampler:
             while not self._stopped:
                 deadline_s = start_s + tick * interval_s
                 delay_s = deadline_s - now_s
-                if deadline_s >= beat_due_s:
+                if deadline_s > beat_due_s - interval_s:
                     # Not for every tick: the next beat comes within the time that is promised here.
                     beat_due_s = deadline_s + _SETTLED_S
                     self._heartbeat.beat(max(0.0, delay_s) + _SETTLED_S + interval_s)
@@ -126,18 +142,27 @@ class Sampler:
                 if (wanted_s := self._interval_s) != interval_s:
                     start_s, tick, interval_s = deadline_s, 0, wanted_s
                 tick += 1
+                if self._look_ahead is not None:
+                    # The pace sees no reading before it wants to.
+                    until_s = min(deadline_s + self._ahead_s(), self._look_due_s)
+                    self._ahead = self._look_ahead(start_s + tick * interval_s, interval_s, until_s)
+                    tick += self._ahead
                 now_s = monotonic()
                 behind_s = now_s - (start_s + tick * interval_s)
                 if behind_s > interval_s * _TOLERATED_LATENESS:
                     tick += self._skip(behind_s, interval_s)
+            if self._ahead:
+                # What the source has seen until now.
+                self._read_due(monotonic())
         finally:
             self._count_readings()
         return self._source_ended
 
     def _read_due(self, deadline_s: float) -> bool:
         """Read once, and again while the source has more that is due; False when stopped meanwhile or at its end."""
-        brought, more = False, True
-        while more and not self._stopped:
+        brought, more, looked = False, True, 0
+        ahead, self._ahead, self._look_ahead = self._ahead, 0, None
+        while more and (ahead or not self._stopped):
             is_live = not self._inventory.can_wait
             if not is_live and not self._wait_for_room():
                 return False
@@ -147,17 +172,22 @@ class Sampler:
                 self._source_ended = True
                 return False
             end_s = self._monotonic()
-            self._uncounted.append((begin_s - deadline_s, end_s - begin_s))
-            if (ticks := reading.tick_count) is None:
-                ticks = reading.count_ticks()
+            if looks := reading.looks:
+                looked += len(looks)
+                self._uncounted += [(look.began_s - look.deadline_s, look.ended_s - look.began_s) for look in looks]
+            else:
+                self._uncounted.append((begin_s - deadline_s, end_s - begin_s))
+            ticks = reading.count_ticks()
             brought |= ticks > 0
             self._shift_s += reading.shift_s
-            if is_live and (begin_s >= self._look_due_s or reading.inventory is not None):
+            if is_live and (begin_s + self._interval_s / 2 >= self._look_due_s or reading.inventory is not None):
                 self._pace.see(reading, begin_s)
                 self._follow_pace()
             if reading.inventory is not None:
                 self._inventory = reading.inventory
-            if is_live:
+            if looks:
+                self._note_clock(reading, looks[-1].ended_s, looks[-1].wall_ns)
+            elif is_live:
                 self._note_clock(reading, end_s)
             else:
                 self._counters.source_progress = self._source.progress()
@@ -172,9 +202,14 @@ class Sampler:
                 self._counters.missed_ticks += 1
             if more := reading.more:
                 self._heartbeat.beat()
+            else:
+                self._look_ahead = reading.look_ahead
+        if ahead > looked and not self._stopped:
+            self._missed += ahead - looked
+            self._counters.missed_ticks += ahead - looked
         # All that this thread does is for readings, so one look at its time per second is enough. A source that looks
         # for its engine reads nothing: what that costs says nothing of readings.
-        self._unsettled += brought
+        self._unsettled += brought + looked
         if begin_s >= self._settle_due_s or not brought:
             self._settle(begin_s, brought)
         return not self._stopped
@@ -222,13 +257,22 @@ class Sampler:
     def _processor_spent(self) -> float:
         return self._clocks.processor() + self._source.statistics.helper_processor_s
 
-    def _note_clock(self, reading: Reading, now_s: float) -> None:
-        """Compare the two clocks, and put a step of the wall clock before the ticks that carry the new time."""
-        now_ns = self._wall_ns()
+    def _note_clock(self, reading: Reading, now_s: float, then_ns: int | None = None) -> None:
+        """Compare the two clocks, and put a step of the wall clock before the ticks that carry the new time.
+
+        Args:
+            reading: That which brought the ticks.
+            now_s: The monotonic clock.
+            then_ns: The wall clock at the same moment; None where that is now.
+        """
+        now_ns = self._wall_ns() if then_ns is None else then_ns
         difference_s = now_ns * 1e-9 - now_s
         if -_CLOCK_STEP_S < difference_s - self._wall_minus_monotonic_s < _CLOCK_STEP_S:
             self._wall_minus_monotonic_s = difference_s
-        elif step := self._clock_step(now_s, now_ns, difference_s):
+        elif then_ns is None and self._clocks.monotonic() - now_s > CLOCK_READ_S:
+            # The two clocks cannot be read at once; the scheduler came between them: the next tick tells.
+            return
+        elif step := self._clock_step(now_ns, difference_s):
             reading.events = (*step, *reading.events)
 
     def _skip(self, behind_s: float, interval_s: float) -> int:
@@ -239,11 +283,8 @@ class Sampler:
             self._counters.missed_ticks += skipped
         return skipped
 
-    def _clock_step(self, now_s: float, now_ns: int, difference_s: float) -> tuple[SourceEvent, ...]:
+    def _clock_step(self, now_ns: int, difference_s: float) -> tuple[SourceEvent, ...]:
         """Return the events of a clock that was set, and nothing for the first look at it."""
-        if self._clocks.monotonic() - now_s > _CLOCK_READ_S:
-            # The two clocks cannot be read at once; the scheduler came between them: the next tick tells.
-            return ()
         previous_s, self._wall_minus_monotonic_s = self._wall_minus_monotonic_s, difference_s
         if math.isnan(previous_s):
             return ()

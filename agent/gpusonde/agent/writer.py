@@ -27,6 +27,8 @@ _QUEUED_WITH_ROOM = 4
 _FILL_RATIO_WITH_ROOM = 0.5
 # Batches that a collector is sent at once: what a record costs on its way is mostly to wake up for it.
 _SENT_TOGETHER = 4
+# Where several ticks come at once, a batch ends with the last of them, a little sooner or later than it is due.
+_SOONER_S, _LATER_S = 0.6, 0.5
 # Well under every collector's limit for one record, whatever the batch interval.
 _MAX_BATCH_BYTES = 512 << 10
 
@@ -77,6 +79,10 @@ class SpoolWriter:
         self._wake = threading.Lock()
         self._wake.acquire()
         self._uncommitted = True
+        # Several ticks came at once; they are all there with the next reading.
+        self._has_several = self._is_whole = False
+        # Looks of all readings that were queued, and taken, by now: each is counted by one thread.
+        self._put_looks = self._taken_looks = 0
         self._held_commits = 0
         self._is_urgent = True
         self._tell_inventory: Callable[[SourceInventory], None] = lambda inventory: None
@@ -93,13 +99,20 @@ class SpoolWriter:
         """Queue a reading; False when its ticks were dropped because the disk has stalled for a minute."""
         queue = self._queue
         told = reading.events or reading.inventory is not None
-        if len(queue) < _MAX_QUEUED_READINGS:
+        if self._put_looks - self._taken_looks < _MAX_QUEUED_READINGS:
             queue.append(reading)
+            self._put_looks += len(reading.looks) or 1
+            if reading.looks:
+                self._has_several = True
+            elif self._has_several:
+                self._has_several, self._is_whole = False, True
+                self._awaken()
             if told or len(queue) >= self._readings_in_batch:
                 self._awaken()
             return True
         if told:
             queue.append(dataclasses.replace(reading, ticks=(), missed_ticks=0))
+            self._put_looks += len(reading.looks) or 1
         return False
 
     def on_inventory(self, tell: Callable[[SourceInventory], None]) -> None:
@@ -124,6 +137,11 @@ class SpoolWriter:
         self._requested_s = interval_s
 
     @property
+    def step_interval_s(self) -> float:
+        """Seconds after which readings are written down, in batches that may be longer."""
+        return self._configured_s
+
+    @property
     def batch_interval_s(self) -> float:
         """Seconds of readings in the next batch."""
         return max(self._configured_s, self._requested_s or 0.0)
@@ -138,18 +156,22 @@ class SpoolWriter:
         now_s = self._monotonic()
         batch_due_s, step_due_s, commit_due_s = now_s + self.batch_interval_s, now_s + self._configured_s, now_s
         self._keeps_steps = self.batch_interval_s > self._configured_s
-        finished = False
+        finished = comes_whole = False
         while not finished:
             due_s = min(batch_due_s, step_due_s) if self._keeps_steps else batch_due_s
             due_s = min(due_s, commit_due_s) if self._uncommitted else due_s
             wait_s = max(0.0, due_s - self._monotonic())
             self._heartbeat.beat(wait_s)
             self._wake.acquire(timeout=wait_s)
+            # Looked at first: what is whole is in the queue by then.
+            is_whole, self._is_whole = self._is_whole, False
+            comes_whole |= is_whole
             finished = self._take_queued()
             now_s = self._monotonic()
-            if finished or now_s >= batch_due_s:
+            if finished or now_s >= batch_due_s - (_SOONER_S if is_whole else 0.0):
                 self._flush()
-                batch_due_s = now_s + self.batch_interval_s
+                batch_due_s = now_s + self.batch_interval_s + (_LATER_S if comes_whole else 0.0)
+                comes_whole = False
                 self._keeps_steps = self.batch_interval_s > self._configured_s
                 step_due_s = now_s + self._configured_s
             elif self._keeps_steps and now_s >= step_due_s:
@@ -186,6 +208,7 @@ class SpoolWriter:
                 self._join_raw()
                 return True
             if isinstance(taken, Reading):
+                self._taken_looks += len(taken.looks) or 1
                 self._take(taken)
             else:
                 self._join_raw()

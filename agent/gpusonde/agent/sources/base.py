@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, overload
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,10 @@ class ZeroGuard:
         self._renewed_s = now_s
         self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
         return True
+
+
+# Two clocks that were read farther apart than this were not read at once: the scheduler came between.
+CLOCK_READ_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -267,6 +271,22 @@ class SourceEvent:
     value: int = 0
 
 
+class OwnLook(NamedTuple):
+    """A look at the device that a source took by itself.
+
+    Attributes:
+        deadline_s: When it was due, monotonic clock.
+        began_s: When it was taken.
+        ended_s: When the answer was there.
+        wall_ns: Unix time then, nanoseconds.
+    """
+
+    deadline_s: float
+    began_s: float
+    ended_s: float
+    wall_ns: int
+
+
 @dataclass(slots=True)
 class Reading:
     """The result of one call of :meth:`GpuSource.read`.
@@ -282,6 +302,10 @@ class Reading:
         missed_ticks: Deadlines missed since the reading before; the sampler counts them.
         tick_count: Ticks of one GPU each, where the source knows it; None: see :meth:`count_ticks`.
         shift_s: By how much later than planned the source is to be read from now on.
+        looks: Those that the source took by itself, if these are their ticks; empty for one that it was called for.
+        look_ahead: Has the source look by itself at deadlines that follow: given the next one, the seconds between
+            them, and when it is to be read again at the latest, it returns how many it sees to; it is to be read at
+            the one after those. None where it cannot. Who does not call it reads at each deadline.
     """
 
     ticks: Sequence[GpuTicks] = ()
@@ -291,9 +315,13 @@ class Reading:
     missed_ticks: int = 0
     tick_count: int | None = None
     shift_s: float = 0.0
+    looks: Sequence[OwnLook] = ()
+    look_ahead: Callable[[float, float, float], int] | None = None
 
     def count_ticks(self) -> int:
         """Return the number of ticks of one GPU each."""
+        if self.tick_count is not None:
+            return self.tick_count
         if isinstance(self.ticks, RawTicks):
             return len(self.ticks)
         return sum(ticks.time_unix_nano.size for ticks in self.ticks)

@@ -1,28 +1,25 @@
 """``Engine``: one connection to a DCGM host engine, or an engine inside this process; ``EngineLink`` renews it.
 
-DCGM's return codes become the errors of ``gpusonde.errors`` and reasons of missing values here. A host engine that
-hangs holds its client inside the library (seen with profiling fields, NVIDIA/DCGM issue 144), and no thread can be
-stopped there. So the calls of a connection are made by a thread of its own; one that does not return in time is left
-behind with its connection, and the sampler goes on. It is a daemon thread, so the process can still end.
+DCGM's return codes become the errors of ``gpusonde.errors`` and reasons of missing values here. Calls are made by a
+thread of their own (see ``calls``): an engine that hangs is left behind with it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-from gpusonde.agent.sources.base import SourceStatistics
+from gpusonde.agent.sources.base import Clocks, SourceStatistics
 from gpusonde.agent.sources.dcgm.bindings import Bindings, Entity, MigPart, read_hierarchy
+from gpusonde.agent.sources.dcgm.calls import CONNECTION_NOT_VALID, CallGuard, CallSeries, TimedAnswer
 from gpusonde.agent.sources.dcgm.fields import MetricGroup
 from gpusonde.errors import CallRefusedError, DriverCallError, EngineLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import MissingReason
+
+log = logging.getLogger(__name__)
 
 # dcgmReturn_t, dcgm_structs.h
 NOT_SUPPORTED = -6
@@ -30,7 +27,6 @@ TIMED_OUT = -11
 NO_DATA = -14
 GPU_IS_LOST = -18
 FUNCTION_NOT_FOUND = -20
-CONNECTION_NOT_VALID = -21
 MODULE_NOT_LOADED = -33
 PROFILING_NOT_SUPPORTED = -36
 PROFILING_MULTI_PASS = -38
@@ -132,87 +128,6 @@ def _error_of(error: Any, what: str) -> DriverCallError:
     kind = EngineLostError if code == CONNECTION_NOT_VALID else CallRefusedError
     return kind(describe_failure(what, code, str(error)), code)
 
-
-@dataclass
-class _Call:
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    # Held until the call has returned; a bare lock costs a tenth of an Event.
-    running: threading.Lock = field(default_factory=threading.Lock)
-    result: Any = None
-    error: BaseException | None = None
-    processor_s: float = 0.0
-
-
-class CallGuard:
-    """Makes calls one after the other, each with a limit.
-
-    Args:
-        limit_s: Seconds that a call may take.
-        on_cost: Told the processor time of each call, in seconds: the caller's own thread does not spend it.
-    """
-
-    def __init__(self, limit_s: float, on_cost: Callable[[float], None] = lambda seconds: None) -> None:
-        self._limit_s = limit_s
-        self._on_cost = on_cost
-        self._calls: queue.SimpleQueue[_Call | None] | None = None
-        self._thread: threading.Thread | None = None
-        self._left_behind: list[threading.Thread] = []
-
-    @property
-    def hung(self) -> int:
-        """Calls that were given up and have not returned yet."""
-        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
-        return len(self._left_behind)
-
-    def call(self, function: Callable[..., Any], *arguments: Any, patience: float = 1.0) -> Any:
-        """Return what the function returns, or raise what it raises.
-
-        Args:
-            function: What to call.
-            arguments: Its arguments.
-            patience: How many times the limit it may take.
-
-        Raises:
-            TimeoutError: It did not return in time; the connection that it used must not be used again.
-        """
-        if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            self._thread = threading.Thread(target=_work, args=(self._calls,), name="gpusonde-dcgm", daemon=True)
-            self._thread.start()
-        call = _Call(function, arguments)
-        call.running.acquire()
-        self._calls.put(call)
-        if not call.running.acquire(timeout=patience * self._limit_s):
-            # It ends by itself should the call ever return.
-            self.close()
-            if self._thread is not None:
-                self._left_behind.append(self._thread)
-            raise TimeoutError
-        self._on_cost(call.processor_s)
-        if call.error is not None:
-            raise call.error
-        return call.result
-
-    def close(self) -> None:
-        """End the thread; the next call starts another."""
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.put(None)
-
-
-def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
-    while (call := calls.get()) is not None:
-        before_s = time.thread_time()
-        try:
-            call.result = call.function(*call.arguments)
-        except BaseException as error:
-            call.error = error
-        call.processor_s = time.thread_time() - before_s
-        call.running.release()
-
-
-log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
 UNIX_PREFIX = "unix://"
@@ -359,6 +274,35 @@ class Engine:
         if code:
             with translated(structs, what):
                 structs._dcgmCheckReturn(code)
+
+    def repeat_latest_values(
+        self,
+        deadlines_s: Sequence[float],
+        latest_s: float,
+        keep: Callable[[], Any],
+        clocks: Clocks,
+        *arguments: Any,
+    ) -> CallSeries | None:
+        """Have the request of :meth:`latest_values` made at several times; see :class:`CallSeries`.
+
+        Returns:
+            The series, for :meth:`end_series`; None where :meth:`latest_values` was not called yet.
+        """
+        if self._latest is None or self._hung:
+            return None
+        series = CallSeries(self._latest, (self._handle.handle, *arguments), deadlines_s, latest_s, keep, clocks)
+        self._guard.repeat(series)
+        return series
+
+    def end_series(self, series: CallSeries) -> Sequence[TimedAnswer]:
+        """End a series and return what has come. Where a call of it hangs, the next one finds the engine lost."""
+        if not self._hung:
+            try:
+                self._guard.end(series)
+            except TimeoutError:
+                self._hung = True
+                self._abandon()
+        return tuple(series.answers)
 
     def pause_profiling(self) -> None:
         """Free the profiling counters of all GPUs for another profiler; values are blank until resumed."""

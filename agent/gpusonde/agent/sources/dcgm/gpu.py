@@ -169,6 +169,11 @@ class DcgmGpu:
             elif now_s >= self._held_until_s.get(slot, -math.inf):
                 self._grid.hold(slot, reason_of(i) if math.isnan(value) else MissingReason.NO_DATA)
 
+    @property
+    def held_until_s(self) -> float:
+        """When the first of the slow values that are held is too old, monotonic clock."""
+        return min(self._held_until_s.values(), default=math.inf)
+
     def stand(self, slot: int, reason: MissingReason) -> None:
         """Say why a value that was never measured is missing; see :meth:`TickGrid.stand`."""
         self._grid.stand(slot, reason)

@@ -1,10 +1,10 @@
-"""``DcgmTicks``: one tick of several GPUs, to be joined with those that follow; ``SteadyTicks``: not decoded yet."""
+"""``DcgmTicks``: a tick of several GPUs, to be joined with those that follow; ``SteadyTicks``: not decoded yet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,7 @@ class SteadyRows:
     columns: int
     power: int | None
 
-    def decode(self, ticks: Sequence[SteadyTicks]) -> Sequence[GpuTicks]:
+    def decode(self, ticks: Sequence[SteadyTick]) -> Sequence[GpuTicks]:
         """Return these ticks of all GPUs."""
         rows, fields = self.slots.shape
         raw = np.array([tick.raw[:, :fields] for tick in ticks])
@@ -96,7 +96,7 @@ class SteadyRows:
     def _split(
         self,
         row: int,
-        ticks: Sequence[SteadyTicks],
+        ticks: Sequence[SteadyTick],
         times: npt.NDArray[np.int64],
         values: FloatArray,
         answers: npt.NDArray[np.void],
@@ -125,27 +125,37 @@ class HeldValues:
     blanks: Sequence[Mapping[int, MissingReason]]
 
 
-class SteadyTicks(RawTicks):
-    """One tick of all GPUs as the engine answered; it is decoded with those that follow.
+class SteadyTick(NamedTuple):
+    """One tick of all GPUs as the engine answered.
 
-    Args:
-        rows: What it has in common with those around it.
+    Attributes:
         raw: What the engine's values begin with, shape (GPUs, fields, words).
         times_us: When it was, of each GPU, Unix microseconds.
         held: The slow columns.
     """
 
-    __slots__ = ("held", "raw", "rows", "times_us")
+    raw: npt.NDArray[np.int64]
+    times_us: FloatArray
+    held: HeldValues
 
-    def __init__(self, rows: SteadyRows, raw: npt.NDArray[np.int64], times_us: FloatArray, held: HeldValues) -> None:
+
+class SteadyTicks(RawTicks):
+    """Ticks of all GPUs as the engine answered; they are decoded with those that follow.
+
+    Args:
+        rows: What they have in common with those around them.
+        ticks: One or more, oldest first.
+    """
+
+    __slots__ = ("rows", "ticks")
+
+    def __init__(self, rows: SteadyRows, ticks: Sequence[SteadyTick]) -> None:
         self.rows = rows
-        self.raw = raw
-        self.times_us = times_us
-        self.held = held
+        self.ticks = ticks
 
     def peek(self) -> Sequence[GpuTicks]:
         """See :class:`RawTicks`."""
-        return self.rows.decode([self])
+        return self.rows.decode(self.ticks)
 
     def join(self, following: Sequence[RawTicks]) -> Sequence[GpuTicks]:
         """See :class:`RawTicks`."""
@@ -190,7 +200,7 @@ def _join_runs(ticks: Sequence[RawTicks]) -> Sequence[GpuTicks]:
     parts = [
         _join_whole([one for one in run if isinstance(one, DcgmTicks)])
         if rows is None
-        else rows.decode([one for one in run if isinstance(one, SteadyTicks)])
+        else rows.decode([tick for one in run if isinstance(one, SteadyTicks) for tick in one.ticks])
         for rows, run in runs
     ]
     return parts[0] if len(parts) == 1 else [ticks for part in parts for ticks in part]

@@ -1,18 +1,15 @@
-"""``DcgmSource``: all GPUs and MIG instances of this host through a DCGM host engine.
-
-``ProfilingPause`` gives the profiling counters to another profiler for as long as a file exists: before Hopper they
-belong to one profiler per host, and Nsight and CUPTI fail while DCGM reads them.
-"""
+"""``DcgmSource``: all GPUs and MIG instances of this host through a DCGM host engine."""
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
@@ -21,16 +18,17 @@ from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEventKind,
     GpuTicks,
+    OwnLook,
     Reading,
     SourceEvent,
     SourceInventory,
     SourceStatistics,
 )
 from gpusonde.agent.sources.dcgm.bindings import Bindings, DcgmDevice, Entity, load_bindings
+from gpusonde.agent.sources.dcgm.calls import CallSeries, TimedAnswer
 from gpusonde.agent.sources.dcgm.connection import (
     EMBEDDED,
     GPU_IS_LOST,
-    NOT_SUPPORTED,
     Engine,
     EngineLink,
     describe_failure,
@@ -40,7 +38,8 @@ from gpusonde.agent.sources.dcgm.fields import EVERY_PROFILING_FIELD, METRIC_OF_
 from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
 from gpusonde.agent.sources.dcgm.holes import HoleFiller, ReaderRow
-from gpusonde.agent.sources.dcgm.raw_ticks import DcgmTicks, SteadyTicks
+from gpusonde.agent.sources.dcgm.pause import ProfilingPause
+from gpusonde.agent.sources.dcgm.raw_ticks import DcgmTicks, SteadyTick, SteadyTicks
 from gpusonde.agent.sources.dcgm.steady import LookPhase, Steady, is_in_order
 from gpusonde.agent.sources.dcgm.tick_grid import IndexArray
 from gpusonde.agent.sources.dcgm.watch import LatestValues, StuckWatch, Watch
@@ -50,76 +49,13 @@ from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 log = logging.getLogger(__name__)
 
-_CHECK_INTERVAL_S = 0.5
-_PAUSE_LATER = f"tried again every {_CHECK_INTERVAL_S:g} s"
-_NO_PAUSE = (
-    "profiling goes on. From Hopper on it is read through GPM, which leaves the counters to profilers, so no pause is "
-    "needed; before, install the engine's profiling module"
-)
-
-
-class ProfilingPause:
-    """Pauses and resumes the engine's profiling.
-
-    The engine is never resumed by a start or an end of the agent, only when the file goes away: a profiler may be at
-    work.
-
-    Args:
-        path: The file; empty for never.
-        exists: Whether a path exists.
-    """
-
-    def __init__(self, path: str, exists: Callable[[str], bool] = os.path.exists) -> None:
-        self._path = path
-        self._exists = exists
-        self._checked_s = float("-inf")
-        self._refused = ""
-        self.paused = False
-
-    def check(self, engine: Engine, now_s: float) -> None:
-        """Look at the file, at most twice a second, and do what it says.
-
-        Raises:
-            EngineLostError: The engine is gone.
-        """
-        if not self._path or now_s - self._checked_s < _CHECK_INTERVAL_S:
-            return
-        self._checked_s = now_s
-        wanted = self._exists(self._path)
-        if wanted == self.paused:
-            self._refused = ""
-            return
-        try:
-            if wanted:
-                engine.pause_profiling()
-                log.warning("%s exists: profiling metrics are paused, their values are blank", self._path)
-            else:
-                engine.resume_profiling()
-                log.warning("%s is gone: profiling metrics are measured again", self._path)
-        except CallRefusedError as error:
-            if str(error) != self._refused:
-                self._refused = str(error)
-                log.warning("%s: %s", error, _NO_PAUSE if error.code == NOT_SUPPORTED else _PAUSE_LATER)
-            return
-        self.paused, self._refused = wanted, ""
-
-    def forget(self) -> None:
-        """Forget the engine: another one is not paused until the file is looked at again."""
-        self.paused, self._refused = False, ""
-        self._checked_s = float("-inf")
-
-    def close(self) -> None:
-        """Say what is left behind."""
-        if self.paused:
-            log.warning(
-                "the engine's profiling stays paused, because %s exists; 'dcgmi profile --resume' ends that", self._path
-            )
-
-
 # Far longer than any answer takes, and shorter than what the engine keeps: nothing is lost with an engine that is slow.
 _CALL_LIMIT_S = 4.0
 _SLOW_READ_INTERVAL_S = 1.0
 _CLOCK_SET_BACK_US = 1_000_000
+# Fewer looks than this are not worth a series. One that is later than this share of an interval is left out.
+_LEAST_AHEAD, _LATEST = 2, 0.5
+_ROUNDING_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -199,6 +135,8 @@ class DcgmSource:
         self._holes = HoleFiller(config.interval_s, config.rate == "adaptive")
         self._steady: Steady | None = None
         self._settled: LatestValues | None = None
+        self._series: CallSeries | None = None
+        self._answers: collections.deque[TimedAnswer] = collections.deque()
         self._phase = LookPhase(config.interval_s)
         self._shift_s = 0.0
 
@@ -244,27 +182,52 @@ class DcgmSource:
         Raises:
             SourceError: There was no engine for ``patience_s``, or it hangs again and again.
         """
+        self._end_series()
+        if (steady := self._steady) is not None and (taken := self._take_answers(steady)):
+            ticks, looks = zip(*taken, strict=True)
+            count = len(ticks) * len(self._gpus)
+            return Reading(steady.ticks(ticks), more=True, tick_count=count, looks=looks)
+        if self._answers:
+            answer = self._answers.popleft()
+            reading = self._read(answer.look.deadline_s, answer)
+            reading.more, reading.looks = True, (answer.look,)
+            return reading
+        return self._read(deadline_s, None)
+
+    def _read(self, deadline_s: float, answer: TimedAnswer | None) -> Reading:
+        """Take what the engine measured up to a deadline, in an answer that is there or one that is asked for."""
         events: list[SourceEvent] = []
-        now_us = self._clocks.wall_ns() // 1000
+        if answer is None:
+            now_us, late_s = self._clocks.wall_ns() // 1000, self._clocks.monotonic() - deadline_s
+        else:
+            now_us, late_s = answer.look.wall_ns // 1000, answer.look.ended_s - deadline_s
         if now_us < self._last_us - _CLOCK_SET_BACK_US:
             self._leave_steady()
             for gpu in self._gpus:
                 gpu.restart(deadline_s)
         before_us, self._last_us = self._last_us, now_us
         self._step_us = now_us - before_us
-        self._due_us = now_us - round((self._clocks.monotonic() - deadline_s) * 1e6)
+        self._due_us = now_us - round(late_s * 1e6)
         if self._link.engine is None:
             self._link.connect_again(deadline_s, self._meet_again)
-        inventory = None if self._found is None else self._join(deadline_s, events)
+        # What was answered so far is of the GPUs and watches so far.
+        inventory = None if self._found is None or self._answers else self._join(deadline_s, events)
         self._shift_s = 0.0
         if self._link.engine is not None and not self._rewatched:
             try:
-                steady = self._fetch(self._link.engine, deadline_s, events)
+                steady = self._fetch(self._link.engine, deadline_s, events, answer)
             except EngineLostError as error:
                 self._lose_engine(error, deadline_s, events)
             else:
                 if steady is not None:
-                    return Reading(steady, tuple(events), False, inventory, 0, len(self._gpus), self._shift_s)
+                    return Reading(
+                        steady,
+                        tuple(events),
+                        inventory=inventory,
+                        tick_count=len(self._gpus),
+                        shift_s=self._shift_s,
+                        look_ahead=self._look_ahead,
+                    )
         for gpu in self._gpus:
             # Before the columns change, ticks that are not whole are given as they are.
             gpu.collect(None if self._rewatched else now_us, deadline_s)
@@ -283,6 +246,41 @@ class DcgmSource:
             self._begin_steady(settled, deadline_s)
         return Reading(ticks, tuple(events), more, inventory, shift_s=self._shift_s)
 
+    def _look_ahead(self, next_s: float, interval_s: float, until_s: float) -> int:
+        """Look at deadlines that follow, see :attr:`Reading.look_ahead`: the guard's thread asks, and nobody waits."""
+        steady = self._steady
+        in_time = self._holes.is_in_time(self._holes.step_s) and self._holes.is_in_time(interval_s)
+        if steady is None or not in_time or self._series is not None:
+            return 0
+        until_s = min(until_s, self._slow_due_s, self._look_due_s, self._pause.due_s)
+        count = math.ceil((until_s - _ROUNDING_S - next_s) / interval_s)
+        if count < _LEAST_AHEAD:
+            return 0
+        deadlines_s = [next_s + number * interval_s for number in range(count)]
+        self._series = steady.latest.ask_at(deadlines_s, _LATEST * interval_s, self._clocks)
+        return 0 if self._series is None else count
+
+    def _end_series(self) -> None:
+        """Have the answers to the looks that were taken since the last reading."""
+        series, self._series = self._series, None
+        if series is not None and self._link.engine is not None:
+            self._answers.extend(self._link.engine.end_series(series))
+
+    def _take_answers(self, steady: Steady) -> list[tuple[SteadyTick, OwnLook]]:
+        """Take the oldest answers that are ticks as they are."""
+        taken = []
+        while self._answers:
+            look, steady.latest.raw = self._answers[0]
+            if not steady.fits():
+                break
+            self._answers.popleft()
+            self._holes.look(look.deadline_s)
+            now_us = look.wall_ns // 1000
+            before_us, self._last_us = self._last_us, now_us
+            self._step_us = now_us - before_us
+            taken.append((steady.take(look.deadline_s), look))
+        return taken
+
     def progress(self) -> None:
         """Hardware has no end."""
 
@@ -290,6 +288,8 @@ class DcgmSource:
         """End the watches, then the connection."""
         if self._link.engine is None:
             return
+        self._end_series()
+        self._answers.clear()
         self._pause.close()
         self._watches.close()
         self._link.close()
@@ -398,16 +398,21 @@ class DcgmSource:
             self._rows.append((latest, rows))
             latest.expect({row: [f for f in fields if METRIC_OF_FIELD[f].name in gpu.missing] for row, gpu, _ in rows})
 
-    def _fetch(self, engine: Engine, now_s: float, events: list[SourceEvent]) -> SteadyTicks | None:
+    def _fetch(
+        self, engine: Engine, now_s: float, events: list[SourceEvent], answer: TimedAnswer | None
+    ) -> SteadyTicks | None:
         """Hand what is new to the GPUs; return it where it is ticks as it is."""
         self._pause.check(engine, now_s)
-        everything = now_s >= self._slow_due_s
+        everything = answer is None and now_s >= self._slow_due_s - _ROUNDING_S
         if everything:
             self._slow_due_s = now_s + _SLOW_READ_INTERVAL_S
         self._holes.look(now_s)
         for latest in self._watches.latest:
             try:
-                latest.ask(everything)
+                if answer is None:
+                    latest.ask(everything)
+                else:
+                    latest.raw = answer.content
             except CallRefusedError as error:
                 self._leave_steady()
                 log.debug("%s", error)
@@ -416,12 +421,15 @@ class DcgmSource:
                 continue
             if self._steady is not None and self._steady.fits():
                 if not everything:
-                    return self._steady.take(now_s)
+                    return self._steady.ticks([self._steady.take(now_s)])
+                if self._is_as_before(self._steady, now_s):
+                    return self._keep_up(engine, self._steady, now_s)
                 self._steady.tell()
                 latest.decode()
                 whole, _, activity = latest.whole_rows()
                 if is_in_order(whole, activity):
-                    return self._keep_up(engine, self._steady, now_s, events)
+                    self._take_all_slow(self._steady, now_s, events)
+                    return self._keep_up(engine, self._steady, now_s)
                 self._leave_steady()
             else:
                 self._leave_steady()
@@ -445,18 +453,39 @@ class DcgmSource:
             self._look_again(engine, now_s)
         return None
 
-    def _keep_up(self, engine: Engine, steady: Steady, now_s: float, events: list[SourceEvent]) -> SteadyTicks:
-        """Do what is due now and then while all is well."""
-        ((latest, rows),) = self._rows
-        self._note_news(latest, now_s)
+    def _is_as_before(self, steady: Steady, now_s: float) -> bool:
+        """Whether nothing is new in what was just read but the ticks themselves."""
+        if now_s >= steady.slow_due_s or not steady.is_as_before():
+            return False
+        latest, rows = self._rows[0]
+        last = len(rows[0].slots)
+        if last == len(latest.field_ids):
+            return True
+        # Those of which the history was refused are asked for again.
+        xids_us = latest.seen_us[:, last].tolist()
+        return not any(xids_us[row] > self._xid_seen_us.get(gpu.key, self._began_us) for row, gpu, _ in rows)
+
+    def _take_all_slow(self, steady: Steady, now_s: float, events: list[SourceEvent]) -> None:
+        latest, rows = self._rows[0]
         for row, gpu, slots in rows:
             self._take_slow(latest, row, gpu, slots, now_s, events)
             self._note_numbers(latest, row, gpu, now_s)
-            gpu.zeros.observe(0.0, 0.0, now_s)
         steady.keep_up()
-        self._watch_phase(True)
-        ticks = steady.take(now_s)
-        if now_s >= self._look_due_s:
+        steady.slow_due_s = min(now_s + self._slow_interval_s, *(gpu.held_until_s for _, gpu, _ in rows))
+
+    def _keep_up(self, engine: Engine, steady: Steady, now_s: float) -> SteadyTicks:
+        """Do what is due now and then while all is well."""
+        # All that fits is new.
+        for watch in self._watches.fast:
+            self._stuck[watch].fresh(now_s)
+        for gpu in self._gpus:
+            gpu.zeros.observe(0.0, 0.0, now_s)
+        times_us = steady.read_us.reshape(-1)
+        self._note_lag(times_us)
+        if self._holes.is_in_time(self._holes.step_s):
+            self._shift_s = self._phase.shift_s(times_us, self._due_us)
+        ticks = steady.ticks([steady.take(now_s)])
+        if now_s >= self._look_due_s - _ROUNDING_S:
             self._look_again(engine, now_s)
         return ticks
 
@@ -499,8 +528,10 @@ class DcgmSource:
                 for watch in watches:
                     if latest.entities[0] in watch.entities:
                         self._stuck[watch].fresh(now_s)
-        fast = latest.times_us[:, latest.fast]
-        if fast.size and (newest_us := int(fast.max())):
+        self._note_lag(latest.times_us[:, latest.fast])
+
+    def _note_lag(self, times_us: npt.NDArray[np.int64]) -> None:
+        if times_us.size and (newest_us := int(times_us.max())):
             self.statistics.lag_s = max(0.0, self._clocks.wall_ns() / 1e9 - newest_us / 1e6)
 
     def _take_rows(self, everything: bool, now_s: float, events: list[SourceEvent]) -> None:
@@ -651,6 +682,7 @@ class DcgmSource:
 
     def _lose_engine(self, error: EngineLostError, now_s: float, events: list[SourceEvent]) -> None:
         self._leave_steady()
+        self._answers.clear()
         self._link.lose(error, now_s)
         self._found, self._settled, self._rewatched = None, None, False
         # They went with the connection.

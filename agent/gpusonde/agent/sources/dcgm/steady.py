@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gpusonde.agent.sources.base import ZeroGuard
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
-from gpusonde.agent.sources.dcgm.raw_ticks import HeldValues, SteadyRows, SteadyTicks
+from gpusonde.agent.sources.dcgm.raw_ticks import HeldValues, SteadyRows, SteadyTick, SteadyTicks
 from gpusonde.agent.sources.dcgm.tick_grid import FOLLOW, TOGETHER, IndexArray
 from gpusonde.agent.sources.dcgm.watch import LatestValues
 
@@ -39,7 +39,9 @@ class Steady:
         taken_s: When that was, monotonic clock.
 
     Attributes:
+        latest: The reader.
         taken_s: When the newest tick was taken.
+        slow_due_s: When the slow values are to be looked at, whether there are new ones or not; monotonic clock.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class Steady:
         taken_s: float,
     ) -> None:
         self.taken_s = taken_s
-        self._latest = latest
+        self.slow_due_s = taken_s
+        self.latest = latest
         self._gpus = tuple(gpus)
         self._fast = latest.fast.stop
         self._parts = {PLAIN: latest.plain, PROFILING: latest.profiling}
@@ -68,9 +71,14 @@ class Steady:
         )
         offsets = {name: member[1] for name, member in (latest.layout.fields or {}).items()}
         self._time_at, self._status_at = offsets["time_us"] // 8, offsets["status"] // 4
+        self._word_at = offsets["integer"] // 8
+        self._kinds = latest.raw[:, : self._fast, : self._status_at // 2].tobytes()
+        self._low, self._high = latest.word_limits()
         self._interval_us = interval_s * 1e6
         self._certain_us, self._together_us = _CERTAIN * self._interval_us, TOGETHER * self._interval_us
         self._uncounted = None if latest.counts.all() else ~latest.counts
+        if self._uncounted is not None:
+            self._low[self._uncounted], self._high[self._uncounted] = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         self._usual = latest.statuses[:, : self._fast].tobytes()
         self._seen_us = latest.times_us[:, : self._fast]
         self._times_us = self._seen_us
@@ -99,7 +107,7 @@ class Steady:
 
     def fits(self) -> bool:
         """Whether what was just read is the next tick of every GPU."""
-        raw, fast = self._latest.raw, self._fast
+        raw, fast = self.latest.raw, self._fast
         self._times_us = raw[:, :fast, self._time_at]
         np.subtract(self._times_us, self._expected_us, out=self._deviation_us)
         if self._uncounted is not None:
@@ -112,8 +120,26 @@ class Steady:
             and raw.view(np.int32)[:, :fast, self._status_at].tobytes() == self._usual
         )
 
-    def take(self, now_s: float) -> SteadyTicks:
-        """Return what was just read, and fits, as ticks."""
+    def is_as_before(self) -> bool:
+        """Whether in what was just read, and fits, fast values are numbers, all GPUs work and no slow value is new."""
+        raw, fast = self.latest.raw, self._fast
+        words = raw[:, :fast, self._word_at]
+        slow_us = raw[:, fast:, self._time_at]
+        ratios = self.latest.ratio_places
+        return bool(
+            ((words >= self._low) & (words <= self._high)).all()
+            and ((slow_us == self.latest.seen_us[:, fast:]) | (slow_us == 0)).all()
+            and raw[:, :fast, : self._status_at // 2].tobytes() == self._kinds
+            and (not ratios.size or words[:, ratios].any(axis=1).all())
+        )
+
+    @property
+    def read_us(self) -> npt.NDArray[np.int64]:
+        """When what was just read was measured, by GPU and fast field; 0 for never."""
+        return self._times_us
+
+    def take(self, now_s: float) -> SteadyTick:
+        """Return what was just read, and fits, as a tick of all GPUs."""
         self.taken_s = now_s
         self._deviation_us *= FOLLOW
         self._expected_us += self._deviation_us
@@ -121,11 +147,15 @@ class Steady:
         self._expected_us += self._interval_us
         self._seen_us = self._times_us
         self._ticks += 1
-        return SteadyTicks(self._rows, self._latest.raw, times_us, self._held)
+        return SteadyTick(self.latest.raw, times_us, self._held)
+
+    def ticks(self, ticks: Sequence[SteadyTick]) -> SteadyTicks:
+        """Return what :meth:`take` gave, as a reading has it."""
+        return SteadyTicks(self._rows, ticks)
 
     def tell(self) -> None:
         """Tell the reader what was seen; to be called before it decodes."""
-        self._latest.seen_us[:, : self._fast] = self._seen_us
+        self.latest.seen_us[:, : self._fast] = self._seen_us
 
     def leave(self) -> None:
         """Let reader and GPUs go on behind the ticks that were taken."""

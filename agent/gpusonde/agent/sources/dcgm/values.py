@@ -163,6 +163,26 @@ def decode_numbers(values: npt.NDArray[np.void]) -> FloatArray:
     return numbers
 
 
+def number_words(
+    types: npt.NDArray[np.int16], least: FloatArray, most: FloatArray
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the smallest and the largest word of 8 bytes that is a number of a field.
+
+    Numbers from 0 on are in the order of their words, whole ones and others.
+
+    Args:
+        types: Types of values, the last axis are fields.
+        least: The smallest number of each field, 0 or more.
+        most: The largest; infinity for none.
+    """
+    is_double = types == _DOUBLE
+    below = np.minimum(most, math.nextafter(_DOUBLE_BLANK, 0.0))
+    whole = np.where(most < _INT64_BLANK, most, 0.0).astype(np.int64)
+    low = np.where(is_double, least.view(np.int64), np.ceil(least).astype(np.int64))
+    high = np.where(is_double, below.view(np.int64), np.where(most < _INT64_BLANK, whole, _INT64_BLANK - 1))
+    return low, high
+
+
 def read_reason(value: np.void) -> MissingReason | None:
     """Return why one value of :func:`value_layout` is no number; None when it is one."""
     if value["status"] != 0:

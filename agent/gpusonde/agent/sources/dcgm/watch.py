@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.agent.sources.base import Clocks
 from gpusonde.agent.sources.dcgm.bindings import GPU, Entity
+from gpusonde.agent.sources.dcgm.calls import CallSeries
 from gpusonde.agent.sources.dcgm.connection import NO_DATA, Engine
 from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING
@@ -23,6 +25,7 @@ from gpusonde.agent.sources.dcgm.values import (
     EngineValue,
     decode_numbers,
     limits_of,
+    number_words,
     plain_layout,
     read_number,
     read_reason,
@@ -239,7 +242,7 @@ class LatestValues:
         self._is_ratio = np.array([known is not None and known.is_ratio for known in limits])
         self._is_share = np.array([f != XID_FIELD and METRIC_OF_FIELD[f].unit is Unit.RATIO for f in self.field_ids])
         fast = self.field_ids[self.fast]
-        self._ratio_places = np.flatnonzero(self._is_ratio[self.fast])
+        self.ratio_places = np.flatnonzero(self._is_ratio[self.fast])
         names = [METRIC_OF_FIELD[f].name for f in fast]
         self._utilization_place = names.index("gpu_utilization") if "gpu_utilization" in names else None
         self.counts = np.ones((len(entities), len(fast)), dtype=bool)
@@ -265,6 +268,17 @@ class LatestValues:
         heads, arguments = self._requests[everything]
         self._engine.latest_values("latest values", *arguments)
         self.raw = heads.copy()
+
+    def ask_at(self, deadlines_s: Sequence[float], latest_s: float, clocks: Clocks) -> CallSeries | None:
+        """Ask for the newest fast values at several times; the answers hold what :meth:`ask` leaves in ``raw``.
+
+        Args:
+            deadlines_s: When, monotonic clock.
+            latest_s: By how much later each may be.
+            clocks: What time it is.
+        """
+        heads, arguments = self._requests[False]
+        return self._engine.repeat_latest_values(deadlines_s, latest_s, heads.copy, clocks, *arguments)
 
     def reason(self, row: int, place: int) -> MissingReason:
         """Return why a number is NaN."""
@@ -305,7 +319,7 @@ class LatestValues:
             if part.stop > part.start:
                 first_us, last_us = times_us[:, part].min(axis=1).tolist(), times_us[:, part].max(axis=1).tolist()
                 spans.append([(name, first, last) for first, last in zip(first_us, last_us, strict=True)])
-        ratios = numbers[:, self._ratio_places]
+        ratios = numbers[:, self.ratio_places]
         busiest = np.fmax.reduce(ratios, axis=1, initial=np.nan).tolist()
         place = self._utilization_place
         utilization = [math.nan] * len(busiest) if place is None else numbers[:, place].tolist()
@@ -314,6 +328,11 @@ class LatestValues:
             [list(row) for row in zip(*spans, strict=True)],
             list(zip(utilization, busiest, strict=True)),
         )
+
+    def word_limits(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return between what the words of fast values lie that are numbers, types being those of the last answer."""
+        types = self._values["type"][:, self.fast]
+        return number_words(types, self._least[self.fast], self._most[self.fast])
 
     @property
     def shows_work(self) -> bool:
