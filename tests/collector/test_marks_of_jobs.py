@@ -4,12 +4,14 @@ import random
 from pathlib import Path
 
 import pytest
+from support.job_records import IDLE_S, PERIOD_S, START, gpu_traces, records_of
 from support.marked_jobs import marked_records
 from support.tracked_store import TrackedStore
 
 from gpusonde.collector.query.runs import list_epochs
 from gpusonde.collector.tracking.remote import TrackerProcesses
 from gpusonde.epoch_detect import detect
+from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import ActivityRecord
 
@@ -128,4 +130,53 @@ def test_looks_at_a_gpu_without_ticks_begin_no_run_and_harm_no_other(tmp_path, r
     subject.feed(records, 10)
     assert told(subject)[1:] == told(plain)[1:]
     for each in (plain, subject):
+        each.store.close()
+
+
+def workers_of(gpus, seconds):
+    """Two workers that live from epoch to epoch, looked at once a second, thirty looks to a message."""
+    messages = {}
+    for first in range(0, seconds - 30, 30):
+        looks = range(first, first + 30)
+        born = [2 * (second >= IDLE_S and (second - IDLE_S) % PERIOD_S == 0) for second in looks]
+        ended = [2 * (second > IDLE_S and (second - IDLE_S) % PERIOD_S == 0) for second in looks]
+        group = ingest_pb2.ProcessGroupActivity(
+            gpu_uuids=gpus, forks=born, exits=ended, lifetime_ms=[round(1e3 * PERIOD_S) * count for count in ended]
+        )
+        messages[first + 29] = ingest_pb2.JobActivity(
+            start_time_unix_nano=START + first * 10**9, offsets_ms=range(0, 30_000, 1000), groups=[group]
+        )
+    return messages
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_gpus_of_a_job_have_its_names_and_restarts_leave_no_trace(tmp_path, seed):
+    traces = gpu_traces(3)
+    seconds = len(traces["GPU-0"]) // 10
+    records = records_of(traces, activity=workers_of(list(traces), seconds), bound_after_s=18.0)
+    calm, subject = TrackedStore(tmp_path / "calm"), TrackedStore(tmp_path / "restarted", state_interval_s=7.0)
+    calm.feed(records, 5)
+    chance, first = random.Random(seed), 0
+    while first < len(records):
+        count = chance.randint(1, 60)
+        subject.feed(records[first : first + count], chance.randint(1, 12))
+        first += count
+        if chance.random() < 0.6:
+            subject.pipeline.finish()
+        subject.restart()
+    for each in (calm, subject):
+        for _ in range(4):
+            each.pipeline.round()
+
+    def outcome(tracked):
+        return {
+            run.gpu_uuid: (repr(run), tracked.results.epochs(run.run_id), tracked.results.tree(run.run_id))
+            for run in tracked.runs()
+        }
+
+    assert outcome(subject) == outcome(calm)
+    trees = {tree for _, _, tree in outcome(calm).values()}
+    (tree,) = trees
+    assert "epoch" in {cycle.role for cycle in tree.cycles if abs(cycle.period_s / PERIOD_S - 1) < 0.05}
+    for each in (calm, subject):
         each.store.close()

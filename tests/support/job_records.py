@@ -39,8 +39,11 @@ def binding(gpu, job="job-1", scheduler=job_pb2.SCHEDULER_SLURM, end=0):
     )
 
 
-def records_of(traces, bindings=None, bound_after_s=0.0, agent_id="agent-1", spool_id="spool-1"):
-    """Records of one agent, each with a second of every GPU, and their bindings as soon as they are known."""
+def records_of(traces, bindings=None, bound_after_s=0.0, agent_id="agent-1", spool_id="spool-1", activity=None):
+    """Records of one agent, each with a second of every GPU, and their bindings as soon as they are known.
+
+    ``activity`` has messages of what processes did, by the second behind whose ticks they come.
+    """
     if bindings is None:
         bindings = [binding(gpu) for gpu in traces]
     said = [inventory(1, METRICS, tuple(traces))]
@@ -61,5 +64,7 @@ def records_of(traces, bindings=None, bound_after_s=0.0, agent_id="agent-1", spo
             for i, trace in enumerate(traces.values())
         ]
         said.append(batch(len(said) + 1, *blocks))
+        if activity and (message := activity.get(first // 10)):
+            said.append(ingest_pb2.Record(sequence=len(said) + 1, job_activity=message))
     said.append(source_ended(len(said) + 1, *range(len(traces))))
     return incoming(said, agent_id, spool_id)

@@ -221,7 +221,9 @@ def _parts(results: ResultStore, run: RunRow) -> list[TreePart]:
             earlier = known is None or (other.start_unix_nano, other.run_id) < (known.start_unix_nano, known.run_id)
             if other.scheduler == run.scheduler and together and earlier:
                 parts[other.agent_id] = other
-    found = {agent_id: TreePart(part, results.tree(part.run_id)) for agent_id, part in parts.items()}
+    found = {
+        agent_id: TreePart(part, own if part is run else results.tree(part.run_id)) for agent_id, part in parts.items()
+    }
     if found[run.agent_id].tree != own:
         # One that outlived those it was followed with.
         found[run.agent_id] = TreePart(run, own)
