@@ -106,6 +106,34 @@ def test_many_devices_show_a_line_that_one_hides() -> None:
     assert found.period_s == pytest.approx(1.37, rel=0.005)
 
 
+def test_noise_that_falls_with_the_frequency_does_not_move_a_line_of_few_cycles() -> None:
+    rng = np.random.default_rng(11)
+    stretches = np.arange(24)[:, None] * 70 + [0, 58]
+
+    def device() -> Load:
+        red = np.cumsum(rng.normal(0, 0.02, 24 * 70))
+        red -= np.convolve(red, np.ones(101) / 101, mode="same")
+        phase = np.repeat(rng.random(24), 70)
+        return load(1 + red + 0.1 * np.sin(2 * np.pi * (np.arange(24 * 70) / 5.385 + phase)), step_s=2.0)
+
+    found = best(read_lines([device() for _ in range(16)], stretches), "line")
+    assert found.period_s == pytest.approx(10.77, rel=0.001)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plain_line_is_read_at_its_peak_though_one_event_was_not_seen(seed: int) -> None:
+    parts, marks, place = [], [], 0
+    for number in range(24):
+        parts += [1 + 0.1 * np.sin(2 * np.pi * np.arange(60) / 5.385), np.full(8, 1.0)]
+        if number != 5:
+            marks.append((place + 60, place + 68))
+        place += 68
+    job = load(noisy(np.concatenate(parts), 0.01, seed), step_s=2.0)
+    stretches = cut_stretches(job, 2.0 * np.array(marks))
+    assert (np.diff(stretches) > 100).sum() == 1
+    assert best(read_lines([job], stretches), "line").period_s == pytest.approx(10.77, rel=0.007)
+
+
 @pytest.mark.parametrize("cells", [3, 24, 40])
 def test_short_loads_give_no_answer_and_no_exception(cells: int) -> None:
     job = load(noisy(np.ones(cells), 0.1))

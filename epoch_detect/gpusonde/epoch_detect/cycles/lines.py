@@ -29,6 +29,7 @@ _CLIPPED = 7.0  # standard deviations, from the median absolute one
 _ROUGHNESS_BELOW_S = 0.5  # width of a cell below which bursts of micro-batches show in the changes from cell to cell
 _HARMONICS = 6
 _MOST_OF_HARMONIC = 3.0  # nats
+_PLAIN = 2.0  # nats above the floor, from which on the fundamental itself tells where it is
 _MISSING_HARMONIC = -0.7
 _FLOOR = float(np.log(2.0))  # of the whitened power: noise is 1 on average, its median 0.7
 _LEAST_CYCLES = 3.5  # in the longest stretch
@@ -40,6 +41,7 @@ _LEAST_PIECE = 48  # cells
 _ALIGNMENTS = 3
 _LOCKED_CELLS = 10_000
 _STRANGE = 3.0  # times as far from the mean cycle as the others: the ramp or the tail of a run
+_LEAST_OWN = 0.05  # of the floor
 _WHITENED_OVER = 1.5  # factor of frequency on either side
 
 
@@ -74,17 +76,18 @@ def read_lines(devices: Sequence[Load], stretches: IntArray) -> list[CycleReadin
     size = 1 << (_PADDING * longest - 1).bit_length()
     over = size / longest  # bins per resolution cell
     some = pieces[:: -(-len(pieces) // _MOST_PIECES)]
-    channels = _log_spectra(devices, some, size, over)
+    channels, floors = _log_spectra(devices, some, size, over)
     low, high = int(_LEAST_CYCLES * over), int(min(size // 2, size / _LEAST_CELLS))
     if high - low < 8:
         return []
     # A step may show in the level, in its roughness, or faintly in both.
-    views = [channels.mean(axis=0), *channels] if len(channels) > 1 else [channels[0]]
+    if len(channels) > 1:
+        channels, floors = (np.concatenate([rows.mean(axis=0, keepdims=True), rows]) for rows in (channels, floors))
     found: list[tuple[float, float]] = []
-    for nats in views:
+    for nats, floor in zip(channels, floors, strict=True):
         score = _sum_harmonics(nats, np.arange(low, high))
         for i in highest_peaks(score, _LINES):
-            frequency = _refine(nats, low + i)
+            frequency = _refine(nats, floor, low + i)
             if frequency is not None:
                 found.append((float(score[i]), size / frequency))
     step_s, length = devices[0].step_s, float((stretches[:, 1] - stretches[:, 0]).sum())
@@ -112,10 +115,10 @@ def _split(first: int, stop: int) -> IntArray:
     return np.stack([edges[:-1], edges[1:]], axis=1)
 
 
-def _log_spectra(devices: Sequence[Load], pieces: IntArray, size: int, over: float) -> FloatArray:
-    """Logarithm of the whitened power, summed over the pieces, of level and roughness; shape (channels, bins).
+def _log_spectra(devices: Sequence[Load], pieces: IntArray, size: int, over: float) -> tuple[FloatArray, FloatArray]:
+    """Logarithm of the whitened power, summed over the pieces, of level and roughness, and of the floor it stands on.
 
-    It is the mean of the devices.
+    Both have the shape (channels, bins) and are means of the devices.
     """
     mean = np.array([device.values.mean(axis=0) for device in devices])
     channels = [mean]
@@ -124,10 +127,15 @@ def _log_spectra(devices: Sequence[Load], pieces: IntArray, size: int, over: flo
         channels.append(np.minimum(rough, 6 * np.median(rough, axis=1, keepdims=True) + 1e-9))
     rows = np.concatenate(channels)
     power = np.zeros((len(rows), size // 2 + 1))
+    # A piece weighs by its length: one that runs across an event nobody saw has two phases, and fringes for a line.
     for a, b in pieces:
-        power += np.abs(np.fft.rfft(_prepare(rows[:, a:b]), size, axis=1)) ** 2
-    spectra = np.where(power.any(axis=1, keepdims=True), np.log(_whiten(power, over) + 1e-3), 0.0)
-    return np.asarray(spectra.reshape(len(channels), len(devices), -1).mean(axis=1))
+        power += np.abs(np.fft.rfft(_prepare(rows[:, a:b]), size, axis=1)) ** 2 / (b - a)
+    floor = _measure_floor(power, over)
+    white = power / np.exp(floor)
+    white[:, : int(2.5 * over)] = 1.0
+    spectra = np.where(power.any(axis=1, keepdims=True), np.log(white + 1e-3), 0.0)
+    nats, floors = (rows.reshape(len(channels), len(devices), -1).mean(axis=1) for rows in (spectra, floor))
+    return nats, floors
 
 
 def _prepare(rows: FloatArray) -> FloatArray:
@@ -139,17 +147,15 @@ def _prepare(rows: FloatArray) -> FloatArray:
     return np.asarray(np.clip(left, -most, most) * np.hanning(place.size))
 
 
-def _whiten(power: FloatArray, over: float) -> FloatArray:
-    """Divide the power of every row by its running median over a third of a decade of frequency."""
+def _measure_floor(power: FloatArray, over: float) -> FloatArray:
+    """Logarithm of the running median of the power of every row over a third of a decade of frequency."""
     bins = power.shape[1]
     grid = np.unique(np.round(np.geomspace(max(int(4 * over), 2), bins - 1, 60)).astype(np.int64))
     least = int(3 * over)
     ends = [(int(g / _WHITENED_OVER), max(int(g * _WHITENED_OVER), int(g / _WHITENED_OVER) + least) + 1) for g in grid]
     base = np.log(np.array([np.median(power[:, a:b], axis=1) for a, b in ends]).T + 1e-12)
     place = np.log(np.maximum(np.arange(bins), 1))
-    white = power / np.exp([np.interp(place, np.log(grid), row) for row in base])
-    white[:, : int(2.5 * over)] = 1.0
-    return np.asarray(white)
+    return np.array([np.interp(place, np.log(grid), row) for row in base])
 
 
 @dataclass(frozen=True)
@@ -321,8 +327,15 @@ class _Pieces:
         return np.asarray(np.sqrt(np.bincount(cycle[inside], off[inside], starts.size) / np.maximum(counts, 1)))
 
 
-def _refine(nats: FloatArray, base: int) -> float | None:
-    """Weigh the parabola at each harmonic by its order squared; bins, or None where no harmonic stands out."""
+def _refine(nats: FloatArray, floor: FloatArray, base: int) -> float | None:
+    """Weigh the parabola at each harmonic by its order squared; bins, or None where no harmonic stands out.
+
+    The parabola is that of the line's own power: a floor that slopes moves the peak of what is divided by it, and the
+    fewer cycles a stretch holds, the wider the line and the farther.
+    """
+    near_base = base - 1 + int(np.argmax(nats[base - 1 : base + 2]))
+    if nats[near_base] >= _FLOOR + _PLAIN:
+        base = _climb(nats, near_base)  # what is as strong as a line can count scores as well beside its peak
     weighed, weight = 0.0, 0.0
     for h in range(1, _HARMONICS + 1):
         reach = h // 2 + 1
@@ -330,11 +343,24 @@ def _refine(nats: FloatArray, base: int) -> float | None:
             break
         first = max(1, base * h - reach)
         peak = first + int(np.argmax(nats[first : min(base * h + reach + 1, nats.size - 1)]))
-        left, middle, right = nats[peak - 1 : peak + 2]
-        if middle < _FLOOR + 0.5:
+        above = nats[peak]
+        if above < _FLOOR + 0.5:
             continue
+        near = slice(max(peak - 2, 0), peak + 3)
+        own = np.log(np.maximum(np.expm1(nats[near]), _LEAST_OWN)) + floor[near]
+        top = 1 + int(np.argmax(own[1:-1]))
+        left, middle, right = own[top - 1 : top + 2]
         bend = left - 2 * middle + right
         shift = float(np.clip(0.5 * (left - right) / bend, -1, 1)) if bend < 0 else 0.0
-        weighed += h * middle * (peak + shift)
-        weight += h**2 * middle
+        weighed += h * above * (near.start + top + shift)
+        weight += h**2 * above
     return weighed / weight if weight > 0 else None
+
+
+def _climb(values: FloatArray, place: int) -> int:
+    """Return the place of the peak on whose flank a place is."""
+    while place + 1 < values.size and values[place + 1] > values[place]:
+        place += 1
+    while place > 0 and values[place - 1] > values[place]:
+        place -= 1
+    return place
