@@ -312,6 +312,20 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, epoch_index, start_unix_nano, end_unix_nano)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
+CREATE TABLE IF NOT EXISTS job_states (
+    run_id String, start_unix_nano Int64, state LowCardinality(String), reason String, confidence Float64, version Int64
+)
+ENGINE = ReplacingMergeTree(version)
+ORDER BY (run_id, start_unix_nano)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
+CREATE TABLE IF NOT EXISTS job_alerts (
+    scheduler Int64, job_id String, rule LowCardinality(String), start_unix_nano Int64, end_unix_nano Int64, reason String, agent_id String, version Int64
+)
+ENGINE = ReplacingMergeTree(version)
+ORDER BY (job_id, scheduler, rule, start_unix_nano)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
 CREATE TABLE IF NOT EXISTS trees (
     run_id String, tree String CODEC(ZSTD(3)), version Int64
 )

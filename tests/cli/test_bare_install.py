@@ -66,7 +66,9 @@ def test_recording_parquet_names_the_extra(trace: Path, tmp_path: Path) -> None:
     assert "pip install 'gpusonde[collector]'" in answer.stderr
 
 
-@pytest.mark.parametrize("arguments", [["runs"], ["epochs", "--latest"], ["fleet", "list"], ["fleet", "hosts"]])
+@pytest.mark.parametrize(
+    "arguments", [["runs"], ["epochs", "--latest"], ["jobs"], ["fleet", "list"], ["fleet", "hosts"]]
+)
 def test_asking_a_collector_needs_no_extra(arguments: list[str]) -> None:
     answer = bare(*arguments, "--collector", "127.0.0.1:1")
     assert answer.returncode == 1

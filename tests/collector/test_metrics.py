@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,11 +13,13 @@ from support.running_collector import ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, inventory, wait_until
 
+from gpusonde.collector.alerts import AlertCounters
 from gpusonde.collector.client import Client
-from gpusonde.collector.metrics import CollectorCounters, CollectorMetrics, StoreFigures, loss_reason
+from gpusonde.collector.metrics import CollectorCounters, CollectorMetrics, JobMetrics, StoreFigures, loss_reason
 from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.collector.workload.training import TrainingCounters
+from gpusonde.query.v1 import query_pb2
 from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
@@ -169,6 +172,45 @@ def test_every_counter_is_shown_under_its_agreed_name():
     text = generate_latest(registry).decode()
     assert re.sub("^#.*\n", "", text, flags=re.MULTILINE) == SAMPLES
     assert all(line.endswith(".") for line in text.splitlines() if line.startswith("# HELP"))
+
+
+def test_jobs_have_series_while_they_go_on_in_bounded_number(monkeypatch):
+    job = query_pb2.Job(job_id="4711", scheduler=1, state=query_pb2.JOB_STATE_TRAINING, goodput_ratio=0.75)
+    job.state_time.FromSeconds(1_700_000_000)
+    job.members.add(agent_id="host-1", gpu_uuid="GPU-1")
+    job.members.add(agent_id="host-1", gpu_uuid="GPU-2")
+    job.level.count, job.level.role = 12, query_pb2.CYCLE_ROLE_EPOCH
+    job.level.period.FromMilliseconds(10_500)
+    unknown = query_pb2.Job(job_id="run-7", state=query_pb2.JOB_STATE_UNKNOWN)
+    alerts = SimpleNamespace(jobs=[job, unknown, query_pb2.Job(job_id="one too many")], counters=AlertCounters(sent=3))
+    monkeypatch.setattr("gpusonde.collector.metrics.MOST_JOBS", 2)
+    registry = CollectorRegistry()
+    registry.register(JobMetrics(alerts))
+    text = re.sub("^#.*\n", "", generate_latest(registry).decode(), flags=re.MULTILINE)
+    assert (
+        text
+        == """\
+gpusonde_job_state{job_id="4711",scheduler="slurm",state="training"} 1.0
+gpusonde_job_state{job_id="run-7",scheduler="unspecified",state="unknown"} 1.0
+gpusonde_job_state_start_timestamp_seconds{job_id="4711",scheduler="slurm"} 1.7e+09
+gpusonde_job_state_start_timestamp_seconds{job_id="run-7",scheduler="unspecified"} 0.0
+gpusonde_job_gpus{job_id="4711",scheduler="slurm"} 2.0
+gpusonde_job_gpus{job_id="run-7",scheduler="unspecified"} 0.0
+gpusonde_job_goodput_ratio{job_id="4711",scheduler="slurm"} 0.75
+gpusonde_job_cycle_seconds{job_id="4711",level="epoch",scheduler="slurm"} 10.5
+gpusonde_job_cycles{job_id="4711",level="epoch",scheduler="slurm"} 12.0
+gpusonde_collector_jobs_left_out 1.0
+gpusonde_collector_job_alerts_total{rule="hung"} 0.0
+gpusonde_collector_job_alerts_total{rule="idle"} 0.0
+gpusonde_collector_job_alerts_total{rule="slower"} 0.0
+gpusonde_collector_job_alerts_total{rule="stalled"} 0.0
+gpusonde_collector_job_alert_notifications_total{result="dropped"} 0.0
+gpusonde_collector_job_alert_notifications_total{result="failed"} 0.0
+gpusonde_collector_job_alert_notifications_total{result="sent"} 3.0
+"""
+    )
+    alerts.jobs = []
+    assert "gpusonde_job_state{" not in generate_latest(registry).decode()
 
 
 def test_reasons_of_losses_have_names_those_of_newer_agents_too():

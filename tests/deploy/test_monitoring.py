@@ -31,6 +31,7 @@ LOSS_PATHS = (
     "gpusonde_agent_connection_failures_total",
     "gpusonde_agent_throttled",
     "gpusonde_agent_job_source_failures_total",
+    "gpusonde_collector_job_alert_notifications_total",
     "gpusonde_agent_certificate_expiry_timestamp_seconds",
     "gpusonde_agent_config_last_reload_successful",
     "gpusonde_collector_taking_records",
@@ -85,7 +86,7 @@ def series(tmp_path_factory):
 
 
 def used(text):
-    return set(re.findall(r"\bgpusonde_(?:agent|collector)_\w+", text))
+    return set(re.findall(r"\bgpusonde_(?:agent|collector|job)_\w+", text))
 
 
 def alerts():
@@ -164,10 +165,10 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do():
     assert {name for name in sections if name.startswith("Gpusonde")} == set(alerts())
 
 
-def test_there_are_three_dashboards_with_names_of_their_own():
+def test_there_are_four_dashboards_with_names_of_their_own():
     documents = [json.loads(path.read_text()) for path in DASHBOARDS]
-    assert [path.stem for path in DASHBOARDS] == ["agent", "collector", "fleet"]
-    assert len({d["uid"] for d in documents} | {d["title"] for d in documents}) == 6
+    assert [path.stem for path in DASHBOARDS] == ["agent", "collector", "fleet", "jobs"]
+    assert len({d["uid"] for d in documents} | {d["title"] for d in documents}) == 8
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -196,7 +197,8 @@ def test_panels_have_ids_titles_places_and_a_chosen_source(path):
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_expression_of_a_dashboard_is_promql(path, tmp_path):
     filled = [
-        expression.replace("$__rate_interval", "5m").replace("$instance", "a|b") for expression in expressions(path)
+        expression.replace("$__rate_interval", "5m").replace("$instance", "a|b").replace("$job_id", "a|b")
+        for expression in expressions(path)
     ]
     rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(filled)]
     file = tmp_path / "rules.yml"

@@ -108,6 +108,8 @@ COMMANDS: Mapping[str, Command] = {
         "list a collector's agents, hosts and trainings of encoders, or send agents to another one", "commands.fleet"
     ),
     "runs": Command("list the runs that a collector has seen, newest first", "commands.epochs"),
+    "jobs": Command("say what jobs are doing, how far they are and when they will be done", "commands.jobs"),
+    "idle": Command("name the jobs whose GPUs may be taken away, and take them where told to", "commands.idle"),
     "epochs": Command("list the epochs of one run that a collector has seen", "commands.epochs"),
     "gpus": Command("list the GPUs of the catalogue, or one with the source of every figure", "commands.catalog"),
     "offers": Command("list the machines that can be rented, with their prices", "commands.catalog"),

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from gpusonde.catalog import load_gpus
+from gpusonde.collector.alerts import JobAlerts
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure
 from gpusonde.collector.ingest.agents import Agents
@@ -63,6 +64,7 @@ class CollectorParts:
         backpressure: Whether the collector falls behind.
         ingest: Takes the streams.
         pipeline: Tracks runs and epochs.
+        alerts: Tells what jobs want a person.
         predictor: Predicts epoch latencies.
         query: Answers questions about runs and samples.
         planning: The processes that plan.
@@ -83,6 +85,7 @@ class CollectorParts:
     backpressure: Backpressure
     ingest: IngestService
     pipeline: EpochPipeline
+    alerts: JobAlerts
     predictor: LatencyPredictor
     query: QueryService
     planning: PlanningProcesses
@@ -115,6 +118,7 @@ class CollectorParts:
         self.ingest.configure(config)
         self.access.configure(config)
         self.pipeline.configure(config.runs)
+        self.alerts.configure(config.alerts)
         self.planning.configure(config.planning, config.workers)
         self.workload.configure(config)
         self.config = config
@@ -173,6 +177,7 @@ def build_parts(
         backpressure=backpressure,
         ingest=IngestService(agents, intake, admission, backpressure, access.guard, config, counters=counters),
         pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
+        alerts=JobAlerts(store, executors["control"], config.alerts, time.time_ns),
         predictor=predictor,
         query=QueryService(store, predictor, executors["query"]),
         planning=planning,

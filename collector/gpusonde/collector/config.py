@@ -259,6 +259,43 @@ class RunsConfig:
         }
 
 
+def _check_address(value: str) -> None:
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("is no address; write http://host:port/path or https://...")
+    if "@" in value.partition("://")[2].partition("/")[0]:
+        raise ValueError("holds a user or password, which --print-config would show; let the receiver do without")
+
+
+@dataclass(frozen=True)
+class AlertsConfig:
+    """``[alerts]``: after how long a state of a job is told to a person."""
+
+    webhook: str = option(
+        "text",
+        "",
+        "address that alerts are sent to, in the format of Alertmanager's webhooks; empty: they are only kept",
+        check=_check_address,
+        live=True,
+    )
+    hung_after_s: float = option("duration", "30s", "time that a job is hung", least="1s", zero=True, live=True)
+    stalled_after_s: float = option("duration", "10m", "time that it is stalled", least="1s", zero=True, live=True)
+    slower_after_s: float = option("duration", "10m", "time that it is slower", least="1s", zero=True, live=True)
+    idle_after_s: float = option("duration", "30m", "time that it is idle", least="1s", zero=True, live=True)
+    clear_after_s: float = option(
+        "duration", "2m", "time in another state after which an alert is over", least="1s", live=True
+    )
+
+    @property
+    def after_s(self) -> dict[str, float]:
+        """State -> seconds; 0 for never."""
+        return {
+            "hung": self.hung_after_s,
+            "stalled": self.stalled_after_s,
+            "slower": self.slower_after_s,
+            "idle": self.idle_after_s,
+        }
+
+
 @dataclass(frozen=True)
 class PredictionConfig:
     """``[prediction]``: the model."""
@@ -355,6 +392,7 @@ class CollectorConfig(DaemonConfiguration):
     store: StoreConfig = field(default_factory=StoreConfig)
     clickhouse: ClickHouseConfig = field(default_factory=ClickHouseConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)

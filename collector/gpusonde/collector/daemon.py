@@ -19,7 +19,7 @@ import grpc.aio
 from gpusonde.collector.build import THREADS, CollectorParts, build_parts, make_store
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admin import AdminService
-from gpusonde.collector.metrics import CollectorMetrics, StoreFigures
+from gpusonde.collector.metrics import CollectorMetrics, JobMetrics, StoreFigures
 from gpusonde.collector.server import bind, build_server
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.remote import TrackerProcesses
@@ -209,11 +209,14 @@ class _Collector:
             ]
             if self._config.runs.track:
                 others.append(asyncio.ensure_future(parts.pipeline.run()))
+                others.append(asyncio.ensure_future(parts.alerts.run()))
             await server.start()
             await parts.health.set_ingest(True)
             await parts.health.set_query(True)
             background = [self._beat_for_commits(), self._measure_store_for_ever(), _release_memory_for_ever()]
-            supervising = asyncio.ensure_future(self._supervisor.run([self._make_metrics()], background))
+            supervising = asyncio.ensure_future(
+                self._supervisor.run([self._make_metrics(), JobMetrics(parts.alerts)], background)
+            )
             # It begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)
             announce(path, address)

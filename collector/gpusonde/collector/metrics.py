@@ -1,6 +1,7 @@
 """``CollectorCounters`` and ``CollectorMetrics``: what the parts count, and that as Prometheus metrics.
 
-Names, meanings and what to do about them: ``docs/collector.md``. No label holds an agent, a job, a user or a GPU.
+``JobMetrics`` has the series of jobs. Names, meanings and what to do about them: ``docs/collector.md``. No other label
+holds an agent, a job, a user or a GPU.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from gpusonde.collector.alerts import JobAlerts
 from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.collector.workload.errors import KINDS
 from gpusonde.collector.workload.training import TrainingCounters
 from gpusonde.collector.workload.training_queue import DONE, FAILED, QUEUED, RUNNING
+from gpusonde.common.v1.job_pb2 import Scheduler
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.query.v1 import query_pb2
 from gpusonde.service import metrics
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
@@ -296,3 +301,63 @@ class CollectorMetrics:
             "When the collector's certificate expires, as Unix time; absent without one.",
             self.certificate_expiry_unix_s(),
         )
+
+
+# Beyond it a fleet's jobs are those of its scheduler's own exporter to tell.
+MOST_JOBS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class JobMetrics:
+    """A collector for a ``CollectorRegistry``, of the jobs that go on: at most 1,000, and gone when they end.
+
+    Attributes:
+        alerts: Knows them, and what it has told of them.
+    """
+
+    alerts: JobAlerts
+
+    def collect(self) -> Iterable[Metric]:
+        """Read everything once."""
+        jobs = self.alerts.jobs[:MOST_JOBS]
+        state = GaugeMetricFamily("gpusonde_job_state", "1 for the state that a job is in.", labels=[*_JOB, "state"])
+        since = GaugeMetricFamily(
+            "gpusonde_job_state_start_timestamp_seconds", "Since when it is in that state, as Unix time.", labels=_JOB
+        )
+        gpus = GaugeMetricFamily("gpusonde_job_gpus", "GPUs of a job.", labels=_JOB)
+        goodput = GaugeMetricFamily(
+            "gpusonde_job_goodput_ratio", "Share of its GPUs' time in which a job made progress.", labels=_JOB
+        )
+        cycle = GaugeMetricFamily(
+            "gpusonde_job_cycle_seconds", "Period of the level that measures its progress.", labels=[*_JOB, "level"]
+        )
+        cycles = GaugeMetricFamily("gpusonde_job_cycles", "Whole cycles of that level so far.", labels=[*_JOB, "level"])
+        for job in jobs:
+            named = [job.job_id, Scheduler.Name(job.scheduler).removeprefix("SCHEDULER_").lower()]
+            state.add_metric([*named, _state_name(job)], 1)
+            since.add_metric(named, job.state_time.ToNanoseconds() / 1e9)
+            gpus.add_metric(named, len({(member.agent_id, member.gpu_uuid) for member in job.members}))
+            if job.HasField("goodput_ratio"):
+                goodput.add_metric(named, job.goodput_ratio)
+            if job.HasField("level"):
+                role = query_pb2.CycleRole.Name(job.level.role).removeprefix("CYCLE_ROLE_").lower()
+                cycle.add_metric([*named, role], job.level.period.ToNanoseconds() / 1e9)
+                cycles.add_metric([*named, role], job.level.count)
+        yield from (state, since, gpus, goodput, cycle, cycles)
+        counters = self.alerts.counters
+        left_out = len(self.alerts.jobs) - len(jobs)
+        yield metrics.gauge(f"{_PREFIX}_jobs_left_out", "Jobs that go on and have no series here.", left_out)
+        yield metrics.counters(f"{_PREFIX}_job_alerts", "Alerts about jobs, by rule.", "rule", counters.fired)
+        yield metrics.counters(
+            f"{_PREFIX}_job_alert_notifications",
+            "Notifications of the webhook by what became of them; a failed one is tried again.",
+            "result",
+            {"sent": counters.sent, "failed": counters.failed, "dropped": counters.dropped},
+        )
+
+
+_JOB = ("job_id", "scheduler")
+
+
+def _state_name(job: query_pb2.Job) -> str:
+    return query_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()

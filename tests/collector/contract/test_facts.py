@@ -229,7 +229,12 @@ def test_bindings_are_known_up_to_a_record(engine):
         assert store.facts.bindings("agent-2", "GPU-a") == []
         assert store.facts.job_bindings("agent-1", "job-1") == [("GPU-a", Position(spool, 3), one)]
         assert store.facts.job_bindings("agent-1", labels["it's"]) == store.facts.job_bindings("agent-2", "job-1") == []
+        assert [(agent, b.job_id, b.gpu_uuid) for agent, b in store.facts.open_bindings()] == [
+            ("agent-1", "job-2", "GPU-a")
+        ]
         store = engine.open()
+    store.samples.append([feed.incoming(binding(5, job="job-2", start=START_NS + 5, end=START_NS + 9))])
+    assert store.facts.open_bindings() == []
 
 
 def test_facts_beside_samples_are_kept_and_counted_once(engine):

@@ -7,10 +7,12 @@ import pytest
 from support.store_records import Feed
 
 from gpusonde.collector.storage.model import (
+    AlertRow,
     CycleRow,
     CycleTree,
     DeviationRow,
     EpochRow,
+    JobStateRow,
     Position,
     RunRow,
     RunUpdate,
@@ -106,6 +108,7 @@ def test_the_open_run_of_a_gpu_is_the_newest_that_is_not_over(engine):
     assert engine.results.open_run("agent-1", "GPU-a") == "run-2"
     assert engine.results.open_run("agent-1", "GPU-b") == "run-4"
     assert engine.results.open_run("agent-2", "GPU-a") == ""
+    assert [run.run_id for run in engine.results.runs(open_only=True, limit=10)] == ["run-4", "run-2", "run-1"]
     engine.results.save([RunUpdate(replace(rows[1], ended=True), None)], {})
     assert engine.results.open_run("agent-1", "GPU-a") == "run-1"
 
@@ -147,6 +150,33 @@ def test_the_tree_of_cycles_is_the_one_saved_last(engine):
         engine.open()
     engine.results.save([RunUpdate(run_row(), None, CycleTree())], {})
     assert engine.results.tree("run-1") == CycleTree()
+
+
+def test_states_of_a_job_stay_with_its_run_and_are_told_in_order_of_time(engine):
+    engine.open()
+    training = JobStateRow(100 * SECOND, "training", "epochs of 10.2 s", 0.9)
+    hung = JobStateRow(130 * SECOND, "hung", HOSTILE, 0.8)
+    engine.results.save([RunUpdate(run_row(), None, states=[hung])], {})
+    engine.results.save([RunUpdate(run_row(), None, states=[replace(training, confidence=0.5)])], {})
+    engine.results.save([RunUpdate(run_row(), None, states=[training]), RunUpdate(run_row("run-2"), None)], {})
+    for _ in range(2):
+        assert engine.results.states(["run-2", "run-1", HOSTILE]) == {"run-1": [training, hung]}
+        assert engine.results.states([]) == {}
+        engine.open()
+
+
+def test_alerts_are_kept_by_job_rule_and_start_and_told_newest_first(engine):
+    engine.open()
+    old = AlertRow(1, "job-1", "hung", 100 * SECOND, 0, HOSTILE, "agent-1")
+    new = AlertRow(1, "job-2", "idle", 200 * SECOND, 0, "no work", "agent-1")
+    engine.results.save_alerts([old, new])
+    engine.results.save_alerts([replace(old, end_unix_nano=150 * SECOND)])
+    for _ in range(2):
+        assert engine.results.alerts(limit=10) == [new, replace(old, end_unix_nano=150 * SECOND)]
+        assert engine.results.alerts(open_only=True, limit=10) == [new]
+        assert engine.results.alerts(job_id="job-1", open_only=True, limit=10) == []
+        assert engine.results.alerts(limit=1) == [new]
+        engine.open()
 
 
 def test_a_summary_is_that_of_an_epoch_until_its_bounds_move(engine):

@@ -19,6 +19,10 @@ from gpusonde.collector.client.results import (
     EpochInfo,
     GpuDeviation,
     HostDeviation,
+    JobAlert,
+    JobInfo,
+    JobMember,
+    JobSpan,
     Measurement,
     Prediction,
     PredictionSet,
@@ -107,6 +111,45 @@ class Client(ServiceClient):
                 request.page_token = response.next_page_token
                 if not response.next_page_token:
                     return _run_epochs(response, epochs)
+
+    def list_jobs(
+        self,
+        *,
+        job_id: str = "",
+        active_only: bool = False,
+        limit: int | None = None,
+        total_cycles: int | None = None,
+        total_role: str = "",
+    ) -> list[JobInfo]:
+        """Return jobs with what they do, newest first.
+
+        Args:
+            job_id: Only this one; empty means every one.
+            active_only: Only those of which a run goes on.
+            limit: At most so many; None means all.
+            total_cycles: How many cycles the job is to run for, for its progress and its end; only with ``job_id``.
+            total_role: Role of the level that they are counted in; empty means the one that measures the progress.
+
+        Raises:
+            CollectorError: More cycles are over than ``total_cycles``, or there is no answer.
+            ValueError: There is no such role.
+        """
+        jobs: list[JobInfo] = []
+        request = query_pb2.ListJobsRequest(
+            job_id=job_id,
+            active_only=active_only,
+            total_cycles=total_cycles,
+            total_role=f"CYCLE_ROLE_{total_role.upper()}" if total_role else None,
+        )
+        while limit is None or len(jobs) < limit:
+            request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(jobs))
+            with self._errors():
+                response = self._stub.ListJobs(request, timeout=self._timeout_s, metadata=self._metadata)
+                jobs += [_job(job) for job in response.jobs]
+            request.page_token = response.next_page_token
+            if not response.next_page_token:
+                break
+        return jobs
 
     def predict_run(self, run_id: str, targets: Sequence[str] = ()) -> PredictionSet:
         """Predict the epoch latency of a stored run on other GPUs.
@@ -217,6 +260,46 @@ def _run(run: query_pb2.Run) -> RunInfo:
         period_high_s=_seconds(run, "epoch_period_upper"),
         confidence=run.confidence,
         replayed=run.replayed,
+    )
+
+
+def _job(job: query_pb2.Job) -> JobInfo:
+    return JobInfo(
+        job_id=job.job_id,
+        scheduler=enum_text(job, "scheduler") or "",
+        active=job.active,
+        start_unix_nano=job.start_time.ToNanoseconds(),
+        end_unix_nano=job.end_time.ToNanoseconds(),
+        members=tuple(
+            JobMember(m.run_id, m.agent_id, m.host_name, m.gpu_uuid, m.product_name, m.active) for m in job.members
+        ),
+        state=enum_text(job, "state") or "unknown",
+        state_unix_nano=job.state_time.ToNanoseconds(),
+        reason=job.reason,
+        confidence=job.confidence,
+        history=tuple(
+            JobSpan(
+                enum_text(span, "state") or "unknown",
+                span.start_time.ToNanoseconds(),
+                span.end_time.ToNanoseconds(),
+            )
+            for span in job.history
+        ),
+        level=_cycle(job.level) if job.HasField("level") else None,
+        progress_ratio=job.progress_ratio if job.HasField("progress_ratio") else math.nan,
+        estimate=_estimate(job.estimate) if job.HasField("estimate") else None,
+        estimate_reason=job.estimate_reason,
+        goodput_ratio=job.goodput_ratio if job.HasField("goodput_ratio") else math.nan,
+        deviations=tuple(GpuDeviation(each.gpu_uuid, each.kind, each.amount) for each in job.deviations),
+        alerts=tuple(
+            JobAlert(
+                enum_text(alert, "state") or "unknown",
+                alert.start_time.ToNanoseconds(),
+                alert.end_time.ToNanoseconds() if alert.HasField("end_time") else 0,
+                alert.reason,
+            )
+            for alert in job.alerts
+        ),
     )
 
 

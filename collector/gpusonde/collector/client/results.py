@@ -253,6 +253,96 @@ class RunEpochs:
 
 
 @dataclass(frozen=True)
+class JobMember:
+    """A run of a job, see ``RunInfo``, or a GPU that has not worked for it yet, whose ``run_id`` is empty."""
+
+    run_id: str
+    agent_id: str
+    host_name: str
+    gpu_uuid: str
+    product_name: str
+    active: bool
+
+
+@dataclass(frozen=True)
+class JobSpan:
+    """A stretch of time that a job was in a state.
+
+    Attributes:
+        state: As in ``JobInfo``.
+        start_unix_nano: Its start.
+        end_unix_nano: Its end.
+    """
+
+    state: str
+    start_unix_nano: int
+    end_unix_nano: int
+
+
+@dataclass(frozen=True)
+class JobAlert:
+    """A state that a job was in for too long.
+
+    Attributes:
+        state: As in ``JobInfo``.
+        start_unix_nano: Since when.
+        end_unix_nano: When it was over; 0 while it is not.
+        reason: What it rests on.
+    """
+
+    state: str
+    start_unix_nano: int
+    end_unix_nano: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """What a user started: its runs on all GPUs and hosts.
+
+    Attributes:
+        job_id: The scheduler's; of a run that none is known of, its run id.
+        scheduler: As in ``RunInfo``.
+        active: Whether a run of it goes on.
+        start_unix_nano: First activity.
+        end_unix_nano: Latest tick while it is active, last activity when it is over.
+        members: Its runs, in order of their start.
+        state: ``starting``, ``training``, ``evaluating``, ``checkpointing``, ``stalled``, ``hung``, ``serving``,
+            ``idle``, ``slower``, ``ended`` or ``unknown``.
+        state_unix_nano: Since when.
+        reason: What that rests on.
+        confidence: Probability, 0..1, that the state is right.
+        history: The states before, oldest first.
+        level: The level of its cycles that measures the progress; None while none is confirmed.
+        progress_ratio: Share of the total that is done, 0..1; NaN where the total is not known.
+        estimate: When it will be done; None where that is not known.
+        estimate_reason: Why not, where the total was given.
+        goodput_ratio: Share of its GPUs' time in which it made progress, 0..1; NaN where no state is known.
+        deviations: GPUs of the job that do otherwise than the others.
+        alerts: The latest ones, newest first, where one job was asked for.
+    """
+
+    job_id: str
+    scheduler: str
+    active: bool
+    start_unix_nano: int
+    end_unix_nano: int
+    members: tuple[JobMember, ...]
+    state: str
+    state_unix_nano: int
+    reason: str
+    confidence: float
+    history: tuple[JobSpan, ...]
+    level: CycleInfo | None
+    progress_ratio: float
+    estimate: RunEndEstimate | None
+    estimate_reason: str
+    goodput_ratio: float
+    deviations: tuple[GpuDeviation, ...]
+    alerts: tuple[JobAlert, ...] = ()
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Epoch latency on one target GPU.
 

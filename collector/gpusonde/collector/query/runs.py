@@ -12,11 +12,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.query.job_tree import JobTree, TreePart
 from gpusonde.collector.query.paging import from_token, page_size, to_token
-from gpusonde.collector.storage.model import CycleRow, EpochRow, GpuRow, RunRow, SummaryRow
+from gpusonde.collector.storage.model import CycleRow, CycleTree, EpochRow, GpuRow, RunRow, SummaryRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import job_of
 from gpusonde.common.v1 import gpu_pb2, job_pb2
-from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, duration_trend, estimate_end
+from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, EndEstimate, duration_trend, estimate_end
 from gpusonde.errors import RequestError, TotalEpochsError
 from gpusonde.query.v1 import query_pb2
 
@@ -193,17 +193,15 @@ def _add_tree(
     response: query_pb2.ListEpochsResponse, results: ResultStore, run: RunRow, *, include_provisional: bool
 ) -> None:
     """Add the tree of cycles of a run's job on all hosts, and who does otherwise there."""
-    job = JobTree.of(_parts(results, run))
+    job = JobTree.of(tree_parts(results, run))
     tree = job.tree if include_provisional else job.listed()
     response.tree_agent_id = job.agent_id
     response.run_state, response.run_state_confidence = tree.run_state, tree.run_state_confidence
-    response.cycles.extend(_cycle(cycle) for cycle in tree.cycles)
+    response.cycles.extend(cycle_message(cycle) for cycle in tree.cycles)
     response.provisional_cycles = sum(not cycle.confirmed for cycle in job.tree.cycles)
     if tree.level is not None:
         response.level = tree.level
-    response.deviations.extend(
-        query_pb2.GpuDeviation(gpu_uuid=each.gpu_uuid, kind=each.kind, amount=each.amount) for each in tree.deviations
-    )
+    response.deviations.extend(deviation_messages(tree))
     response.host_deviations.extend(
         query_pb2.HostDeviation(agent_id=each.agent_id, kind=each.kind, amount=each.amount)
         for each in job.host_deviations
@@ -211,7 +209,14 @@ def _add_tree(
     response.disagreeing_agents.extend(each.agent_id for each in job.host_deviations if each.kind == "period")
 
 
-def _parts(results: ResultStore, run: RunRow) -> list[TreePart]:
+def deviation_messages(tree: CycleTree) -> list[query_pb2.GpuDeviation]:
+    """Return what GPUs of a job do otherwise than the others, as messages."""
+    return [
+        query_pb2.GpuDeviation(gpu_uuid=each.gpu_uuid, kind=each.kind, amount=each.amount) for each in tree.deviations
+    ]
+
+
+def tree_parts(results: ResultStore, run: RunRow) -> list[TreePart]:
     """Return what each agent has of the job of a run while it went on: the run that began first, and its tree."""
     own, parts = results.tree(run.run_id), {run.agent_id: run}
     if job_of(run) is not None:
@@ -230,7 +235,8 @@ def _parts(results: ResultStore, run: RunRow) -> list[TreePart]:
     return list(found.values())
 
 
-def _cycle(cycle: CycleRow) -> query_pb2.Cycle:
+def cycle_message(cycle: CycleRow) -> query_pb2.Cycle:
+    """Return a level of a tree as a message."""
     return query_pb2.Cycle(
         period=duration(cycle.period_s),
         period_lower=duration(cycle.period_low_s),
@@ -319,19 +325,32 @@ def _estimate(
             "INVALID_ARGUMENT",
             f"field 'total_epochs': {error}; give the number with which the job was started, or leave it out",
         ) from None
-    if origin / 1e9 + estimate.end_high_s > _LATEST_UNIX_S:
+    response.estimate.CopyFrom(end_estimate(estimate, origin, "total_epochs"))
+
+
+def end_estimate(estimate: EndEstimate, origin_unix_nano: int, field: str) -> query_pb2.EndEstimate:
+    """Return an estimate as a message.
+
+    Args:
+        estimate: On a time axis that begins at ``origin_unix_nano``.
+        origin_unix_nano: Where that is.
+        field: Of the request, that says of how many cycles it is.
+
+    Raises:
+        RequestError: It is later than a time can be told (``INVALID_ARGUMENT``).
+    """
+    if origin_unix_nano / 1e9 + estimate.end_high_s > _LATEST_UNIX_S:
+        left = estimate.epochs_left
         raise RequestError(
             "INVALID_ARGUMENT",
-            f"field 'total_epochs': {total_epochs} epochs as long as these end after the year 9999; give the number"
-            " with which the job was started, or leave it out",
+            f"field {field!r}: {left} more as long as these end after the year 9999; give the number with which the job"
+            " was started, or leave it out",
         )
-    response.estimate.CopyFrom(
-        query_pb2.EndEstimate(
-            epochs_done=estimate.epochs_done,
-            epochs_left=estimate.epochs_left,
-            end_time=timestamp(origin + round(estimate.end_s * 1e9)),
-            end_time_lower=timestamp(origin + round(estimate.end_low_s * 1e9)),
-            end_time_upper=timestamp(origin + round(estimate.end_high_s * 1e9)),
-            interval_coverage=COVERAGE,
-        )
+    return query_pb2.EndEstimate(
+        epochs_done=estimate.epochs_done,
+        epochs_left=estimate.epochs_left,
+        end_time=timestamp(origin_unix_nano + round(estimate.end_s * 1e9)),
+        end_time_lower=timestamp(origin_unix_nano + round(estimate.end_low_s * 1e9)),
+        end_time_upper=timestamp(origin_unix_nano + round(estimate.end_high_s * 1e9)),
+        interval_coverage=COVERAGE,
     )

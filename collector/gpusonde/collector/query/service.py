@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from gpusonde.collector.query.jobs import list_jobs
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import stream_samples
@@ -50,6 +51,12 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
     ) -> query_pb2.ListEpochsResponse:
         """Return the epochs of a run."""
         return await self._answer(context, lambda: list_epochs(self._store.results, request))
+
+    async def ListJobs(  # noqa: N802
+        self, request: query_pb2.ListJobsRequest, context: Context
+    ) -> query_pb2.ListJobsResponse:
+        """Return jobs with what they do, newest first."""
+        return await self._answer(context, lambda: list_jobs(self._store, request))
 
     async def PredictEpochLatency(  # noqa: N802
         self, request: query_pb2.PredictEpochLatencyRequest, context: Context

@@ -312,12 +312,53 @@ class CycleTree:
 
 
 @dataclass(frozen=True)
+class JobStateRow:
+    """From when on a run's job is in a state; see ``gpusonde.epoch_detect.progress.JobState``.
+
+    Attributes:
+        start_unix_nano: Since when; until the next one begins, or the run ends.
+        state: Which; empty where none begins at that time any more.
+        reason: What it rests on, for a human reader.
+        confidence: 0..1.
+    """
+
+    start_unix_nano: int
+    state: str
+    reason: str
+    confidence: float
+
+
+@dataclass(frozen=True)
+class AlertRow:
+    """An alert about a job.
+
+    Attributes:
+        scheduler: A ``gpusonde.common.v1.Scheduler``; of a run that none is known of, unspecified.
+        job_id: The job.
+        rule: The state that it was in for too long.
+        start_unix_nano: Since when.
+        end_unix_nano: When it was over; 0 while it is not.
+        reason: What it rests on, for a human reader.
+        agent_id: Of the job's first run: who follows that agent raises the alert and ends it.
+    """
+
+    scheduler: int
+    job_id: str
+    rule: str
+    start_unix_nano: int
+    end_unix_nano: int
+    reason: str
+    agent_id: str
+
+
+@dataclass(frozen=True)
 class RunUpdate:
-    """A run and, where they changed, all its epochs and the tree of cycles."""
+    """A run and, where they changed, all its epochs and the tree of cycles, and states that are new or have changed."""
 
     run: RunRow
     epochs: Sequence[EpochRow] | None
     tree: CycleTree | None = None
+    states: Sequence[JobStateRow] = ()
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from typing import Any, Protocol
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import (
     AgentRow,
+    AlertRow,
     CycleTree,
     EpochRow,
     GpuRow,
+    JobStateRow,
     LossRow,
     PendingRecord,
     Position,
@@ -107,6 +109,9 @@ class FactStore(Protocol):
 
     def job_bindings(self, agent_id: str, job_id: str) -> list[tuple[str, Position, Binding]]:
         """Return the bindings of an agent's GPUs to a job, with the GPU, in order of arrival."""
+
+    def open_bindings(self) -> list[tuple[str, Binding]]:
+        """Return the job bindings that have not ended, with their agents, in order of their start."""
 
     def events(self, gpu_uuid: str) -> list[GpuEvent]:
         """Return a GPU's events in order of time."""
@@ -274,13 +279,20 @@ class ResultStore(Protocol):
         """Return the newest run of a GPU that goes on, or nothing."""
 
     def runs(
-        self, *, gpu_uuid: str = "", job_id: str = "", before: tuple[int, str] | None = None, limit: int
+        self,
+        *,
+        gpu_uuid: str = "",
+        job_id: str = "",
+        open_only: bool = False,
+        before: tuple[int, str] | None = None,
+        limit: int,
     ) -> list[RunRow]:
         """Return runs, newest first.
 
         Args:
             gpu_uuid: Only of this GPU; empty means every one.
             job_id: Only of this job; empty means every one.
+            open_only: Only those that go on.
             before: Only those behind this (start, run id) in the order.
             limit: At most so many.
         """
@@ -290,6 +302,21 @@ class ResultStore(Protocol):
 
     def tree(self, run_id: str) -> CycleTree:
         """Return the tree of cycles of a run's job; an empty one where none is known."""
+
+    def states(self, run_ids: Collection[str]) -> dict[str, list[JobStateRow]]:
+        """Return the states of runs' jobs by run, in order of time; runs that have none are left out."""
+
+    def save_alerts(self, alerts: Sequence[AlertRow]) -> None:
+        """Keep alerts; one of the same job, rule and start takes the place of the one before."""
+
+    def alerts(self, *, job_id: str = "", open_only: bool = False, limit: int) -> list[AlertRow]:
+        """Return alerts, newest first.
+
+        Args:
+            job_id: Only of jobs of this name; empty means every one.
+            open_only: Only those that are not over.
+            limit: At most so many.
+        """
 
     def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
         """Store what epochs add up to, for those whose bounds are still the same."""

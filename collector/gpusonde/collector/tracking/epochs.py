@@ -201,6 +201,11 @@ class RunEpochTracker:
         """The latest analysis."""
         return self._tracker.detection if self._tracker else None
 
+    @property
+    def origin_unix_nano(self) -> int:
+        """Time 0 of its time axis; 0 before the first tick."""
+        return self._origin or 0
+
     def name_deviations(self, deviations: Sequence[DeviationRow]) -> None:
         """Take the GPUs of the run's job that do otherwise than the others."""
         if tuple(deviations) != self._deviations:

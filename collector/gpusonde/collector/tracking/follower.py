@@ -21,6 +21,7 @@ from gpusonde.collector.tracking.runs import (
     RunTracker,
     has_activity,
 )
+from gpusonde.epoch_detect import EpochDetection
 
 # Lengths of the run after which the GPUs of its job are compared again, and the least time.
 _COMPARE_GROWTH = 3.0
@@ -67,6 +68,9 @@ class GpuFollower:
         self._jobs = jobs
         self._policy = config.policy
         self._run_id = ""
+        # What names the run's job to ``JobStates``: of a run without one, the run itself.
+        self._state_key: tuple[str, ...] = ()
+        self._noted: EpochDetection | None = None
         self._epochs: RunEpochTracker | None = None
         self._job: JobRun | None = None
         # Whether ticks of the run went to the tracker of another one.
@@ -102,6 +106,8 @@ class GpuFollower:
         )
         if run := self._runs.run:
             self._note_job(run)
+            if state and state.job_state:
+                self._restore_job(state.job_state)
 
     @property
     def resume(self) -> Resume:
@@ -124,12 +130,14 @@ class GpuFollower:
         runs, epochs = self._runs.state(), self._epochs.state() if self._epochs else None
         if runs is None or (epochs is None and not self._was_led):
             return None
-        return FollowerState(self._agent_id, self._gpu_uuid, self._policy, self._reached, runs, epochs)
+        job_state = self._jobs.states.state(self._state_key) if epochs else ""
+        return FollowerState(self._agent_id, self._gpu_uuid, self._policy, self._reached, runs, epochs, job_state)
 
     @property
     def has_changes(self) -> bool:
-        """Whether the open run's epochs have changed since they were last asked for."""
-        return self._is_news(self._known())
+        """Whether the open run's epochs, or what its job does, have changed since they were last asked for."""
+        states = self._epochs is not None and self._jobs.states.has_news(self._state_key)
+        return states or self._is_news(self._known())
 
     def advance(self, stop: Callable[[], bool] = lambda: False, *, exhaustive: bool = True) -> Iterator[RunUpdate]:
         """Track everything that has arrived, or until ``stop()``, and yield the runs that ended.
@@ -163,6 +171,14 @@ class GpuFollower:
             if stop():
                 return
 
+    def settle(self) -> None:
+        """Find out what the run's job does, once all of its GPUs have been read."""
+        self._jobs.states.settle(self._state_key)
+        found = self._epochs.detection if self._epochs else None
+        if self._epochs and found is not None and found is not self._noted:
+            self._jobs.states.note_detection(self._state_key, found, self._epochs.origin_unix_nano)
+        self._noted = found
+
     def drain(self) -> None:
         """Take what the ticks so far have led to meanwhile.
 
@@ -189,6 +205,7 @@ class GpuFollower:
         """Let no other run wait for this one: nobody follows it here any more."""
         if self._job:
             self._job.row = replace(self._job.row, ended=True)
+        self._jobs.states.end(self._state_key, self._gpu_uuid, leads=False)
 
     def _apply(self, events: Sequence[RunEvent], *, exhaustive: bool = True) -> list[RunUpdate]:
         ended: list[RunUpdate] = []
@@ -207,13 +224,24 @@ class GpuFollower:
     def _note_job(self, run: RunRow) -> None:
         """Note the run's job, which may become known while it goes on."""
         key = job_of(run)
+        names: tuple[str, ...] = (run.run_id,) if key is None else (key.agent_id, str(key.scheduler), key.job_id)
+        if names != self._state_key:
+            self._jobs.states.end(self._state_key, self._gpu_uuid, leads=False)
+            self._state_key = names
         if key != (job_of(self._job.row) if self._job else None):
             self._job = self._jobs.enter(key, run, self._runs.last_active) if key else None
             if self._job:
                 self._job.epochs = self._epochs
 
+    def _restore_job(self, state: str) -> None:
+        try:
+            self._jobs.states.restore(self._state_key, state)
+        except ValueError as error:
+            raise UnusableStateError(f"what its job did cannot be read: {error}") from error
+
     def _track(self, samples: Samples, *, exhaustive: bool) -> None:
         """Take ticks of the run."""
+        self._jobs.states.take(self._state_key, self._gpu_uuid, samples)
         job = self._job
         if job:
             job.row = self._runs.run or job.row
@@ -245,6 +273,7 @@ class GpuFollower:
 
     def _note_activity(self, entry: ActivityEntry) -> None:
         """Give the tracker what the job's processes did, behind the ticks that arrived before it."""
+        self._jobs.states.note_activity(self._state_key, entry.activity)
         if self._epochs:
             self._take_held()
             self._epochs.note_activity(entry.activity)
@@ -281,6 +310,8 @@ class GpuFollower:
         known = self._epochs or (self._jobs.leader(job).epochs if job else None) or self._told[0]
         rows = [run, *(other.row for other in others)]
         updates = [RunUpdate(run, None)] if known is None else [known.row(row, whole=True) for row in rows]
+        states = self._jobs.states.end(self._state_key, self._gpu_uuid, leads=self._epochs is not None)
+        updates[0] = replace(updates[0], states=states)
         self._epochs, self._was_led, self._restored = None, False, False
         self._told = (None, 0)
         return updates
@@ -314,7 +345,8 @@ class GpuFollower:
             return RunUpdate(run, None)
         whole = self._is_news(known)
         self._told = (known, known.version)
-        return known.row(run, whole=whole)
+        update = known.row(run, whole=whole)
+        return replace(update, states=self._jobs.states.news(self._state_key)) if self._epochs else update
 
 
 FollowerFactory = Callable[[str, str, Resume, FollowerState | None], GpuFollower]

@@ -21,6 +21,7 @@ from gpusonde.collector.storage.model import CycleTree, DeviationRow, EpochRow, 
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
+from gpusonde.collector.tracking.states import JobStates
 from gpusonde.common.v1 import job_pb2
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.epoch_detect.cycles.analysis import compare_devices
@@ -147,6 +148,7 @@ class Jobs:
     ) -> None:
         self.make_tracker = make_tracker
         self.restore_tracker = restore_tracker
+        self.states = JobStates()
         self._store = store
         self._runs: OrderedDict[JobKey, dict[str, JobRun]] = OrderedDict()
         # Of each job the run that began first: while it goes on, it leads all others.

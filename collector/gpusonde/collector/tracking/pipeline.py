@@ -161,6 +161,8 @@ class EpochPipeline:
             self._drain()
             if self._clock() - self._saved_at >= _SAVE_INTERVAL_S:
                 self._save()
+        for key in sorted(notified & self._followers.keys()):
+            self._attempt(key, self._settle)
         self._note_round(self._clock() - began_at)
         self._end_silent_runs()
         if self._pending or self._clock() - self._saved_at >= _SAVE_INTERVAL_S:
@@ -255,6 +257,12 @@ class EpochPipeline:
         self._states.notify(key)
         for update in follower.advance(self._is_late, exhaustive=not self._is_behind):
             self._pending.append(update)
+        self._note_changes(key, follower)
+
+    def _settle(self, key: _Key) -> None:
+        # All GPUs of a job have been read by now.
+        follower = self._followers[key]
+        follower.settle()
         self._note_changes(key, follower)
 
     def _drain_follower(self, key: _Key) -> None:

@@ -206,6 +206,7 @@ class FollowerState:
         reached: Everything up to this record is in the state.
         runs: State of the run tracker.
         epochs: State of the run's epochs; None while another run of its job leads it.
+        job_state: What the run's job does, where it leads it; see ``JobStates``.
     """
 
     agent_id: str
@@ -214,6 +215,7 @@ class FollowerState:
     reached: Position
     runs: RunTrackerState
     epochs: EpochsState | None
+    job_state: str = ""
 
     @property
     def run_id(self) -> str:
@@ -230,6 +232,7 @@ class FollowerState:
                 "policy": dict(self.policy),
                 "reached": self.reached,
                 "runs": self.runs.to_json(),
+                "job_state": self.job_state,
                 **(_epochs_fields(epochs) if epochs else {}),
             }
         ).encode()
@@ -260,6 +263,8 @@ class FollowerState:
             position(fields["reached"]),
             RunTrackerState.from_json(fields["runs"]),
             _epochs_state(fields, tracker) if "metrics" in fields else None,
+            # Releases before did not write it.
+            text(fields.get("job_state", "")),
         )
 
 

@@ -40,6 +40,21 @@ class EpochStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EPOCH_STATUS_WITHDRAWN: _ClassVar[EpochStatus]
     EPOCH_STATUS_OTHER_LEVEL: _ClassVar[EpochStatus]
 
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_UNKNOWN: _ClassVar[JobState]
+    JOB_STATE_STARTING: _ClassVar[JobState]
+    JOB_STATE_TRAINING: _ClassVar[JobState]
+    JOB_STATE_EVALUATING: _ClassVar[JobState]
+    JOB_STATE_CHECKPOINTING: _ClassVar[JobState]
+    JOB_STATE_STALLED: _ClassVar[JobState]
+    JOB_STATE_HUNG: _ClassVar[JobState]
+    JOB_STATE_SERVING: _ClassVar[JobState]
+    JOB_STATE_IDLE: _ClassVar[JobState]
+    JOB_STATE_SLOWER: _ClassVar[JobState]
+    JOB_STATE_ENDED: _ClassVar[JobState]
+
 class PredictionStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PREDICTION_STATUS_UNSPECIFIED: _ClassVar[PredictionStatus]
@@ -66,6 +81,18 @@ EPOCH_STATUS_PROVISIONAL: EpochStatus
 EPOCH_STATUS_CONFIRMED: EpochStatus
 EPOCH_STATUS_WITHDRAWN: EpochStatus
 EPOCH_STATUS_OTHER_LEVEL: EpochStatus
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_UNKNOWN: JobState
+JOB_STATE_STARTING: JobState
+JOB_STATE_TRAINING: JobState
+JOB_STATE_EVALUATING: JobState
+JOB_STATE_CHECKPOINTING: JobState
+JOB_STATE_STALLED: JobState
+JOB_STATE_HUNG: JobState
+JOB_STATE_SERVING: JobState
+JOB_STATE_IDLE: JobState
+JOB_STATE_SLOWER: JobState
+JOB_STATE_ENDED: JobState
 PREDICTION_STATUS_UNSPECIFIED: PredictionStatus
 PREDICTION_STATUS_OK: PredictionStatus
 PREDICTION_STATUS_EXTRAPOLATED: PredictionStatus
@@ -317,6 +344,108 @@ class EndEstimate(_message.Message):
     end_time_upper: _timestamp_pb2.Timestamp
     interval_coverage: float
     def __init__(self, epochs_done: _Optional[int] = ..., epochs_left: _Optional[int] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_lower: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_upper: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., interval_coverage: _Optional[float] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_CYCLES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ROLE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    active_only: bool
+    page_size: int
+    page_token: str
+    total_cycles: int
+    total_role: CycleRole
+    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ...) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs", "next_page_token")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    next_page_token: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("job_id", "scheduler", "active", "start_time", "end_time", "members", "state", "state_time", "reason", "confidence", "history", "level", "progress_ratio", "estimate", "estimate_reason", "goodput_ratio", "deviations", "alerts")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_RATIO_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_REASON_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
+    ALERTS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    scheduler: _job_pb2.Scheduler
+    active: bool
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    members: _containers.RepeatedCompositeFieldContainer[JobMember]
+    state: JobState
+    state_time: _timestamp_pb2.Timestamp
+    reason: str
+    confidence: float
+    history: _containers.RepeatedCompositeFieldContainer[JobStateSpan]
+    level: Cycle
+    progress_ratio: float
+    estimate: EndEstimate
+    estimate_reason: str
+    goodput_ratio: float
+    deviations: _containers.RepeatedCompositeFieldContainer[GpuDeviation]
+    alerts: _containers.RepeatedCompositeFieldContainer[JobAlert]
+    def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ...) -> None: ...
+
+class JobAlert(_message.Message):
+    __slots__ = ("state", "start_time", "end_time", "reason")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    state: JobState
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    reason: str
+    def __init__(self, state: _Optional[_Union[JobState, str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class JobMember(_message.Message):
+    __slots__ = ("run_id", "agent_id", "host_name", "gpu_uuid", "product_name", "active")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_NAME_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    agent_id: str
+    host_name: str
+    gpu_uuid: str
+    product_name: str
+    active: bool
+    def __init__(self, run_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., host_name: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., product_name: _Optional[str] = ..., active: bool = ...) -> None: ...
+
+class JobStateSpan(_message.Message):
+    __slots__ = ("state", "start_time", "end_time")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    state: JobState
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    def __init__(self, state: _Optional[_Union[JobState, str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class PredictEpochLatencyRequest(_message.Message):
     __slots__ = ("run_id", "measurement", "target_gpu_models")

@@ -45,6 +45,11 @@ class QueryServiceStub(object):
                 request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListEpochsRequest.SerializeToString,
                 response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListEpochsResponse.FromString,
                 _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/gpusonde.query.v1.QueryService/ListJobs',
+                request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsResponse.FromString,
+                _registered_method=True)
         self.PredictEpochLatency = channel.unary_unary(
                 '/gpusonde.query.v1.QueryService/PredictEpochLatency',
                 request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.PredictEpochLatencyRequest.SerializeToString,
@@ -68,6 +73,12 @@ class QueryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEpochs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListJobs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +108,11 @@ def add_QueryServiceServicer_to_server(servicer, server):
                     servicer.ListEpochs,
                     request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListEpochsRequest.FromString,
                     response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListEpochsResponse.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsRequest.FromString,
+                    response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsResponse.SerializeToString,
             ),
             'PredictEpochLatency': grpc.unary_unary_rpc_method_handler(
                     servicer.PredictEpochLatency,
@@ -164,6 +180,33 @@ class QueryService(object):
             '/gpusonde.query.v1.QueryService/ListEpochs',
             gpusonde_dot_query_dot_v1_dot_query__pb2.ListEpochsRequest.SerializeToString,
             gpusonde_dot_query_dot_v1_dot_query__pb2.ListEpochsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpusonde.query.v1.QueryService/ListJobs',
+            gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsRequest.SerializeToString,
+            gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -400,6 +400,20 @@ class ClickHouseFacts:
             for spool, sequence, _, gpu, scheduler, start, end, labels in rows
         ]
 
+    def open_bindings(self) -> list[tuple[str, Binding]]:
+        """Return the job bindings that have not ended, with their agents, in order of their start."""
+        rows = self._sql.rows(
+            "SELECT agent_id, gpu_uuid, job_id, scheduler, start_unix_nano,"
+            " argMax(labels, (spool, sequence, item)) AS said FROM job_bindings"
+            " JOIN (SELECT DISTINCT spool, agent_id FROM spools) AS numbered USING (spool)"
+            " GROUP BY agent_id, gpu_uuid, job_id, scheduler, start_unix_nano"
+            " HAVING argMax(end_unix_nano, (spool, sequence, item)) = 0 ORDER BY start_unix_nano, agent_id, gpu_uuid"
+        )
+        return [
+            (agent_id, Binding(gpu, job_id, scheduler, start, 0, json.loads(labels)))
+            for agent_id, gpu, job_id, scheduler, start, labels in rows
+        ]
+
     def source_ends(self, agent_id: str, gpu_uuid: str) -> list[Position]:
         """Return where an agent said that a GPU's source has ended."""
         rows = self._sql.rows(

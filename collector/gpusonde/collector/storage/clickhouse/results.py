@@ -9,10 +9,20 @@ from dataclasses import dataclass, fields
 from gpusonde.collector.storage.clickhouse.facts import TERM_SHIFT, Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, fact_table
 from gpusonde.collector.storage.local.results import summary_row, summary_text, tree_row, tree_text
-from gpusonde.collector.storage.model import CycleTree, EpochRow, Position, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.model import (
+    AlertRow,
+    CycleTree,
+    EpochRow,
+    JobStateRow,
+    Position,
+    RunRow,
+    RunUpdate,
+    SummaryRow,
+)
 from gpusonde.errors import StoreError
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
+_ALERT_COLUMNS = ", ".join(field.name for field in fields(AlertRow))
 _EPOCH_COLUMNS = "epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision"
 _EPOCH_KEY = "epoch_index, start_unix_nano, end_unix_nano"
 # Runs whose written epochs are remembered; a collector follows so many GPUs at most.
@@ -92,6 +102,13 @@ class ClickHouseResults:
         ]
         if trees:
             self._sql.insert("trees", fact_table(trees))
+        states = [
+            {"run_id": u.run.run_id, **vars(state), "version": self._ownership.version(u.run.agent_id)}
+            for u in updates
+            for state in u.states
+        ]
+        if states:
+            self._sql.insert("job_states", fact_table(states))
         # The last state of a run counts, as does its version.
         runs = [{**vars(u.run), "version": self._ownership.version(u.run.agent_id)} for u in updates]
         if runs:
@@ -185,10 +202,16 @@ class ClickHouseResults:
         return rows[0][0] if rows else ""
 
     def runs(
-        self, *, gpu_uuid: str = "", job_id: str = "", before: tuple[int, str] | None = None, limit: int
+        self,
+        *,
+        gpu_uuid: str = "",
+        job_id: str = "",
+        open_only: bool = False,
+        before: tuple[int, str] | None = None,
+        limit: int,
     ) -> list[RunRow]:
         """Return runs, newest first; see ``ResultStore``."""
-        conditions = ["1"]
+        conditions = ["NOT ended" if open_only else "1"]
         values: dict[str, int | str] = {"limit": limit}
         for column, value in (("gpu_uuid", gpu_uuid), ("job_id", job_id)):
             if value:
@@ -217,6 +240,38 @@ class ClickHouseResults:
         """Return the tree of cycles of a run's job; an empty one where none is known."""
         rows = self._sql.rows("SELECT tree FROM trees FINAL WHERE run_id = {run:String}", {"run": run_id})
         return tree_row(rows[0][0]) if rows else CycleTree()
+
+    def states(self, run_ids: Collection[str]) -> dict[str, list[JobStateRow]]:
+        """Return the states of runs' jobs by run, in order of time; runs that have none are left out."""
+        found: dict[str, list[JobStateRow]] = {}
+        rows = self._sql.rows(
+            "SELECT run_id, start_unix_nano, state, reason, confidence FROM job_states FINAL"
+            " WHERE run_id IN {runs:Array(String)} ORDER BY run_id, start_unix_nano",
+            {"runs": sorted(run_ids)},
+        )
+        for run_id, *row in rows:
+            found.setdefault(run_id, []).append(JobStateRow(*row))
+        return found
+
+    def save_alerts(self, alerts: Sequence[AlertRow]) -> None:
+        """Keep alerts; one of the same job, rule and start takes the place of the one before."""
+        rows = [{**vars(alert), "version": self._ownership.version(alert.agent_id)} for alert in alerts]
+        if rows:
+            self._sql.insert("job_alerts", fact_table(rows))
+
+    def alerts(self, *, job_id: str = "", open_only: bool = False, limit: int) -> list[AlertRow]:
+        """Return alerts, newest first; see ``ResultStore``."""
+        conditions = [
+            "1",
+            *(["job_id = {job:String}"] if job_id else []),
+            *(["end_unix_nano = 0"] if open_only else []),
+        ]
+        rows = self._sql.rows(
+            f"SELECT {_ALERT_COLUMNS} FROM job_alerts FINAL WHERE {' AND '.join(conditions)}"  # noqa: S608 - own text
+            " ORDER BY start_unix_nano DESC, job_id, rule LIMIT {limit:UInt64}",
+            {"limit": limit, **({"job": job_id} if job_id else {})},
+        )
+        return [AlertRow(*row) for row in rows]
 
     def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
         """Store what epochs add up to; a summary is keyed by the bounds it was made for."""

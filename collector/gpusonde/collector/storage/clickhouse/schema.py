@@ -269,6 +269,20 @@ _TABLES = (
         "run_id String, epoch_index Int64, start_unix_nano Int64, end_unix_nano Int64, summary String CODEC(ZSTD(3))",
         "run_id, epoch_index, start_unix_nano, end_unix_nano",
     ),
+    _Table(
+        "job_states",
+        "run_id String, start_unix_nano Int64, state LowCardinality(String), reason String, confidence Float64,"
+        " version Int64",
+        "run_id, start_unix_nano",
+        "ReplacingMergeTree(version)",
+    ),
+    _Table(
+        "job_alerts",
+        "scheduler Int64, job_id String, rule LowCardinality(String), start_unix_nano Int64, end_unix_nano Int64,"
+        " reason String, agent_id String, version Int64",
+        "job_id, scheduler, rule, start_unix_nano",
+        "ReplacingMergeTree(version)",
+    ),
     # Levels of the cycles of a run's job, as JSON.
     _Table(
         "trees",

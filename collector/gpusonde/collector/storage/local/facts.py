@@ -166,6 +166,19 @@ class LocalFacts:
             for gpu, spool, sequence, scheduler, start, end, labels in rows
         ]
 
+    def open_bindings(self) -> list[tuple[str, Binding]]:
+        """Return the job bindings that have not ended, with their agents, in order of their start."""
+        rows = self._database.rows(
+            "SELECT agent_id, gpu_uuid, job_id, scheduler, start_unix_nano, labels FROM"
+            " (SELECT *, ROW_NUMBER() OVER (PARTITION BY agent_id, gpu_uuid, job_id, start_unix_nano"
+            " ORDER BY spool DESC, sequence DESC, item DESC) AS place FROM job_bindings JOIN spools USING (spool))"
+            " WHERE place = 1 AND end_unix_nano = 0 ORDER BY start_unix_nano, agent_id, gpu_uuid"
+        )
+        return [
+            (agent_id, Binding(gpu, job_id, scheduler, start, 0, json.loads(labels)))
+            for agent_id, gpu, job_id, scheduler, start, labels in rows
+        ]
+
     def source_ends_after(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Position]:
         """Return where an agent said, after a position, that a GPU's source has ended."""
         rows = self._database.rows(

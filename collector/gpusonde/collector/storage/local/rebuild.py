@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 _SALVAGED = (
     "agents", "spools", "inventories", "gpus", "deletions", "job_bindings", "source_ends", "gpu_events", "losses",
     "gaps", "rejections", "empty_records", "job_activity", "blank_counts", "runs", "epochs", "trees",
-    "tracker_positions",
+    "job_states", "job_alerts", "tracker_positions",
 )  # fmt: skip
 _SAID_BY_SEGMENTS = ("spools", "inventories", "tracker_positions")
 _NAME = re.compile(r"(?:\d+-)?((\d{20})-(\d{8,20})(?:\.hour|\.second)?\.parquet)")

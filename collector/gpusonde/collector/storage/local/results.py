@@ -9,15 +9,17 @@ import json
 import math
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from operator import attrgetter
 
 from gpusonde.collector.storage.local.catalog import Database
 from gpusonde.collector.storage.model import (
+    AlertRow,
     CycleRow,
     CycleTree,
     DeviationRow,
     EpochRow,
+    JobStateRow,
     Position,
     RunRow,
     RunUpdate,
@@ -27,6 +29,7 @@ from gpusonde.collector.storage.model import (
 _RUN_FIELDS = tuple(field.name for field in fields(RunRow))
 _RUN_VALUES = attrgetter(*_RUN_FIELDS)
 _RUN_COLUMNS = ", ".join(_RUN_FIELDS)
+_ALERT_COLUMNS = ", ".join(field.name for field in fields(AlertRow))
 _RUN_MARKS = ", ".join("?" for _ in _RUN_FIELDS)
 _MAYBE_UNKNOWN = ("period_s", "period_low_s", "period_high_s", "idle_share", "stalled_share")
 # The words of the index that finds them.
@@ -100,17 +103,17 @@ class LocalResults:
         return rows[0][0] if rows else ""
 
     def runs(
-        self, *, gpu_uuid: str = "", job_id: str = "", before: tuple[int, str] | None = None, limit: int
+        self,
+        *,
+        gpu_uuid: str = "",
+        job_id: str = "",
+        open_only: bool = False,
+        before: tuple[int, str] | None = None,
+        limit: int,
     ) -> list[RunRow]:
-        """Return runs, newest first.
-
-        Args:
-            gpu_uuid: Only of this GPU; empty means every one.
-            job_id: Only of this job; empty means every one.
-            before: Only those behind this (start, run id) in the order.
-            limit: At most so many.
-        """
-        conditions, parameters = ["1"], []
+        """Return runs, newest first; see ``ResultStore``."""
+        conditions: list[str] = ["NOT ended" if open_only else "1"]
+        parameters: list[str] = []
         for column, value in (("gpu_uuid", gpu_uuid), ("job_id", job_id)):
             if value:
                 conditions.append(f"{column} = ?")
@@ -136,6 +139,37 @@ class LocalResults:
         """Return the tree of cycles of a run's job; an empty one where none is known."""
         rows = self._database.rows("SELECT tree FROM trees WHERE run_id = ?", (run_id,))
         return tree_row(rows[0][0]) if rows else CycleTree()
+
+    def states(self, run_ids: Collection[str]) -> dict[str, list[JobStateRow]]:
+        """Return the states of runs' jobs by run, in order of time; runs that have none are left out."""
+        found: dict[str, list[JobStateRow]] = {}
+        for run_id in run_ids:
+            rows = self._database.rows(
+                "SELECT start_unix_nano, state, reason, confidence FROM job_states WHERE run_id = ?"
+                " ORDER BY start_unix_nano",
+                (run_id,),
+            )
+            if rows:
+                found[run_id] = [JobStateRow(*row) for row in rows]
+        return found
+
+    def save_alerts(self, alerts: Sequence[AlertRow]) -> None:
+        """Keep alerts; one of the same job, rule and start takes the place of the one before."""
+        with self._database.transaction() as connection:
+            connection.executemany(
+                f"INSERT OR REPLACE INTO job_alerts ({_ALERT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+                [astuple(alert) for alert in alerts],
+            )
+
+    def alerts(self, *, job_id: str = "", open_only: bool = False, limit: int) -> list[AlertRow]:
+        """Return alerts, newest first; see ``ResultStore``."""
+        conditions = ["1", *(["job_id = ?"] if job_id else []), *(["end_unix_nano = 0"] if open_only else [])]
+        rows = self._database.rows(
+            f"SELECT {_ALERT_COLUMNS} FROM job_alerts WHERE {' AND '.join(conditions)}"  # noqa: S608 - own text only
+            " ORDER BY start_unix_nano DESC, job_id, rule LIMIT ?",
+            (*([job_id] if job_id else []), limit),
+        )
+        return [AlertRow(*row) for row in rows]
 
     def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
         """Store what epochs add up to, for those whose bounds are still the same."""
@@ -216,6 +250,10 @@ def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
     run_id = update.run.run_id
     if update.tree is not None:
         connection.execute("INSERT OR REPLACE INTO trees VALUES (?, ?)", (run_id, tree_text(update.tree)))
+    connection.executemany(
+        "INSERT OR REPLACE INTO job_states VALUES (?, ?, ?, ?, ?)",
+        [(run_id, *astuple(state)) for state in update.states],
+    )
     if update.epochs is None:
         return
     connection.executemany(

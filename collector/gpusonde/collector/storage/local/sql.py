@@ -22,8 +22,8 @@ from gpusonde.errors import StoreError
 
 # What of the catalogue can be asked, without what only the collector understands.
 TABLES = (
-    "agents", "blank_counts", "deletions", "epochs", "gaps", "gpu_events", "job_bindings", "losses", "rejections",
-    "runs", "segments", "spools", "trees",
+    "agents", "blank_counts", "deletions", "epochs", "gaps", "gpu_events", "job_alerts", "job_bindings", "job_states",
+    "losses", "rejections", "runs", "segments", "spools", "trees",
 )  # fmt: skip
 
 

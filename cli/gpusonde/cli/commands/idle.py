@@ -1,0 +1,197 @@
+"""``gpusonde idle``: jobs whose GPUs may be taken away, with the evidence; takes them with ``--reap`` and ``--act``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+from gpusonde.cli import formatting
+from gpusonde.cli.connection import add_collector_options, connect
+from gpusonde.cli.output import JsonKey, Output, Screen, to_json
+from gpusonde.cli.parsing import Parser
+from gpusonde.errors import CollectorError, ConfigError, UsageError
+from gpusonde.service.config import parse_duration_s
+
+if TYPE_CHECKING:
+    from gpusonde.collector.client import Client, JobInfo
+    from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict
+    from gpusonde.telemetry import FloatArray
+
+_COMMAND_TIMEOUT_S = 60.0
+# In which a job pauses, and after which it went on.
+_PAUSES = frozenset({"idle", "stalled", "hung", "checkpointing"})
+
+
+class IdleJobPayload(TypedDict):
+    """A job that seems to be idle."""
+
+    job_id: str
+    scheduler: str | None
+    idle: Annotated[bool, JsonKey("whether its GPUs may be taken away")]
+    since_time: str
+    idle_s: float
+    evidence: Annotated[list[str], JsonKey("what says so; or what speaks against it, or is missing")]
+    hosts: list[str]
+    gpu_uuids: list[str]
+    reaped: Annotated[bool, JsonKey("whether the command was run for it, and succeeded")]
+    failure: Annotated[str | None, JsonKey("of the command; the exit code is then 1")]
+
+
+class IdlePayload(TypedDict):
+    """What ``gpusonde idle`` prints."""
+
+    jobs: Annotated[list[IdleJobPayload], JsonKey("those that do nothing now")]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    job: JobInfo
+    verdict: IdlenessVerdict
+    reaped: bool = False
+    failure: str = ""
+
+    @property
+    def idle_s(self) -> float:
+        return (self.job.end_unix_nano - self.job.state_unix_nano) / 1e9
+
+    def payload(self) -> IdleJobPayload:
+        return {
+            "job_id": self.job.job_id,
+            "scheduler": self.job.scheduler or None,
+            "idle": self.verdict.idle,
+            "since_time": formatting.iso_time(self.job.state_unix_nano),
+            "idle_s": self.idle_s,
+            "evidence": list(self.verdict.evidence),
+            "hosts": sorted({member.host_name for member in self.job.members}),
+            "gpu_uuids": [member.gpu_uuid for member in self.job.members],
+            "reaped": self.reaped,
+            "failure": self.failure or None,
+        }
+
+
+def add_idle_options(parser: Parser) -> None:
+    """Declare ``gpusonde idle``."""
+    parser.add_argument(
+        "--for", dest="wanted", default="30m", metavar="TIME", help="how long is long enough (default: 30m)"
+    )
+    parser.add_argument(
+        "--reap",
+        metavar="COMMAND",
+        help="say what would be run for each idle job: a command without a shell, which gets GPUSONDE_JOB_ID and "
+        "GPUSONDE_SCHEDULER, and the job as JSON on stdin",
+    )
+    parser.add_argument("--act", action="store_true", help="run it, after a second look at the job")
+    add_collector_options(parser)
+
+
+def run_idle(args: argparse.Namespace) -> int:
+    """Ask, judge and print; exit code 1 if a command failed."""
+    try:
+        wanted_s = parse_duration_s(args.wanted)
+    except ConfigError as error:
+        raise UsageError(f"--for: {error}") from error
+    try:
+        command = shlex.split(args.reap or "")
+    except ValueError as error:
+        raise UsageError(f"--reap: {error}") from error
+    if wanted_s <= 0:
+        raise UsageError("--for: is no time; write for example 30m")
+    if args.act and not command:
+        raise UsageError("--act runs the command of --reap; give one")
+    with connect(args) as client:
+        judged = [_judge(client, job, wanted_s) for job in _idle_jobs(client)]
+        if args.act:
+            judged = [_reap(client, each, command, wanted_s) for each in judged]
+
+    def render(screen: Screen) -> None:
+        _render(screen, args, command, judged)
+
+    payload: IdlePayload = {"jobs": [each.payload() for each in judged]}
+    Output(as_json=args.json).result(payload, render)
+    failures = [each.failure for each in judged if each.failure]
+    for failure in failures:
+        print(f"gpusonde: error: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _idle_jobs(client: Client, job_id: str = "") -> list[JobInfo]:
+    return [job for job in client.list_jobs(job_id=job_id, active_only=True) if job.state == "idle"]
+
+
+def _judge(client: Client, job: JobInfo, wanted_s: float) -> _Judged:
+    from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict, judge_idleness
+
+    idle_s = (job.end_unix_nano - job.state_unix_nano) / 1e9
+    pauses_s = [(s.end_unix_nano - s.start_unix_nano) / 1e9 for s in job.history if s.state in _PAUSES]
+    gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
+    if idle_s >= wanted_s:
+        start = job.end_unix_nano - round(wanted_s * 1e9)
+        for gpu_uuid in sorted({member.gpu_uuid for member in job.members}):
+            try:
+                trace = client.read_samples(gpu_uuid, start_unix_nano=start, end_unix_nano=job.end_unix_nano + 1)
+            except CollectorError as error:
+                # What cannot be read is no evidence.
+                return _Judged(job, IdlenessVerdict(False, (f"GPU {gpu_uuid}: {error}",)))
+            gpus[gpu_uuid] = (trace.time_s, dict(trace.values))
+    return _Judged(job, judge_idleness(idle_s, wanted_s, pauses_s, gpus))
+
+
+def _reap(client: Client, judged: _Judged, command: Sequence[str], wanted_s: float) -> _Judged:
+    """Look once more, as the first look may have taken long, and run the command."""
+    if not judged.verdict.idle:
+        return judged
+    now = [job for job in _idle_jobs(client, judged.job.job_id) if job.scheduler == judged.job.scheduler]
+    again = _judge(client, now[0], wanted_s) if now else None
+    if again is None or not again.verdict.idle or again.job.state_unix_nano != judged.job.state_unix_nano:
+        from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict
+
+        return _Judged(judged.job, IdlenessVerdict(False, ("it does something else at the second look",)))
+    environment = os.environ | {"GPUSONDE_JOB_ID": again.job.job_id, "GPUSONDE_SCHEDULER": again.job.scheduler}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            input=to_json(again.payload()).encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return replace(again, failure=f"job {again.job.job_id}: {command[0]} cannot be run: {error}")
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())[-200:] or "without a word"
+        return replace(again, failure=f"job {again.job.job_id}: {command[0]} ended with {done.returncode}, {said}")
+    return replace(again, reaped=True)
+
+
+def _render(screen: Screen, args: argparse.Namespace, command: Sequence[str], judged: Sequence[_Judged]) -> None:
+    if not judged:
+        screen.line(f"no job is idle at the collector at {args.collector}")
+        return
+    screen.table(
+        ("job", "idle", "for (s)", "GPUs", "evidence"),
+        [
+            (
+                each.job.job_id,
+                "reaped" if each.reaped else formatting.yes_no(each.verdict.idle),
+                formatting.number(each.idle_s),
+                str(len({member.gpu_uuid for member in each.job.members})),
+                "; ".join(each.verdict.evidence),
+            )
+            for each in judged
+        ],
+        numeric=("for (s)", "GPUs"),
+        optional=("GPUs",),
+    )
+    idle = [each for each in judged if each.verdict.idle and not each.reaped]
+    if command and idle and not args.act:
+        for each in idle:
+            screen.line(f"would run for job {each.job.job_id}: {shlex.join(command)}")
+        screen.note("nothing was run; --act runs it")

@@ -1,0 +1,269 @@
+"""``gpusonde jobs``: what jobs are doing, over all their GPUs and hosts; with ``--watch`` again every second."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+from gpusonde.cli import formatting
+from gpusonde.cli.connection import add_collector_options, connect
+from gpusonde.cli.output import JsonKey, Output, Screen, make_screen
+from gpusonde.cli.parsing import Parser, positive_integer
+from gpusonde.cli.runs_view import LevelPayload, level_payload, local_time
+from gpusonde.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from gpusonde.collector.client import Client, JobInfo
+
+_WATCH_INTERVAL_S = 1.0
+_MOST_TOTAL = 2**32 - 1
+
+
+class JobSpanPayload(TypedDict):
+    """A stretch of time that a job was in a state."""
+
+    state: str
+    start_time: str
+    end_time: str
+
+
+class JobEstimatePayload(TypedDict):
+    """When a job ends."""
+
+    cycles_done: int
+    cycles_left: Annotated[int, JsonKey("the one under way included")]
+    end_time: Annotated[str, JsonKey("with its 90 % interval")]
+    end_low_time: str
+    end_high_time: str
+
+
+class JobAlertPayload(TypedDict):
+    """A state that a job was in for too long."""
+
+    state: str
+    start_time: str
+    end_time: Annotated[str | None, JsonKey("null while it is not over")]
+    reason: str
+
+
+class JobPayload(TypedDict):
+    """One job: what a user started, over all its GPUs and hosts."""
+
+    job_id: Annotated[str, JsonKey("the scheduler's; of a run that none is known of, its run id")]
+    scheduler: Annotated[str | None, JsonKey("`slurm`, `kubernetes`, `static`, `container`; null without one")]
+    active: bool
+    start_time: Annotated[str, JsonKey("first activity")]
+    end_time: Annotated[str, JsonKey("last activity; the latest tick while it is active")]
+    state: Annotated[
+        str,
+        JsonKey(
+            "`starting`, `training`, `evaluating`, `checkpointing`, `stalled`, `hung`, `serving`, `idle`, `slower`, "
+            "`ended`, `unknown`"
+        ),
+    ]
+    state_time: Annotated[str, JsonKey("since when")]
+    reason: Annotated[str, JsonKey("what the state rests on")]
+    confidence: Annotated[float, JsonKey("probability that `state` is right")]
+    history: Annotated[list[JobSpanPayload], JsonKey("states before, the latest 64 at most")]
+    level: Annotated[LevelPayload | None, JsonKey("level of its cycles that measures the progress")]
+    progress_ratio: Annotated[float, JsonKey("null where the total is not known")]
+    estimate: Annotated[JobEstimatePayload | None, JsonKey("null where the total is not known")]
+    estimate_reason: Annotated[str | None, JsonKey("why there is no estimate although the total was given")]
+    goodput_ratio: Annotated[float, JsonKey("share of its GPUs' time in which it trained or evaluated")]
+    members: Annotated[list[dict[str, Any]], JsonKey("its runs", holds="gpusonde.collector.client.results.JobMember")]
+    deviations: Annotated[
+        list[dict[str, Any]],
+        JsonKey("GPUs of the job that do otherwise", holds="gpusonde.collector.client.results.GpuDeviation"),
+    ]
+    alerts: Annotated[list[JobAlertPayload], JsonKey("of one JOB, the latest 16 at most, newest first")]
+
+
+class JobsPayload(TypedDict):
+    """What ``gpusonde jobs`` prints."""
+
+    jobs: Annotated[list[JobPayload], JsonKey("the newest first")]
+
+
+def add_jobs_options(parser: Parser) -> None:
+    """Declare ``gpusonde jobs``."""
+    parser.add_argument("job", nargs="?", default="", metavar="JOB", help="job id, or run id of a run without a job")
+    parser.add_argument("--all", action="store_true", help="also jobs that are over")
+    parser.add_argument("--limit", type=positive_integer, default=50, metavar="N", help="at most N (default: 50)")
+    total = parser.add_mutually_exclusive_group()
+    for unit in ("epochs", "steps"):
+        total.add_argument(
+            f"--total-{unit}",
+            type=positive_integer,
+            metavar="N",
+            help=f"{unit} the JOB is to run for; says how far it is, and when it will be done",
+        )
+    total.add_argument(
+        "--total-cycles",
+        type=positive_integer,
+        metavar="N",
+        help="the same, in cycles of the level that measures its progress",
+    )
+    parser.add_argument("--watch", action="store_true", help="again every second, until interrupted")
+    add_collector_options(parser)
+
+
+def run_jobs(args: argparse.Namespace) -> int:
+    """Ask and print."""
+    total = args.total_epochs or args.total_steps or args.total_cycles
+    if total and not args.job:
+        raise UsageError("a total is that of one job: name the JOB")
+    if (total or 0) > _MOST_TOTAL:
+        raise UsageError(f"a total is at most {_MOST_TOTAL}")
+    with connect(args) as client:
+        if not args.watch:
+            _print(args, _ask(client, args))
+            return 0
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(client, args)
+    return 0
+
+
+def _ask(client: Client, args: argparse.Namespace) -> list[JobInfo]:
+    jobs = client.list_jobs(
+        job_id=args.job,
+        active_only=not (args.all or args.job),
+        limit=args.limit,
+        total_cycles=args.total_epochs or args.total_steps or args.total_cycles,
+        total_role="epoch" if args.total_epochs else "step" if args.total_steps else "",
+    )
+    if args.job and not jobs:
+        raise CommandError(f"the collector has seen no job {args.job!r}; 'gpusonde jobs --all' lists them")
+    return jobs
+
+
+def _print(args: argparse.Namespace, jobs: Sequence[JobInfo]) -> None:
+    payload: JobsPayload = {"jobs": [_payload(job) for job in jobs]}
+    Output(as_json=args.json).result(payload, lambda screen: _render(screen, args, jobs))
+
+
+def _watch(client: Client, args: argparse.Namespace) -> None:
+    """Print again whenever something has changed: under ``--json`` and into a pipe one after the other."""
+    shown = ""
+    while True:
+        began = time.monotonic()
+        jobs = _ask(client, args)
+        if args.json or not sys.stdout.isatty():
+            text = repr(jobs)
+            if text != shown:
+                _print(args, jobs)
+            shown = text
+        else:
+            with io.StringIO() as text_of_screen:
+                _render(make_screen(text_of_screen), args, jobs)
+                # Home, the lines with the rest of each cleared, then what was below.
+                lines = text_of_screen.getvalue().replace("\n", "\x1b[K\n")
+            sys.stdout.write(f"\x1b[H{lines}\x1b[J")
+            sys.stdout.flush()
+        time.sleep(max(0.0, _WATCH_INTERVAL_S - (time.monotonic() - began)))
+
+
+def _render(screen: Screen, args: argparse.Namespace, jobs: Sequence[JobInfo]) -> None:
+    if not jobs:
+        screen.line(f"no job goes on at the collector at {args.collector}; --all lists those that are over")
+        return
+    screen.table(
+        ("job", "state", "since", "GPUs", "hosts", "cycle", "done", "ends", "goodput", "why"),
+        [
+            (
+                job.job_id,
+                f"{job.state} {formatting.probability(job.confidence)}" if job.confidence else job.state,
+                local_time(job.state_unix_nano),
+                str(len({(member.agent_id, member.gpu_uuid) for member in job.members})),
+                str(len({member.host_name for member in job.members})),
+                _level(job),
+                formatting.percent(job.progress_ratio),
+                local_time(job.estimate.end_unix_nano) if job.estimate else formatting.ABSENT,
+                formatting.percent(job.goodput_ratio),
+                job.reason,
+            )
+            for job in jobs
+        ],
+        numeric=("GPUs", "hosts", "done", "goodput"),
+        optional=("goodput", "hosts", "since", "cycle", "GPUs"),
+    )
+    if args.job:
+        for job in jobs:
+            _render_details(screen, job)
+
+
+def _level(job: JobInfo) -> str:
+    if job.level is None:
+        return formatting.ABSENT
+    role = "cycle" if job.level.role == "unknown" else job.level.role
+    return f"{role} {formatting.seconds(job.level.period_s)} x {job.level.count}"
+
+
+def _render_details(screen: Screen, job: JobInfo) -> None:
+    if (estimate := job.estimate) is not None:
+        low, high = local_time(estimate.end_low_unix_nano), local_time(estimate.end_high_unix_nano)
+        screen.line(
+            f"{estimate.epochs_done} cycles done, {estimate.epochs_left} left: ends at "
+            f"{local_time(estimate.end_unix_nano)} (90 % interval {low} to {high})"
+        )
+    if job.estimate_reason:
+        screen.note(f"no estimate of the end: {job.estimate_reason}")
+    for span in job.history:
+        length = formatting.seconds((span.end_unix_nano - span.start_unix_nano) / 1e9)
+        screen.line(f"{local_time(span.start_unix_nano)}  {span.state} for {length}")
+    for deviation in job.deviations:
+        screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
+    for alert in job.alerts:
+        over = f"over at {local_time(alert.end_unix_nano)}" if alert.end_unix_nano else "not over"
+        screen.line(f"{local_time(alert.start_unix_nano)}  alert: {alert.state}, {over}: {alert.reason}")
+
+
+def _payload(job: JobInfo) -> JobPayload:
+    estimate: JobEstimatePayload | None = None
+    if job.estimate is not None:
+        estimate = {
+            "cycles_done": job.estimate.epochs_done,
+            "cycles_left": job.estimate.epochs_left,
+            "end_time": formatting.iso_time(job.estimate.end_unix_nano),
+            "end_low_time": formatting.iso_time(job.estimate.end_low_unix_nano),
+            "end_high_time": formatting.iso_time(job.estimate.end_high_unix_nano),
+        }
+    return {
+        "job_id": job.job_id,
+        "scheduler": job.scheduler or None,
+        "active": job.active,
+        "start_time": formatting.iso_time(job.start_unix_nano),
+        "end_time": formatting.iso_time(job.end_unix_nano),
+        "state": job.state,
+        "state_time": formatting.iso_time(job.state_unix_nano),
+        "reason": job.reason,
+        "confidence": job.confidence,
+        "history": [
+            {
+                "state": span.state,
+                "start_time": formatting.iso_time(span.start_unix_nano),
+                "end_time": formatting.iso_time(span.end_unix_nano),
+            }
+            for span in job.history
+        ],
+        "level": level_payload(job.level) if job.level else None,
+        "progress_ratio": job.progress_ratio,
+        "estimate": estimate,
+        "estimate_reason": job.estimate_reason or None,
+        "goodput_ratio": job.goodput_ratio,
+        "members": [vars(member) for member in job.members],
+        "deviations": [vars(deviation) for deviation in job.deviations],
+        "alerts": [
+            {
+                "state": alert.state,
+                "start_time": formatting.iso_time(alert.start_unix_nano),
+                "end_time": formatting.iso_time(alert.end_unix_nano) if alert.end_unix_nano else None,
+                "reason": alert.reason,
+            }
+            for alert in job.alerts
+        ],
+    }

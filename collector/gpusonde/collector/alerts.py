@@ -1,0 +1,264 @@
+"""``JobAlerts``: what of a job wants a person, told to a webhook in Alertmanager's format and kept in the store.
+
+A rule fires once a job has been in its state for long enough, and is over once the job has been in another one for a
+while: a job at the edge of two states raises one alert. What the webhook does not take waits, is sent again, and is
+dropped in the end, counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from gpusonde.collector.config import AlertsConfig
+from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.storage.model import AlertRow
+from gpusonde.collector.storage.store import Store
+from gpusonde.common.v1 import job_pb2
+from gpusonde.errors import StoreError
+from gpusonde.query.v1 import query_pb2
+
+_LOG = logging.getLogger(__name__)
+_LOOK_INTERVAL_S = 5.0
+_PAGE = 1000
+_SEND_TIMEOUT_S = 10.0
+_MOST_WAITING = 1000
+_LONGEST_BACKOFF_S = 300.0
+_MOST_OPEN = 10_000
+_STATES = {
+    "hung": query_pb2.JOB_STATE_HUNG,
+    "stalled": query_pb2.JOB_STATE_STALLED,
+    "slower": query_pb2.JOB_STATE_SLOWER,
+    "idle": query_pb2.JOB_STATE_IDLE,
+}
+_CRITICAL = frozenset({"hung"})
+_Key = tuple[int, str, str]  # scheduler, job, rule
+
+
+@dataclass
+class AlertCounters:
+    """Since the start of the process.
+
+    Attributes:
+        fired: Alerts by rule.
+        sent: Notifications that the webhook has taken.
+        failed: Attempts that it has not.
+        dropped: Notifications given up, as too many waited.
+    """
+
+    fired: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_STATES, 0))
+    sent: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+class JobAlerts:
+    """Watches all jobs whose first host this collector follows.
+
+    Args:
+        store: Where jobs are, and alerts are kept.
+        executor: Runs the looks; they block.
+        config: The rules.
+        clock: Unix time in nanoseconds.
+
+    Attributes:
+        jobs: All jobs that went on at the latest look, those of other collectors included.
+        counters: What happened.
+    """
+
+    def __init__(self, store: Store, executor: Executor, config: AlertsConfig, clock: Callable[[], int]) -> None:
+        self._store = store
+        self._executor = executor
+        self._config = config
+        self._clock = clock
+        self._open: dict[_Key, AlertRow] | None = None
+        self._well_since: dict[_Key, int] = {}
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._to_send = asyncio.Event()
+        self.jobs: Sequence[query_pb2.Job] = ()
+        self.counters = AlertCounters()
+
+    def configure(self, config: AlertsConfig) -> None:
+        """Follow other rules from the next look on."""
+        self._config = config
+
+    async def run(self) -> None:
+        """Look and send until cancelled."""
+        sending = asyncio.ensure_future(self._send_for_ever())
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    if await loop.run_in_executor(self._executor, self.look):
+                        self._to_send.set()
+                except StoreError as error:
+                    _LOG.error("jobs cannot be looked at now: %s", error)
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+        finally:
+            sending.cancel()
+
+    def look(self) -> bool:
+        """Look at all jobs once; return whether there is something to send.
+
+        Raises:
+            StoreError: The store cannot be read or written. What was found is found again at the next look.
+        """
+        known = self._open
+        if known is None:
+            rows = self._store.results.alerts(open_only=True, limit=_MOST_OPEN)
+            known = self._open = {(row.scheduler, row.job_id, row.rule): row for row in rows}
+        jobs = list(self._active_jobs())
+        followed = {agent_id for agent_id, _ in self._store.followed()}
+        changed = self._changes(known, [job for job in jobs if job.members[0].agent_id in followed], followed)
+        if changed:
+            self._store.results.save_alerts(changed)
+        for row in changed:
+            key = (row.scheduler, row.job_id, row.rule)
+            if row.end_unix_nano:
+                known.pop(key, None)
+                self._well_since.pop(key, None)
+            else:
+                known[key] = row
+                self.counters.fired[row.rule] += 1
+                _LOG.warning("job %s: %s (%s)", row.job_id, row.rule, row.reason)
+        self.jobs = jobs
+        if changed and self._config.webhook:
+            self._enqueue(changed)
+        return bool(self._waiting)
+
+    def _active_jobs(self) -> Iterator[query_pb2.Job]:
+        request = query_pb2.ListJobsRequest(active_only=True, page_size=_PAGE)
+        while True:
+            response = list_jobs(self._store, request)
+            yield from response.jobs
+            request.page_token = response.next_page_token
+            if not response.next_page_token:
+                return
+
+    def _changes(
+        self, known: Mapping[_Key, AlertRow], jobs: Sequence[query_pb2.Job], followed: set[str]
+    ) -> list[AlertRow]:
+        """Return alerts that begin, and those that end."""
+        now = self._clock()
+        after_ns = {rule: round(seconds * 1e9) for rule, seconds in self._config.after_s.items()}
+        going_on = {(int(job.scheduler), job.job_id): job for job in jobs}
+        changed = []
+        for job in jobs:
+            for rule, state in _STATES.items():
+                key = (int(job.scheduler), job.job_id, rule)
+                since = job.state_time.ToNanoseconds()
+                held = job.state == state and after_ns[rule] and job.end_time.ToNanoseconds() - since >= after_ns[rule]
+                if held and key not in known:
+                    agent_id = job.members[0].agent_id
+                    changed.append(AlertRow(int(job.scheduler), job.job_id, rule, since, 0, job.reason, agent_id))
+        for key, row in known.items():
+            if row.agent_id not in followed:
+                continue
+            found = going_on.get(key[:2])
+            # What cannot be told is no sign that all is well.
+            if found is not None and found.state in (_STATES[row.rule], query_pb2.JOB_STATE_UNKNOWN):
+                self._well_since.pop(key, None)
+                continue
+            since = self._well_since.setdefault(key, now)
+            if found is None or now - since >= round(self._config.clear_after_s * 1e9):
+                changed.append(replace(row, end_unix_nano=now))
+        return changed
+
+    def _enqueue(self, rows: Sequence[AlertRow]) -> None:
+        self._waiting.append(notification(rows))
+        while len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+            self.counters.dropped += 1
+
+    async def _send_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        backoff_s = 1.0
+        while True:
+            await self._to_send.wait()
+            self._to_send.clear()
+            while self._waiting and (address := self._config.webhook):
+                try:
+                    await loop.run_in_executor(None, _post, address, self._waiting[0])
+                except OSError as error:
+                    self.counters.failed += 1
+                    _LOG.warning("the webhook of alerts does not answer, %d wait: %s", len(self._waiting), error)
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                    continue
+                self._waiting.popleft()
+                self.counters.sent += 1
+                backoff_s = 1.0
+
+
+def notification(rows: Sequence[AlertRow]) -> dict[str, Any]:
+    """Return alerts as Alertmanager's webhook (version 4) sends them."""
+    alerts = [_alert(row) for row in rows]
+    firing = any(alert["status"] == "firing" for alert in alerts)
+    return {
+        "version": "4",
+        "groupKey": "gpusonde",
+        "truncatedAlerts": 0,
+        "status": "firing" if firing else "resolved",
+        "receiver": "gpusonde",
+        "groupLabels": {},
+        "commonLabels": _common([alert["labels"] for alert in alerts]),
+        "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
+        "externalURL": "",
+        "alerts": alerts,
+    }
+
+
+def _alert(row: AlertRow) -> dict[str, Any]:
+    labels = {
+        "alertname": f"GpusondeJob{row.rule.capitalize()}",
+        "job_id": row.job_id,
+        "scheduler": job_pb2.Scheduler.Name(row.scheduler).removeprefix("SCHEDULER_").lower(),
+        "severity": "critical" if row.rule in _CRITICAL else "warning",
+    }
+    return {
+        "status": "resolved" if row.end_unix_nano else "firing",
+        "labels": labels,
+        "annotations": {"summary": f"job {row.job_id} is {row.rule}", "description": row.reason},
+        "startsAt": _time(row.start_unix_nano),
+        "endsAt": _time(row.end_unix_nano) if row.end_unix_nano else "0001-01-01T00:00:00Z",
+        "generatorURL": "",
+        "fingerprint": hashlib.sha256(json.dumps(labels, sort_keys=True).encode()).hexdigest()[:16],
+    }
+
+
+def _common(of: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    return {name: value for name, value in of[0].items() if all(each.get(name) == value for each in of)}
+
+
+def _time(unix_nano: int) -> str:
+    return datetime.fromtimestamp(unix_nano / 1e9, tz=timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Keeps what is told about jobs from going where the configuration did not send it."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _post(address: str, body: Mapping[str, Any]) -> None:
+    """Send one notification.
+
+    Raises:
+        OSError: It was not taken.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the scheme is checked with the configuration
+        address, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=_SEND_TIMEOUT_S):
+        pass

@@ -1,0 +1,390 @@
+"""``ListJobs``: jobs over all their GPUs and hosts, what each is doing, how far it is, when it will be done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from gpusonde.collector.query.job_tree import JobTree
+from gpusonde.collector.query.paging import from_token, page_size, to_token
+from gpusonde.collector.query.runs import (
+    cycle_message,
+    deviation_messages,
+    end_estimate,
+    gpu_message,
+    timestamp,
+    tree_parts,
+)
+from gpusonde.collector.storage.model import GpuRow, JobStateRow, RunRow
+from gpusonde.collector.storage.store import ResultStore, Store
+from gpusonde.collector.tracking.jobs import NO_JOBS, job_of
+from gpusonde.common.v1 import job_pb2
+from gpusonde.epoch_detect.progress import FEWEST_EPOCHS, estimate_end
+from gpusonde.errors import RequestError, TotalEpochsError
+from gpusonde.query.v1 import query_pb2
+from gpusonde.service.wire import Binding
+
+_PAGE = 1000
+_MOST_RUNS_OF_A_JOB = 10_000
+_MOST_OPEN_RUNS = 100_000
+_DAY_NS = 86_400_000_000_000
+_SILENT_NS = 300_000_000_000
+# A job that was put back into the queue goes on under its id; a name that comes again after longer is another job.
+_SAME_JOB_NS = 600_000_000_000
+_MOST_SPANS = 64
+_MOST_ALERTS = 16
+STATES = {
+    name.removeprefix("JOB_STATE_").lower(): number
+    for name, number in query_pb2.JobState.items()
+    if number != query_pb2.JOB_STATE_UNSPECIFIED
+}
+# In which a job gets on. A checkpoint is not progress: it is what a failure would have cost, paid in advance.
+_PROGRESS = frozenset({query_pb2.JOB_STATE_TRAINING, query_pb2.JOB_STATE_EVALUATING, query_pb2.JOB_STATE_SLOWER})
+
+
+def list_jobs(
+    store: Store, request: query_pb2.ListJobsRequest, now_unix_nano: int | None = None
+) -> query_pb2.ListJobsResponse:
+    """Answer ``ListJobs``.
+
+    Args:
+        store: Where runs and bindings are.
+        request: Which jobs.
+        now_unix_nano: The time; None means that of the clock.
+
+    Raises:
+        RequestError: A page that cannot be, a total without its job, or one that is less than what is over
+            (``INVALID_ARGUMENT``).
+    """
+    limit = page_size(request.page_size, 100, 1000)
+    if (request.total_cycles or request.total_role) and not request.job_id:
+        raise RequestError("INVALID_ARGUMENT", "field 'total_cycles': is that of one job; name it in 'job_id'")
+    place = from_token(request.page_token, (int, str))
+    before = (int(place[0]), str(place[1])) if place else None
+    now = time.time_ns() if now_unix_nano is None else now_unix_nano
+    held = _held(store, request.job_id, now)
+    found = _active_jobs(store.results, request.job_id, held) if request.active_only else None
+    jobs = _after(found, before) if found is not None else _jobs(store.results, request.job_id, before, held)
+    response = query_pb2.ListJobsResponse()
+    last: _Runs | None = None
+    for runs in jobs:
+        if last is not None and len(response.jobs) == limit:
+            response.next_page_token = to_token([*last.place])
+            break
+        last = runs
+        response.jobs.append(_job(store, runs, request, now))
+    return response
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """What a scheduler still gives to a job: the GPUs of one agent, since when, and whether that agent is heard."""
+
+    agent_id: str
+    binding: Binding
+    is_heard: bool
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of a job, newest first, and what its scheduler still gives to it; one of them may be empty."""
+
+    runs: Sequence[RunRow]
+    held: Sequence[_Hold]
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Its place in the list."""
+        if self.runs:
+            return self.runs[0].start_unix_nano, self.runs[0].run_id
+        return self.held[-1].binding.start_unix_nano, self.held[-1].binding.job_id
+
+    @property
+    def active(self) -> bool:
+        return bool(self.held) or any(not run.ended for run in self.runs)
+
+
+_Named = tuple[int, str]  # scheduler, job
+
+
+def _held(store: Store, job_id: str, now: int) -> dict[_Named, list[_Hold]]:
+    """Return what schedulers give to jobs, without what agents say of whom nothing was heard for a day."""
+    held: dict[_Named, list[_Hold]] = {}
+    for agent_id, binding in store.facts.open_bindings():
+        if binding.scheduler in NO_JOBS or not binding.job_id or (job_id and binding.job_id != job_id):
+            continue
+        tick = store.samples.next_tick(binding.gpu_uuid, now - _DAY_NS)
+        if tick is not None:
+            is_heard = store.samples.next_tick(binding.gpu_uuid, now - _SILENT_NS) is not None
+            held.setdefault((binding.scheduler, binding.job_id), []).append(_Hold(agent_id, binding, is_heard))
+    return held
+
+
+def _active_jobs(results: ResultStore, job_id: str, held: Mapping[_Named, Sequence[_Hold]]) -> list[_Runs]:
+    """Return the jobs that go on, newest first."""
+    found: list[_Runs] = []
+    seen: set[str] = set()
+    for run in results.runs(job_id=job_id, open_only=True, limit=_MOST_OPEN_RUNS):
+        if run.run_id not in seen:
+            members = _members(results, run)
+            seen.update(member.run_id for member in members)
+            found.append(_Runs(members, held.get((run.scheduler, run.job_id), [])))
+    alone = results.run(job_id) if job_id and not found else None
+    if alone is not None and not alone.ended and job_of(alone) is None:
+        found.append(_Runs([alone], []))
+    named = {(each.runs[0].scheduler, each.runs[0].job_id) for each in found}
+    for key in held.keys() - named:
+        newest = [run for run in results.runs(job_id=key[1], limit=_PAGE) if run.scheduler == key[0]][:1]
+        # Those before the binding were of another job of that name.
+        since = min(hold.binding.start_unix_nano for hold in held[key])
+        members = [run for run in _members(results, newest[0]) if run.end_unix_nano >= since] if newest else []
+        found.append(_Runs(members, held[key]))
+    return sorted(found, key=lambda each: each.place, reverse=True)
+
+
+def _after(found: Sequence[_Runs], before: tuple[int, str] | None) -> Iterator[_Runs]:
+    return (each for each in found if before is None or each.place < before)
+
+
+def _jobs(
+    results: ResultStore, job_id: str, before: tuple[int, str] | None, held: Mapping[_Named, Sequence[_Hold]]
+) -> Iterator[_Runs]:
+    """Yield all jobs that have worked, newest first."""
+    if job_id and not results.runs(job_id=job_id, limit=1):
+        run = results.run(job_id)
+        if run is not None and job_of(run) is None:
+            yield _Runs([run], [])
+        elif of_name := [hold for key, holds in held.items() if key[1] == job_id for hold in holds]:
+            yield _Runs([], of_name)
+        return
+    seen: set[str] = set()
+    told: set[_Named] = set()
+    while True:
+        page = results.runs(job_id=job_id, before=before, limit=_PAGE)
+        for run in page:
+            if run.run_id in seen:
+                continue
+            members = _members(results, run)
+            seen.update(member.run_id for member in members)
+            # One whose newest run came before belongs to an earlier page.
+            if members[0].run_id == run.run_id:
+                key = (run.scheduler, run.job_id)
+                yield _Runs(members, [] if key in told or job_of(run) is None else held.get(key, []))
+                told.add(key)
+        if len(page) < _PAGE:
+            return
+        before = (page[-1].start_unix_nano, page[-1].run_id)
+
+
+def _members(results: ResultStore, run: RunRow) -> list[RunRow]:
+    if job_of(run) is None:
+        return [run]
+    same = [
+        other
+        for other in results.runs(job_id=run.job_id, limit=_MOST_RUNS_OF_A_JOB)
+        if other.scheduler == run.scheduler
+    ]
+    # From the newest on: a stay that begins long after all before it have ended begins another job.
+    clusters: list[list[RunRow]] = []
+    reached = 0
+    for other in reversed(same):
+        if not clusters or other.start_unix_nano > reached + _SAME_JOB_NS:
+            clusters.append([])
+        clusters[-1].append(other)
+        reached = max(reached, other.end_unix_nano)
+    (members,) = [c for c in clusters if any(other.run_id == run.run_id for other in c)] or [[run]]
+    return members[::-1]
+
+
+def _job(store: Store, of: _Runs, request: query_pb2.ListJobsRequest, now: int) -> query_pb2.Job:
+    members = of.runs
+    described = {hold.binding.gpu_uuid for hold in of.held} | {run.gpu_uuid for run in members}
+    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in store.facts.gpus(described)}
+    job = query_pb2.Job(active=of.active)
+    if members:
+        lead = min(members, key=lambda run: (run.agent_id, run.start_unix_nano, run.run_id))
+        has_id = job_of(lead) is not None
+        job.job_id = lead.job_id if has_id else lead.run_id
+        job.scheduler = cast(job_pb2.Scheduler, lead.scheduler if has_id else job_pb2.SCHEDULER_UNSPECIFIED)
+    else:
+        job.job_id = of.held[0].binding.job_id
+        job.scheduler = cast(job_pb2.Scheduler, of.held[0].binding.scheduler)
+    starts = [run.start_unix_nano for run in members] or [hold.binding.start_unix_nano for hold in of.held]
+    job.start_time.CopyFrom(timestamp(min(starts)))
+    works = any(not run.ended for run in members)
+    end = max((run.end_unix_nano for run in members), default=min(starts))
+    job.end_time.CopyFrom(timestamp(end if works or not of.active else max(end, now)))
+    job.members.extend(_member(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in reversed(members))
+    worked = {(run.agent_id, run.gpu_uuid) for run in members}
+    for hold in of.held:
+        if (key := (hold.agent_id, hold.binding.gpu_uuid)) not in worked:
+            job.members.append(_bound(hold, gpus.get((key[1], key[0]))))
+    _add_state(job, store.results, members)
+    if of.active and not works:
+        _add_idleness(job, of, end)
+    if members:
+        latest = max(members, key=lambda run: (not run.ended, run.end_unix_nano))
+        _add_progress(job, store.results, latest, request)
+    if request.job_id:
+        job.alerts.extend(_alerts(store.results, job))
+    return job
+
+
+def _bound(hold: _Hold, gpu: GpuRow | None) -> query_pb2.JobMember:
+    return query_pb2.JobMember(
+        agent_id=hold.agent_id,
+        host_name=gpu.host_name if gpu else "",
+        gpu_uuid=hold.binding.gpu_uuid,
+        product_name=gpu_message(gpu).product_name,
+        active=True,
+    )
+
+
+def _add_idleness(job: query_pb2.Job, of: _Runs, end: int) -> None:
+    """Say of a job whose GPUs all rest that its scheduler still gives them to it."""
+    since = max(end, min(hold.binding.start_unix_nano for hold in of.held))
+    silent = sorted({hold.agent_id for hold in of.held if not hold.is_heard})
+    job.state_time.CopyFrom(timestamp(since))
+    worked = "has worked since" if of.runs else "has ever worked"
+    job.reason = f"none of its {len(of.held)} GPUs {worked}, and the scheduler still gives them to it"
+    job.state, job.confidence = query_pb2.JOB_STATE_IDLE, 0.9
+    if silent:
+        job.state, job.confidence = query_pb2.JOB_STATE_UNKNOWN, 0.0
+        job.reason = f"nothing is heard of {', '.join(silent)}; {job.reason}"
+
+
+def _alerts(results: ResultStore, job: query_pb2.Job) -> Iterator[query_pb2.JobAlert]:
+    for row in results.alerts(job_id=job.job_id, limit=_MOST_ALERTS):
+        if row.scheduler == job.scheduler:
+            end = timestamp(row.end_unix_nano) if row.end_unix_nano else None
+            start = timestamp(row.start_unix_nano)
+            yield query_pb2.JobAlert(state=_state(row.rule), start_time=start, end_time=end, reason=row.reason)
+
+
+def _member(run: RunRow, gpu: GpuRow | None) -> query_pb2.JobMember:
+    return query_pb2.JobMember(
+        run_id=run.run_id,
+        agent_id=run.agent_id,
+        host_name=gpu.host_name if gpu else "",
+        gpu_uuid=run.gpu_uuid,
+        product_name=gpu_message(gpu).product_name,
+        active=not run.ended,
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one agent's GPUs of a job did: states one after another, and how many GPUs they are."""
+
+    rows: Sequence[JobStateRow]
+    ends: Sequence[int]
+    gpu_count: int
+
+
+def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _Part]:
+    """Return what is known of each agent's GPUs, by agent; those of which nothing is known are left out."""
+    known = results.states([run.run_id for run in members])
+    parts = {}
+    for agent_id in sorted({run.agent_id for run in members}):
+        runs = [run for run in members if run.agent_id == agent_id]
+        rows = sorted(
+            (row for run in runs for row in known.get(run.run_id, ()) if row.state), key=lambda row: row.start_unix_nano
+        )
+        if rows:
+            end = max(run.end_unix_nano for run in runs)
+            ends = [*(row.start_unix_nano for row in rows[1:]), max(end, rows[-1].start_unix_nano)]
+            parts[agent_id] = _Part(rows, ends, len({run.gpu_uuid for run in runs}))
+    return parts
+
+
+def _add_state(job: query_pb2.Job, results: ResultStore, members: Sequence[RunRow]) -> None:
+    """Add what the job is doing: what the most of its GPUs do, with the hosts named that do otherwise."""
+    parts = _parts(results, members)
+    _add_goodput(job, parts)
+    if not job.active:
+        last = max(members, key=lambda run: run.end_unix_nano)
+        job.state, job.reason, job.confidence = query_pb2.JOB_STATE_ENDED, last.end_reason, 1.0
+        job.state_time.CopyFrom(job.end_time)
+    elif not parts:
+        job.state, job.reason = query_pb2.JOB_STATE_UNKNOWN, "nothing is known of its state yet"
+        job.state_time.CopyFrom(job.start_time)
+    if not parts:
+        return
+    counts: dict[str, int] = {}
+    for part in parts.values():
+        counts[part.rows[-1].state] = counts.get(part.rows[-1].state, 0) + part.gpu_count
+    state = max(counts, key=lambda name: counts[name])
+    agents = [agent_id for agent_id, part in parts.items() if part.rows[-1].state == state]
+    told = parts[agents[0]]
+    if job.active:
+        row = told.rows[-1]
+        job.state, job.reason, job.confidence = _state(row.state), row.reason, row.confidence
+        job.state_time.CopyFrom(timestamp(row.start_unix_nano))
+        others = [f"{agent_id} is {part.rows[-1].state}" for agent_id, part in parts.items() if agent_id not in agents]
+        job.reason = "; ".join([job.reason, *others])
+    before = list(zip(told.rows, told.ends, strict=True))
+    for row, end in (before[:-1] if job.active else before)[-_MOST_SPANS:]:
+        job.history.append(
+            query_pb2.JobStateSpan(
+                state=_state(row.state), start_time=timestamp(row.start_unix_nano), end_time=timestamp(end)
+            )
+        )
+
+
+def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _Part]) -> None:
+    total = good = 0
+    for part in parts.values():
+        for row, end in zip(part.rows, part.ends, strict=True):
+            spent = (end - row.start_unix_nano) * part.gpu_count
+            total += spent
+            good += spent if _state(row.state) in _PROGRESS else 0
+    if total:
+        job.goodput_ratio = good / total
+
+
+def _state(name: str) -> query_pb2.JobState:
+    return cast(query_pb2.JobState, STATES.get(name, query_pb2.JOB_STATE_UNKNOWN))
+
+
+def _add_progress(job: query_pb2.Job, results: ResultStore, run: RunRow, request: query_pb2.ListJobsRequest) -> None:
+    """Add the level that measures the progress and, where the total is given, how far the job is."""
+    tree = JobTree.of(tree_parts(results, run)).listed()
+    job.deviations.extend(deviation_messages(tree))
+    level: query_pb2.Cycle | None = None
+    if request.total_role:
+        same = [each for cycle in tree.cycles if (each := cycle_message(cycle)).role == request.total_role]
+        level = max(same, key=lambda each: each.confidence, default=None)
+    elif tree.level is not None:
+        level = cycle_message(tree.cycles[tree.level])
+    if level is not None:
+        job.level.CopyFrom(level)
+    if not request.total_cycles:
+        return
+    if level is None:
+        job.estimate_reason = "no level of its cycles with that role is known yet"
+    elif len(level.latest_start_times) < FEWEST_EPOCHS:
+        job.estimate_reason = f"{level.count} cycles are over; at least {FEWEST_EPOCHS} are needed"
+    else:
+        job.progress_ratio = min(level.count / request.total_cycles, 1.0)
+        _add_estimate(job, run, level, request.total_cycles)
+
+
+def _add_estimate(job: query_pb2.Job, run: RunRow, level: query_pb2.Cycle, total: int) -> None:
+    origin = run.start_unix_nano
+    starts_s = np.array([(start.ToNanoseconds() - origin) / 1e9 for start in level.latest_start_times])
+    ends_s = np.append(starts_s[1:], starts_s[-1] + level.period.ToNanoseconds() / 1e9)
+    before = level.count - len(starts_s)
+    try:
+        estimate = estimate_end(starts_s, ends_s, total - before, (run.end_unix_nano - origin) / 1e9)
+    except TotalEpochsError as error:
+        raise RequestError(
+            "INVALID_ARGUMENT",
+            f"field 'total_cycles': {level.count} cycles of that level are over, more than the {total} that the job is"
+            " said to have; give the number with which it was started, or leave it out",
+        ) from error
+    job.estimate.CopyFrom(end_estimate(estimate, origin, "total_cycles"))
+    job.estimate.epochs_done += before

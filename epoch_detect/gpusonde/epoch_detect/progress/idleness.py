@@ -1,0 +1,107 @@
+"""``judge_idleness``: may a job's GPUs be taken away? Only where two witnesses that do not hang together say so.
+
+What wrongly takes GPUs away costs more than what leaves them: a pause that the job has made before is waited out, what
+is not known counts as work, and a single metric, which may stick or be spoofed, is never enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusonde.telemetry import FloatArray
+
+# The most that a GPU shows without work, in 999 of 1,000 ticks: a desktop draws, a monitor looks.
+_MOST_USE = 0.03
+_MOST_BUS = 1e6  # bytes per second, both ways
+# Power without work is flat; its spread, and the same as a share of it.
+_MOST_SPREAD_W, _MOST_SPREAD = 12.0, 0.12
+# Share of the time that ticks must speak for.
+_LEAST_SEEN = 0.9
+# A pause is waited out for so many times the longest one before.
+_PATIENCE = 1.5
+_USE = ("sm_active", "graphics_active", "gpu_utilization")
+_BUS = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
+_NOT_IN_USE = "it is not in use"
+METRICS = (*_USE, *_BUS, "power_watts")
+
+
+@dataclass(frozen=True)
+class IdlenessVerdict:
+    """Whether a job is idle beyond doubt.
+
+    Attributes:
+        idle: Whether its GPUs may be taken away.
+        evidence: What says so; or what speaks against it, or is missing.
+    """
+
+    idle: bool
+    evidence: tuple[str, ...]
+
+
+def judge_idleness(
+    idle_s: float,
+    wanted_s: float,
+    pauses_s: Sequence[float],
+    gpus: Mapping[str, tuple[FloatArray, Mapping[str, FloatArray]]],
+) -> IdlenessVerdict:
+    """Judge a job that seems to be idle.
+
+    Args:
+        idle_s: For how long.
+        wanted_s: How long is long enough.
+        pauses_s: How long the job has paused before, and gone on.
+        gpus: Each of its GPUs -> times in seconds, shape (n,), increasing, over the last ``wanted_s`` or more, and by
+            metric (those of ``METRICS`` that it has) values of shape (n,), NaN where there is none.
+    """
+    patience_s = max(wanted_s, _PATIENCE * max(pauses_s, default=0.0))
+    if idle_s < patience_s:
+        longest = f"; it paused for {max(pauses_s):.0f} s before and went on" if pauses_s else ""
+        return IdlenessVerdict(False, (f"idle for {idle_s:.0f} s of {patience_s:.0f} s{longest}",))
+    if not gpus:
+        return IdlenessVerdict(False, ("no GPU of it is known",))
+    against: list[str] = []
+    witnesses: list[set[str]] = []
+    for name, (time_s, values) in gpus.items():
+        seen_s = float(np.minimum(np.diff(time_s), 10.0).sum()) if time_s.size > 1 else 0.0
+        if seen_s < _LEAST_SEEN * wanted_s:
+            against.append(f"GPU {name}: metrics of {seen_s:.0f} s of {wanted_s:.0f} s only")
+            continue
+        quiet, loud = _witnesses(values)
+        against += [f"GPU {name}: {each}" for each in loud]
+        witnesses.append(quiet)
+    if against:
+        return IdlenessVerdict(False, tuple(against))
+    agreed = set.intersection(*witnesses)
+    # Power and PCIe rest, too, while a kernel computes the same all the time: without its use nothing tells.
+    if _NOT_IN_USE not in agreed or len(agreed) < 2:
+        said = " and ".join(sorted(agreed)) or "nothing"
+        return IdlenessVerdict(False, (f"on every GPU its use and one more witness are wanted; there is: {said}",))
+    evidence = [f"idle for {idle_s:.0f} s on {len(gpus)} GPUs", *sorted(agreed)]
+    if pauses_s:
+        evidence.append(f"its longest pause before took {max(pauses_s):.0f} s")
+    return IdlenessVerdict(True, tuple(evidence))
+
+
+def _witnesses(values: Mapping[str, FloatArray]) -> tuple[set[str], list[str]]:
+    """Return what says that a GPU rests, one witness per kind of metric, and what says that it works."""
+    known = {name: column[np.isfinite(column)] for name, column in values.items()}
+    quiet, loud = set(), []
+    use = [known[name] for name in _USE if name in known and known[name].size]
+    if use:
+        most = max(float(np.quantile(column, 0.999)) for column in use)
+        quiet.add(_NOT_IN_USE) if most <= _MOST_USE else loud.append(f"in use by up to {most:.0%}")
+    bus = [known[name] for name in _BUS if name in known and known[name].size]
+    if bus:
+        most = sum(float(np.quantile(column, 0.99)) for column in bus)
+        quiet.add("nothing moves over PCIe") if most <= _MOST_BUS else loud.append(f"{most / 1e6:.0f} MB/s over PCIe")
+    power = known.get("power_watts", np.empty(0))
+    if power.size:
+        low, middle, high = np.quantile(power, [0.01, 0.5, 0.99])
+        if high - low <= max(_MOST_SPREAD_W, _MOST_SPREAD * middle):
+            quiet.add("its power is flat")
+        else:
+            loud.append(f"power between {low:.0f} and {high:.0f} W")
+    return quiet, loud

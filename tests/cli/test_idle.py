@@ -1,0 +1,97 @@
+"""``gpusonde idle``: asked as an operator would ask, of a collector that runs."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from support.collector_process import ask
+from support.job_records import binding
+from support.running_collector import ThreadCollector
+from support.trace_records import incoming
+from support.tracked_store import TrackedStore
+from support.wire_agent import batch, block, inventory
+
+from gpusonde.ingest.v1 import ingest_pb2
+
+METRICS = ("sm_active", "power_watts")
+SECOND = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory):
+    """Of two jobs with a GPU each that the scheduler gives them, one has rested for two minutes, the other works."""
+    directory = tmp_path_factory.mktemp("idle") / "data"
+    start = time.time_ns() - 130 * SECOND
+    gpus = {"GPU-rests": "resting", "GPU-works": "working"}
+    bindings = [binding(gpu, job) for gpu, job in gpus.items()]
+    for each in bindings:
+        each.start_time_unix_nano = start
+    said = [inventory(1, METRICS, tuple(gpus))]
+    said.append(ingest_pb2.Record(sequence=2, job_bindings=ingest_pb2.JobBindings(bindings=bindings)))
+    rng = np.random.default_rng(1)
+    # Beyond now: however slow the machine is, no question comes after the last of them.
+    for first in range(0, 4300, 10):
+        rest = np.stack([np.zeros(10), rng.normal(60.0, 0.3, 10)])
+        work = np.stack([rng.uniform(0.8, 1.0, 10), rng.normal(300.0, 20.0, 10)])
+        blocks = [
+            block(first, 10, values, METRICS, gpu_index=i, start_ns=start) for i, values in enumerate((rest, work))
+        ]
+        said.append(batch(len(said) + 1, *blocks))
+    subject = TrackedStore(directory)
+    subject.feed(incoming(said), 40)
+    subject.store.close()
+    with ThreadCollector(directory) as running:
+        yield running
+
+
+def idle(collector, *arguments, **more):
+    return ask("idle", "--collector", collector.target, *arguments, **more)
+
+
+def test_jobs_that_rest_are_named_with_the_evidence_and_others_are_not(collector):
+    (job,) = idle(collector, "--for", "1m")["jobs"]
+    assert (job["job_id"], job["idle"], job["reaped"]) == ("resting", True, False)
+    assert job["gpu_uuids"] == ["GPU-rests"]
+    assert job["idle_s"] > 100
+    assert {"it is not in use", "its power is flat"} <= set(job["evidence"])
+
+
+def test_one_that_has_not_rested_for_long_enough_is_left_alone(collector):
+    (job,) = idle(collector, "--for", "2h")["jobs"]
+    assert not job["idle"]
+    assert "of 7200 s" in job["evidence"][0]
+
+
+@pytest.fixture
+def command(tmp_path):
+    script = tmp_path / "reap.sh"
+    script.write_text(
+        f'#!/bin/sh\necho "$GPUSONDE_JOB_ID $GPUSONDE_SCHEDULER $1" > {tmp_path}/told\ncat > {tmp_path}/json\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_nothing_is_run_unless_told_to(collector, command, tmp_path):
+    idle(collector, "--for", "1m", "--reap", str(command))
+    assert not (tmp_path / "told").exists()
+
+
+def test_the_command_gets_the_job_and_its_evidence_and_runs_without_a_shell(collector, command, tmp_path):
+    (job,) = idle(collector, "--for", "1m", "--reap", f"{command} '$(id) ; x'", "--act")["jobs"]
+    assert job["reaped"]
+    assert (tmp_path / "told").read_text() == "resting slurm $(id) ; x\n"
+    assert json.loads((tmp_path / "json").read_text())["job_id"] == "resting"
+
+
+def test_a_command_that_fails_fails_the_whole_and_is_named(collector, capsys):
+    (job,) = idle(collector, "--for", "1m", "--reap", "/bin/false", "--act", exit_code=1)["jobs"]
+    assert job["failure"] == "job resting: /bin/false ended with 1, without a word"
+    assert (job["idle"], job["reaped"]) == (True, False)
+    assert job["failure"] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--for", "soon"), ("--for", "0s"), ("--act",), ("--reap", "'open")])
+def test_what_cannot_be_meant_is_refused(collector, arguments):
+    idle(collector, *arguments, exit_code=2)

@@ -1,0 +1,225 @@
+"""Alerts about jobs: when they fire, when they are over, what a webhook gets, and what if it is down."""
+
+import asyncio
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from support.job_records import gpu_traces, records_of
+from support.running_collector import ThreadCollector
+from support.tracked_store import TrackedStore
+from support.wire_agent import wait_until
+
+from gpusonde.collector.alerts import JobAlerts, notification
+from gpusonde.collector.config import AlertsConfig, CollectorConfig, ConfigError
+from gpusonde.collector.storage.model import AlertRow, JobStateRow, RunRow, RunUpdate
+from gpusonde.common.v1 import job_pb2
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+
+
+class Webhook:
+    """A receiver that keeps what it is sent, and refuses while it is told to."""
+
+    def __init__(self):
+        self.bodies, self.refuses = [], 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if outer.refuses:
+                    outer.refuses -= 1
+                    self.send_response(503)
+                else:
+                    outer.bodies.append(json.loads(body))
+                    self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}/alerts"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class World:
+    """A store with one job that a test moves from state to state, and its alerts."""
+
+    def __init__(self, directory, **config):
+        self.subject = TrackedStore(directory)
+        self.now = START
+        self.config = AlertsConfig(**({"hung_after_s": 30.0, "clear_after_s": 60.0} | config))
+        with ThreadPoolExecutor(1) as executor:
+            self.alerts = JobAlerts(self.subject.store, executor, self.config, lambda: self.now)
+        # An agent whose runs this collector follows.
+        self.subject.store.followed = lambda: [("host-1", "GPU-1")]
+
+    def at(self, seconds, *states, ended=False, job="4711"):
+        self.now = START + seconds * SECOND
+        run = RunRow(
+            f"run-{job}", "host-1", "GPU-1", job, job_pb2.SCHEDULER_SLURM, ended, "", START, self.now, 1, 1, 1, 2, 9, 0
+        )
+        rows = [JobStateRow(START + since * SECOND, state, f"is {state}", 0.9) for since, state in states]
+        self.subject.results.save([RunUpdate(run, None, states=rows)], {})
+        return self.alerts.look()
+
+    @property
+    def kept(self):
+        return [
+            (
+                row.rule,
+                (row.start_unix_nano - START) // SECOND,
+                row.end_unix_nano and (row.end_unix_nano - START) // SECOND,
+            )
+            for row in self.subject.results.alerts(limit=100)
+        ]
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(tmp_path / "data")
+    yield world
+    world.subject.store.close()
+
+
+def test_an_alert_fires_after_its_time_and_not_before(world):
+    world.at(100, (0, "training"), (80, "hung"))
+    assert world.kept == []
+    world.at(110)
+    assert world.kept == [("hung", 80, 0)]
+    world.at(500)
+    assert world.kept == [("hung", 80, 0)]
+
+
+def test_an_alert_is_over_once_the_job_has_done_otherwise_for_a_while(world):
+    world.at(200, (0, "training"), (100, "hung"))
+    world.at(210, (205, "training"))
+    world.at(240, (230, "hung"))
+    world.at(250, (245, "training"))
+    # It fired once, though the job was in the state twice.
+    assert world.kept == [("hung", 100, 0)]
+    world.at(320)
+    assert world.kept == [("hung", 100, 320)]
+
+
+def test_what_cannot_be_told_ends_no_alert_and_the_end_of_the_job_does(world):
+    world.at(200, (0, "hung"))
+    world.at(210, (205, "unknown"))
+    world.at(900)
+    assert world.kept == [("hung", 0, 0)]
+    world.at(910, ended=True)
+    assert world.kept == [("hung", 0, 910)]
+
+
+def test_a_rule_can_be_switched_off_while_the_collector_runs(world):
+    world.alerts.configure(AlertsConfig(hung_after_s=0.0, idle_after_s=10.0))
+    world.at(500, (0, "hung"))
+    world.at(600, (520, "idle"))
+    assert world.kept == [("idle", 520, 0)]
+
+
+def test_an_alert_that_was_open_at_a_restart_fires_no_second_time_and_ends(world):
+    world.at(200, (0, "hung"))
+    with ThreadPoolExecutor(1) as executor:
+        world.alerts = JobAlerts(world.subject.store, executor, world.config, lambda: world.now)
+    world.at(300)
+    assert world.alerts.counters.fired["hung"] == 0
+    world.at(310, (305, "training"))
+    world.at(400)
+    assert world.kept == [("hung", 0, 400)]
+
+
+def test_jobs_of_other_collectors_are_theirs_to_tell(world):
+    world.subject.store.followed = lambda: [("host-2", "GPU-9")]
+    world.at(500, (0, "hung"))
+    assert world.kept == []
+    assert [job.job_id for job in world.alerts.jobs] == ["4711"]
+
+
+def test_a_webhook_gets_what_alertmanager_would_send(world):
+    firing = AlertRow(1, "4711", "hung", START, 0, "all wait", "host-1")
+    over = AlertRow(1, "12", "idle", START, START + 60 * SECOND, "no work", "host-1")
+    sent = notification([firing, over])
+    assert (sent["version"], sent["status"]) == ("4", "firing")
+    assert set(sent) == {
+        "version", "groupKey", "truncatedAlerts", "status", "receiver", "groupLabels", "commonLabels",
+        "commonAnnotations", "externalURL", "alerts",
+    }  # fmt: skip
+    assert sent["commonLabels"] == {"scheduler": "slurm"}
+    first, second = sent["alerts"]
+    assert first["labels"] == {
+        "alertname": "GpusondeJobHung",
+        "job_id": "4711",
+        "scheduler": "slurm",
+        "severity": "critical",
+    }
+    assert (first["status"], first["startsAt"]) == ("firing", "2023-11-14T22:13:20Z")
+    assert (second["status"], second["endsAt"]) == ("resolved", "2023-11-14T22:14:20Z")
+    assert first["fingerprint"] == notification([firing])["alerts"][0]["fingerprint"] != second["fingerprint"]
+
+
+async def deliver(world, until):
+    task = asyncio.ensure_future(world.alerts.run())
+    try:
+        for _ in range(400):
+            if until():
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("nothing came")
+    finally:
+        task.cancel()
+
+
+def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counted(tmp_path):
+    webhook = Webhook()
+    world = World(tmp_path / "data", webhook=webhook.address)
+    with ThreadPoolExecutor(1) as executor:
+        world.alerts = JobAlerts(world.subject.store, executor, world.config, lambda: world.now)
+        webhook.refuses = 2
+        world.at(200, (0, "hung"))
+        asyncio.run(deliver(world, lambda: webhook.bodies))
+    counters = world.alerts.counters
+    assert [alert["labels"]["job_id"] for alert in webhook.bodies[0]["alerts"]] == ["4711"]
+    assert (counters.failed, counters.sent, counters.dropped) == (2, 1, 0)
+    webhook.close()
+    world.subject.store.close()
+
+
+def test_what_a_dead_webhook_does_not_take_is_bounded_and_counted(tmp_path):
+    world = World(tmp_path / "data", webhook="http://127.0.0.1:9/")
+    for i in range(1003):
+        world.at(100 * i + 40, (100 * i, "hung"), job=f"job-{i}")
+        world.at(100 * i + 50, ended=True, job=f"job-{i}")
+        if world.alerts.counters.dropped:
+            break
+    assert world.alerts.counters.dropped > 0
+    world.subject.store.close()
+
+
+@pytest.mark.parametrize("address", ["ftp://host/", "host:9093", "https://user:secret@host/"])
+def test_an_address_that_cannot_be_used_is_refused_with_its_key(address):
+    with pytest.raises(ConfigError, match=r"alerts\.webhook"):
+        CollectorConfig.load(overrides={"alerts.webhook": address})
+
+
+def test_a_running_collector_tells_the_webhook(tmp_path):
+    webhook = Webhook()
+    run = RunRow("run-1", "agent-1", "GPU-0", "4711", 1, False, "", START, START + 100 * SECOND, 1, 1, 1, 2, 9, 0)
+    subject = TrackedStore(tmp_path / "data")
+    # The inventory: whose GPU it is.
+    subject.feed(records_of(gpu_traces(1))[:1], 1)
+    subject.results.save([RunUpdate(run, None, states=[JobStateRow(START, "hung", "all wait", 0.9)])], {})
+    subject.store.close()
+    with ThreadCollector(tmp_path / "data", alerts__webhook=webhook.address):
+        wait_until(lambda: webhook.bodies, 30, "the alert")
+    assert webhook.bodies[0]["alerts"][0]["annotations"]["description"] == "all wait"
+    webhook.close()

@@ -1,0 +1,162 @@
+"""What a job does is watched while its ticks are followed: all GPUs together, over restarts and backlogs alike."""
+
+import numpy as np
+import pytest
+from support.epoch_traces import training_trace
+from support.job_records import START, binding, gpu_traces, records_of
+from support.trace_records import incoming
+from support.tracked_store import TrackedStore
+
+from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import Trace
+
+SECOND = 1_000_000_000
+
+
+def stuck(trace, from_s, dram=0.0, watts=55.0):
+    """The same trace whose work stops for good."""
+    after = trace.time_s >= from_s
+    values = {"dram_active": dram, "power_watts": watts}
+    return Trace(trace.time_s, {name: np.where(after, values[name], row) for name, row in trace.values.items()})
+
+
+def told(subject, **request):
+    """The states of the one job, with when they begin, and the one of now."""
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(**request)).jobs
+    name = query_pb2.JobState.Name
+    spans = [(round((s.start_time.ToNanoseconds() - START) / 1e9), name(s.state)[10:].lower()) for s in job.history]
+    now = (round((job.state_time.ToNanoseconds() - START) / 1e9), name(job.state)[10:].lower())
+    return spans, now, job
+
+
+@pytest.fixture
+def setup(tmp_path):
+    subjects = []
+
+    def make(name="data"):
+        subjects.append(TrackedStore(tmp_path / name))
+        return subjects[-1]
+
+    yield make
+    for subject in subjects:
+        subject.store.close()
+
+
+@pytest.fixture(scope="module")
+def job():
+    """Records of four GPUs of one job, the last one, the end of their source, left out."""
+    return records_of(gpu_traces(4))[:-1]
+
+
+def test_a_job_is_seen_to_start_to_train_and_to_end(setup, job):
+    subject = setup()
+    subject.feed(job, 5)
+    spans, now, found = told(subject)
+    # Ticks shortly before its first activity belong to a run.
+    assert spans[0] == (5, "starting")
+    assert "training" in {name for _, name in spans}
+    assert now[1] in ("training", "evaluating", "idle")
+    assert found.goodput_ratio > 0.8
+    assert {len(subject.results.states([run.run_id])) for run in subject.runs()} == {0, 1}
+
+
+def test_a_backlog_read_at_once_tells_the_same_as_a_live_stream(setup, job):
+    live, late = setup("live"), setup("late")
+    live.feed(job, 5)
+    late.feed(job, len(job))
+    assert told(late)[0] == told(live)[0]
+
+
+def test_a_restart_in_the_middle_leaves_no_trace(setup, job):
+    whole, cut = setup("whole"), setup("cut")
+    whole.feed(job, 5)
+    cut.feed(job[:100], 5)
+    cut.pipeline.finish()
+    cut.restart()
+    cut.feed(job[100:], 5)
+    assert told(cut)[0] == told(whole)[0]
+
+
+def test_the_state_of_a_restart_without_what_it_knew_is_that_of_reading_the_run_again(setup, job):
+    whole, cut = setup("whole"), setup("cut")
+    whole.feed(job, 5)
+    cut.feed(job[:100], 5)
+    cut.restart()
+    cut.feed(job[100:], 5)
+    assert told(cut)[0] == told(whole)[0]
+
+
+def test_a_job_that_stops_working_stalls_and_is_told_since_when(setup):
+    traces = {gpu: stuck(training_trace(20.0, 14, seed=i)[0], 150.0) for i, gpu in enumerate(("GPU-0", "GPU-1"))}
+    subject = setup()
+    subject.feed(records_of(traces)[:-1], 5)
+    _, (since_s, state), found = told(subject)
+    assert state in ("stalled", "hung")
+    assert since_s == pytest.approx(150, abs=5)
+    assert "of its range for" in found.reason
+
+
+def test_runs_without_a_job_are_watched_one_by_one(setup):
+    traces = {
+        "GPU-0": training_trace(20.0, 14, seed=0)[0],
+        "GPU-1": stuck(training_trace(20.0, 14, seed=1)[0], 150.0),
+    }
+    subject = setup()
+    subject.feed(records_of(traces, [binding(gpu, "uid-1000", scheduler=6) for gpu in traces])[:-1], 5)
+    jobs = list_jobs(subject.store, query_pb2.ListJobsRequest()).jobs
+    states = {each.members[0].gpu_uuid: query_pb2.JobState.Name(each.state) for each in jobs}
+    assert states["GPU-1"] in ("JOB_STATE_STALLED", "JOB_STATE_HUNG")
+    assert states["GPU-0"] not in ("JOB_STATE_STALLED", "JOB_STATE_HUNG", "JOB_STATE_UNKNOWN")
+
+
+def test_a_gpu_that_falls_silent_does_not_hold_up_what_is_told_of_its_job(setup):
+    traces = gpu_traces(2)
+    records = records_of(traces)[:-1]
+    half = len(records) // 2
+    for record in records[half:]:
+        assert len(record.decoded.blocks) == 2
+    subject = setup()
+    subject.feed(records[:half], 5)
+    # From here on only the first GPU gives ticks.
+    short = records_of({"GPU-0": traces["GPU-0"]})[half:-1]
+    subject.feed(short, 5)
+    spans, now, _ = told(subject)
+    assert max(now[0], spans[-1][0]) > half
+
+
+def written(records, from_s, to_s, bytes_per_s):
+    """The same records with looks at the job's processes, of which those of some seconds wrote."""
+    told = []
+    for record in (each.entry.payload for each in records):
+        told.append(ingest_pb2.Record.FromString(record))
+        if not told[-1].HasField("batch"):
+            continue
+        at_ns = told[-1].batch.blocks[0].start_time_unix_nano + SECOND
+        writes = from_s <= (at_ns - START) / SECOND < to_s
+        group = ingest_pb2.ProcessGroupActivity(
+            gpu_uuids=["GPU-0"],
+            forks=[0],
+            exits=[0],
+            lifetime_ms=[0],
+            read_bytes=[0],
+            written_bytes=[round(bytes_per_s) if writes else 0],
+            processor_ms=[900],
+        )
+        activity = ingest_pb2.JobActivity(start_time_unix_nano=at_ns, offsets_ms=[0], groups=[group])
+        told.append(ingest_pb2.Record(job_activity=activity))
+    for sequence, record in enumerate(told, start=1):
+        record.sequence = sequence
+    return incoming(told, "agent-1")
+
+
+def test_a_pause_in_which_the_job_writes_is_a_checkpoint_however_long_it_takes(setup):
+    paused = stuck(training_trace(20.0, 14, seed=0)[0], 150.0)
+    records = records_of({"GPU-0": paused})[:-1]
+    subject = setup()
+    subject.feed(written(records, 150.0, 1e9, 5e8), 5)
+    _, (since_s, state), found = told(subject)
+    assert state == "checkpointing"
+    assert since_s == pytest.approx(150, abs=5)
+    assert "500 MB/s are written" in found.reason

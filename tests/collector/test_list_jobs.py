@@ -1,0 +1,249 @@
+"""``ListJobs``: runs are jobs, over GPUs, hosts and time, with what they do and when they will be done."""
+
+from dataclasses import replace
+
+import pytest
+from support.job_records import binding, gpu_traces, idle_outside, records_of
+from support.running_collector import ThreadCollector
+from support.trace_records import incoming
+from support.tracked_store import TrackedStore
+
+from gpusonde.collector.client import Client
+from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
+from gpusonde.common.v1 import job_pb2
+from gpusonde.errors import CollectorError, RequestError
+from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.query.v1 import query_pb2
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+
+
+def run_of(name, start_s=0, end_s=600, job="4711", scheduler=job_pb2.SCHEDULER_SLURM, ended=False, agent="host-1"):
+    return RunRow(
+        run_id=name,
+        agent_id=agent,
+        gpu_uuid=f"GPU-{name}",
+        job_id=job,
+        scheduler=scheduler,
+        ended=ended,
+        end_reason="idle for 300 s" if ended else "",
+        start_unix_nano=START + start_s * SECOND,
+        end_unix_nano=START + end_s * SECOND,
+        first_spool=1,
+        first_sequence=1,
+        last_spool=1,
+        last_sequence=2,
+        tick_count=100,
+        missed_ticks=0,
+    )
+
+
+def state(start_s, name, confidence=0.9):
+    return JobStateRow(START + start_s * SECOND, name, f"it is {name}", confidence)
+
+
+def level(period_s, starts_s, role="epoch", count=None):
+    starts = tuple(START + round(at * SECOND) for at in starts_s)
+    count = len(starts) if count is None else count
+    return CycleRow(period_s, period_s * 0.99, period_s * 1.01, count, 0.9, role, 0.8, None, starts)
+
+
+@pytest.fixture
+def subject(tmp_path):
+    subject = TrackedStore(tmp_path / "data")
+    yield subject
+    subject.store.close()
+
+
+def save(subject, *updates):
+    subject.results.save([u if isinstance(u, RunUpdate) else RunUpdate(u, None) for u in updates], {})
+
+
+def ask(subject, **request):
+    return list_jobs(subject.store, query_pb2.ListJobsRequest(**request))
+
+
+def names(jobs):
+    return [[member.run_id for member in job.members] for job in jobs]
+
+
+def test_runs_of_one_job_are_one_line_on_however_many_hosts_and_runs_without_one_a_line_each(subject):
+    save(
+        subject,
+        run_of("a"),
+        run_of("b", agent="host-2"),
+        run_of("c", 50, job="", scheduler=0),
+        run_of("d", 60, job="uid-1000", scheduler=job_pb2.SCHEDULER_USER),
+        run_of("e", 70, scheduler=job_pb2.SCHEDULER_KUBERNETES),
+    )
+    jobs = ask(subject).jobs
+    assert names(jobs) == [["e"], ["d"], ["c"], ["a", "b"]]
+    assert [job.job_id for job in jobs] == ["4711", "d", "c", "4711"]
+    assert [job.scheduler for job in jobs][:2] == [job_pb2.SCHEDULER_KUBERNETES, job_pb2.SCHEDULER_UNSPECIFIED]
+    assert names(ask(subject, job_id="d").jobs) == [["d"]]
+    # An id that a user has given himself is no job's: the runs under it have nothing to do with each other.
+    assert names(ask(subject, job_id="nobody").jobs) == []
+
+
+def test_a_job_that_was_requeued_is_one_and_a_name_used_again_hours_later_is_another(subject):
+    save(
+        subject,
+        run_of("a", 0, 100, ended=True),
+        run_of("b", 400, 500, ended=True),
+        run_of("c", 9_000, 9_100, ended=True),
+    )
+    assert names(ask(subject).jobs) == [["c"], ["a", "b"]]
+
+
+def test_jobs_come_in_pages_each_once_and_whole(subject):
+    for i in range(7):
+        save(subject, run_of(f"a{i}", 10 * i, 900, job=f"job-{i}"), run_of(f"b{i}", 5 + 25 * i, 900, job=f"job-{i}"))
+    found, token = [], ""
+    while True:
+        page = ask(subject, page_size=2, page_token=token)
+        found += [job.job_id for job in page.jobs]
+        assert all(len(job.members) == 2 for job in page.jobs)
+        token = page.next_page_token
+        if not token:
+            break
+    assert found == [f"job-{i}" for i in reversed(range(7))]
+
+
+def test_a_job_is_in_the_state_of_most_of_its_gpus_and_hosts_that_do_otherwise_are_named(subject):
+    save(
+        subject,
+        RunUpdate(run_of("a"), None, states=[state(0, "starting"), state(30, "training"), state(500, "hung")]),
+        run_of("a2"),
+        RunUpdate(run_of("b", agent="host-2"), None, states=[state(0, "training")]),
+    )
+    (job,) = ask(subject).jobs
+    assert job.state == query_pb2.JOB_STATE_HUNG
+    assert job.reason == "it is hung; host-2 is training"
+    assert job.state_time.ToNanoseconds() == START + 500 * SECOND
+    assert [(span.state, span.end_time.ToNanoseconds() - span.start_time.ToNanoseconds()) for span in job.history] == [
+        (query_pb2.JOB_STATE_STARTING, 30 * SECOND),
+        (query_pb2.JOB_STATE_TRAINING, 470 * SECOND),
+    ]
+    # Two GPUs trained for 470 of 600 s, one for all of them.
+    assert job.goodput_ratio == pytest.approx((2 * 470 + 600) / 1800)
+
+
+def test_a_job_that_is_over_is_ended_and_one_of_which_nothing_is_known_is_unknown(subject):
+    over = run_of("a", ended=True)
+    save(subject, RunUpdate(over, None, states=[state(0, "training")]), run_of("b", 700, 800, job="other"))
+    unknown, ended = ask(subject).jobs
+    assert (ended.state, ended.reason, ended.active) == (query_pb2.JOB_STATE_ENDED, "idle for 300 s", False)
+    assert ended.history[-1].end_time.ToNanoseconds() == over.end_unix_nano
+    assert unknown.state == query_pb2.JOB_STATE_UNKNOWN
+    assert not unknown.HasField("goodput_ratio")
+    assert names(ask(subject, active_only=True).jobs) == [["b"]]
+
+
+@pytest.fixture
+def trained(subject):
+    """A job with evaluations every 10 s inside of epochs of 60 s, of which the latest ten starts are kept."""
+    tree = CycleTree((level(10.0, range(500, 600, 10), "evaluation", 59), level(60.0, range(0, 600, 60))), level=1)
+    save(subject, RunUpdate(run_of("a"), None, tree))
+    return subject
+
+
+def test_the_total_says_how_far_a_job_is_and_when_it_ends(trained):
+    (job,) = ask(trained, job_id="4711").jobs
+    assert job.level.role == query_pb2.CYCLE_ROLE_EPOCH
+    assert not job.HasField("estimate")
+    (job,) = ask(trained, job_id="4711", total_cycles=20).jobs
+    assert job.progress_ratio == pytest.approx(0.5)
+    assert (job.estimate.epochs_done, job.estimate.epochs_left) == (10, 10)
+    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 1200, abs=1)
+    assert job.estimate.end_time_lower.ToNanoseconds() < job.estimate.end_time.ToNanoseconds()
+
+
+def test_the_total_may_be_that_of_another_level_and_counts_starts_that_are_not_kept(trained):
+    request = {"job_id": "4711", "total_cycles": 118, "total_role": query_pb2.CYCLE_ROLE_EVALUATION}
+    (job,) = ask(trained, **request).jobs
+    assert job.progress_ratio == pytest.approx(0.5)
+    assert (job.estimate.epochs_done, job.estimate.epochs_left) == (59, 59)
+    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 600 + 590, abs=1)
+    (job,) = ask(trained, **(request | {"total_role": query_pb2.CYCLE_ROLE_STEP})).jobs
+    assert not job.HasField("estimate")
+    assert "no level" in job.estimate_reason
+
+
+def test_totals_that_cannot_be_are_refused_with_the_field(trained):
+    with pytest.raises(RequestError, match="'total_cycles': 10 cycles of that level are over, more than the 9"):
+        ask(trained, job_id="4711", total_cycles=9)
+    with pytest.raises(RequestError, match="name it in 'job_id'"):
+        ask(trained, total_cycles=9)
+    with pytest.raises(RequestError, match=r"'total_cycles': .* after the year 9999"):
+        ask(trained, job_id="4711", total_cycles=(1 << 32) - 1)
+
+
+def test_a_client_gets_plain_values_and_refusals_by_name(tmp_path):
+    with ThreadCollector(tmp_path / "data") as collector, Client(collector.target) as client:
+        assert client.list_jobs() == []
+        with pytest.raises(CollectorError, match="name it in 'job_id'"):
+            client.list_jobs(total_cycles=3)
+        with pytest.raises(ValueError, match="CYCLE_ROLE_NONSENSE"):
+            client.list_jobs(job_id="x", total_cycles=3, total_role="nonsense")
+
+
+def test_replacing_a_run_keeps_its_states(subject):
+    run = run_of("a")
+    save(subject, RunUpdate(run, None, states=[state(0, "training")]))
+    save(subject, RunUpdate(replace(run, tick_count=200), None))
+    (job,) = ask(subject).jobs
+    assert job.state == query_pb2.JOB_STATE_TRAINING
+
+
+def hold(subject, traces, *, job="4711", ticks=60):
+    """Records of an agent whose scheduler gives GPUs to a job that does nothing with them."""
+    records = records_of(traces, [binding(gpu, job) for gpu in traces], agent_id="host-1")[: ticks + 2]
+    subject.feed(records, 10)
+
+
+def idle_traces(count=2):
+    return {gpu: idle_outside(trace, 0.0, 0.0) for gpu, trace in gpu_traces(count).items()}
+
+
+def test_a_job_that_holds_gpus_and_has_never_used_them_is_idle_since_it_got_them(subject):
+    hold(subject, idle_traces())
+    now = START + 60 * SECOND
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+    assert (job.job_id, job.state, job.active) == ("4711", query_pb2.JOB_STATE_IDLE, True)
+    assert job.reason == "none of its 2 GPUs has ever worked, and the scheduler still gives them to it"
+    assert job.state_time.ToNanoseconds() == START
+    assert [(member.run_id, member.gpu_uuid) for member in job.members] == [("", "GPU-0"), ("", "GPU-1")]
+    # Jobs are listed by their runs; this one is found by its name, too.
+    assert names(list_jobs(subject.store, query_pb2.ListJobsRequest(job_id="4711"), now).jobs) == [["", ""]]
+
+
+def test_a_job_whose_runs_are_over_is_idle_while_its_scheduler_gives_it_the_gpus(subject):
+    hold(subject, idle_traces())
+    save(subject, run_of("a", 0, 20, ended=True))
+    now = START + 60 * SECOND
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+    assert job.state == query_pb2.JOB_STATE_IDLE
+    assert job.state_time.ToNanoseconds() == START + 20 * SECOND
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(), now).jobs
+    assert job.active
+    assert {member.run_id for member in job.members} == {"a", ""}
+
+
+def test_silence_of_an_agent_is_no_idleness_and_ends_its_jobs_after_a_day(subject):
+    hold(subject, idle_traces())
+    soon, later = START + 600 * SECOND, START + 2 * 86_400 * SECOND
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), soon).jobs
+    assert job.state == query_pb2.JOB_STATE_UNKNOWN
+    assert job.reason.startswith("nothing is heard of host-1; ")
+    assert not list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), later).jobs
+
+
+def test_a_job_that_has_left_its_gpus_is_over(subject):
+    hold(subject, idle_traces())
+    bindings = [binding(gpu, "4711", end=START + 30 * SECOND) for gpu in idle_traces()]
+    said = ingest_pb2.Record(sequence=63, job_bindings=ingest_pb2.JobBindings(bindings=bindings))
+    subject.feed(incoming([said], "host-1"), 1)
+    now = START + 60 * SECOND
+    assert not list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs

@@ -1,0 +1,90 @@
+"""When a job's GPUs may be taken away: two witnesses on every GPU, for long enough, and nothing against it."""
+
+import numpy as np
+import pytest
+
+from gpusonde.epoch_detect.progress.idleness import judge_idleness
+
+WANTED_S = 1800.0
+
+
+def gpu(seconds=1800, interval_s=1.0, **values):
+    """A GPU that rests but for what is given; None leaves a metric out."""
+    time_s = np.arange(0.0, seconds, interval_s)
+    rng = np.random.default_rng(3)
+    rest = {
+        "gpu_utilization": np.zeros_like(time_s),
+        "power_watts": rng.normal(70.0, 0.5, time_s.size),
+        "pcie_tx_bytes_per_second": rng.uniform(0, 2e4, time_s.size),
+        "pcie_rx_bytes_per_second": rng.uniform(0, 2e4, time_s.size),
+    } | {name: value if value is None else np.broadcast_to(value, time_s.shape) for name, value in values.items()}
+    return time_s, {name: column for name, column in rest.items() if column is not None}
+
+
+def judge(*gpus, idle_s=2000.0, pauses_s=()):
+    return judge_idleness(idle_s, WANTED_S, pauses_s, {f"GPU-{i}": each for i, each in enumerate(gpus)})
+
+
+def bursts(every, value):
+    column = np.zeros(1800)
+    column[::every] = value
+    return column
+
+
+def test_a_job_whose_gpus_all_rest_is_idle_and_says_by_what():
+    verdict = judge(gpu(), gpu())
+    assert verdict.idle
+    assert verdict.evidence == (
+        "idle for 2000 s on 2 GPUs",
+        "it is not in use",
+        "its power is flat",
+        "nothing moves over PCIe",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"gpu_utilization": bursts(100, 0.9)}, "GPU GPU-1: in use by up to 90%"),
+        ({"sm_active": bursts(200, 0.2)}, "GPU GPU-1: in use by up to 20%"),
+        ({"power_watts": 70.0 + bursts(60, 200.0)}, "GPU GPU-1: power between 70 and 270 W"),
+        ({"pcie_rx_bytes_per_second": 5e7}, "GPU GPU-1: 50 MB/s over PCIe"),
+    ],
+)
+def test_one_gpu_that_shows_anything_keeps_all_of_them(values, said):
+    verdict = judge(gpu(), gpu(**values))
+    assert not verdict.idle
+    assert verdict.evidence == (said,)
+
+
+def test_a_kernel_that_computes_evenly_is_not_taken_for_rest_where_its_use_is_not_known():
+    verdict = judge(gpu(gpu_utilization=None, power_watts=300.0))
+    assert not verdict.idle
+    assert "its use and one more witness are wanted" in verdict.evidence[0]
+
+
+def test_one_witness_is_not_enough():
+    verdict = judge(gpu(power_watts=None, pcie_tx_bytes_per_second=None, pcie_rx_bytes_per_second=None))
+    assert not verdict.idle
+
+
+def test_pauses_that_the_job_came_back_from_are_waited_out():
+    assert judge(gpu(), idle_s=2000.0, pauses_s=[900.0]).idle
+    early = judge(gpu(), idle_s=2000.0, pauses_s=[60.0, 1700.0])
+    assert not early.idle
+    assert early.evidence == ("idle for 2000 s of 2550 s; it paused for 1700 s before and went on",)
+    assert judge(gpu(), idle_s=2600.0, pauses_s=[60.0, 1700.0]).idle
+
+
+def test_metrics_that_are_missing_are_no_rest():
+    assert not judge(gpu(seconds=600)).idle
+    assert not judge(gpu(), (np.empty(0), {})).idle
+    assert not judge(gpu(gpu_utilization=np.nan)).idle
+    hole = gpu()
+    keep = (hole[0] < 300) | (hole[0] > 900)
+    assert not judge((hole[0][keep], {name: column[keep] for name, column in hole[1].items()})).idle
+    assert not judge().idle
+
+
+def test_an_agent_that_samples_idle_gpus_less_often_is_heard_all_the_same():
+    assert judge(gpu(interval_s=2.0)).idle
