@@ -36,8 +36,8 @@ from support.trace_records import trace_records
 _TRACE = Path(__file__).parents[2] / "tests" / "data" / "demo_trace.parquet"
 
 
-async def _greet(target: str, names: Sequence[str]) -> None:
-    """Greet as many agents and end their streams once all are answered."""
+async def _greet(target: str, names: Sequence[str], start_unix_nano: int) -> None:
+    """Greet as many agents, of processes that began at a time, and end their streams once all are answered."""
 
     async def one(name: str) -> None:
         # A connection each, as hosts have.
@@ -48,7 +48,7 @@ async def _greet(target: str, names: Sequence[str]) -> None:
                 spool_id=f"spool-{name}",
                 instance_id=f"instance-{name}",
                 first_available_sequence=1,
-                agent_start_time_unix_nano=time.time_ns(),
+                agent_start_time_unix_nano=start_unix_nano,
                 encodings=[ingest_pb2.ENCODING_FLOAT32_LE],
             )
             await call.write(ingest_pb2.StreamSamplesRequest(hello=hello))
@@ -70,10 +70,12 @@ def greetings(collector: CollectorProcess, count: int) -> dict[str, tuple[float,
     after = usage(collector.pid)
     idle = (after.cpu_s - before.cpu_s) / (after.wall_s - before.wall_s)
 
-    def measure(groups: Sequence[Sequence[str]]) -> tuple[float, float]:
+    began = time.time_ns()
+
+    def measure(groups: Sequence[Sequence[str]], start_unix_nano: int = began) -> tuple[float, float]:
         before = usage(collector.pid)
         for group in groups:
-            asyncio.run(_greet(collector.address, group))
+            asyncio.run(_greet(collector.address, group, start_unix_nano))
         time.sleep(0.5)
         after = usage(collector.pid)
         number = sum(map(len, groups))
@@ -85,6 +87,7 @@ def greetings(collector: CollectorProcess, count: int) -> dict[str, tuple[float,
         f"{count} known agents at once": measure([names]),
         "20 unknown agents, one after another": measure([[name] for name in lone]),
         "20 known agents, one after another": measure([[name] for name in lone]),
+        "20 known agents that were started anew, one after another": measure([[name] for name in lone], began + 1),
     }
 
 

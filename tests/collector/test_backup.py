@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from support.faulty_files import FaultyFiles, PowerLost, flip_byte
-from support.store_records import EVER, Feed
+from support.store_records import EVER, Feed, durable_after
 from support.wire_agent import START_NS, TICK_NS
 
 from gpusonde.collector import LocalStore
@@ -58,7 +58,7 @@ def restored(backup, directory):
     arrived = [
         a.samples for a in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksEntry)
     ]
-    (durable,) = store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")])
+    (durable,) = durable_after(store, [AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")])
     assert ticks == list(range(10 * (durable - 1)))
     assert [s for piece in arrived for s in piece.sequence.tolist()] == [tick // 10 + 2 for tick in ticks]
     assert store.facts.losses() == []
@@ -217,7 +217,7 @@ def test_a_part_of_a_backup_is_a_store_and_what_is_missing_is_asked_for_or_on_re
         shutil.rmtree(backup / "log")
     store = LocalStore(backup, CONFIG)
     store.open()
-    (durable,) = store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")])
+    (durable,) = durable_after(store, [AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")])
     store.samples.append(Feed().batches(max(durable + 1, 49), 60))  # the agent has let go of 1 to 48
     store.close()
     if lost in ("catalogue older", "a segment"):

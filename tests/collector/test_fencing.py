@@ -15,6 +15,7 @@ from gpusonde.collector.ingest.admission import AgentPace
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.session import AgentSession
+from gpusonde.collector.storage.model import SpoolStanding
 from gpusonde.errors import RequestError, StoreFullError
 
 
@@ -155,7 +156,7 @@ def test_a_failed_commit_fails_what_was_queued_behind_it_too(executor):
         store.error = StoreFullError("full")
         committer = Committer(store, executor, 0.0, failures.append)
         running = asyncio.ensure_future(committer.run())
-        session = AgentSession("agent-1", "spool-1", 0, 1, AgentPace(IngestConfig()))
+        session = AgentSession("agent-1", "spool-1", SpoolStanding(0, None), 1, AgentPace(IngestConfig()))
         records = Feed().batches(1, 4)
         for incoming in records[:2]:
             session.note_taken(incoming.entry.sequence)
@@ -182,7 +183,7 @@ def test_records_that_arrive_together_share_a_commit_and_closing_waits_for_the_r
         store.go.set()
         committer = Committer(store, executor, 0.05, lambda error: None)
         running = asyncio.ensure_future(committer.run())
-        session = AgentSession("agent-1", "spool-1", 0, 1, AgentPace(IngestConfig()))
+        session = AgentSession("agent-1", "spool-1", SpoolStanding(0, None), 1, AgentPace(IngestConfig()))
         for incoming in Feed().batches(1, 5):
             session.note_taken(incoming.entry.sequence)
             committer.submit(session, incoming)

@@ -14,6 +14,7 @@ from gpusonde.collector.config import IngestConfig
 from gpusonde.collector.ingest.admission import AgentPace, Backpressure
 from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, RateBucket
+from gpusonde.collector.storage.model import SpoolStanding
 from gpusonde.errors import RequestError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import OsFiles
@@ -123,7 +124,7 @@ def test_pressure_begins_at_its_limits_and_ends_when_it_was_calm_for_a_while():
 
 
 def session_of(durable=0, first=1):
-    return AgentSession("a", "s", durable, first, AgentPace(IngestConfig()))
+    return AgentSession("a", "s", SpoolStanding(durable, None), first, AgentPace(IngestConfig()))
 
 
 def test_the_strictest_wish_counts_and_the_last_one_lifted_lifts_all():

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from support.faulty_files import FaultyFiles, PowerLost, flip_byte
-from support.store_records import EVER, Feed
+from support.store_records import EVER, Feed, durable_after, inventory_of
 from support.wire_agent import START_NS, TICK_NS
 
 from gpusonde.collector import LocalStore
@@ -100,8 +100,8 @@ def test_without_its_catalogue_a_store_keeps_every_sample(data, damage):
     assert content(data) == EVERYTHING
     # Agents go on where they were: their inventories are known, so that what they send next can be read.
     store = open_store(data)
-    assert store.facts.inventory("agent-1", "spool-1") == Feed().inventory
-    assert store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")]) == [36]
+    assert inventory_of(store, "agent-1", "spool-1") == Feed().inventory
+    assert durable_after(store, [AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")]) == [36]
     assert sorted(store.followed()) == [("agent-1", "GPU-a"), ("agent-2", "GPU-b")]
     store.samples.append(Feed().batches(37, 40))
     store.flush()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support.faulty_files import FaultyFiles, PowerLost, flip_byte
-from support.store_records import EVER, Feed
+from support.store_records import EVER, Feed, inventory_of
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector import LocalStore
@@ -305,7 +305,7 @@ def test_an_inventory_in_the_middle_of_a_log_holds_from_there_on(open_store):
     store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2)), wider.incoming(second)])
     store.samples.append([wider.incoming(batch(4, block(first_tick=20, metrics=("sm_active",))))])
     store = open_store()
-    assert store.facts.inventory("agent-1", "spool-1").layout.metrics == ("sm_active",)
+    assert inventory_of(store, "agent-1", "spool-1").layout.metrics == ("sm_active",)
     samples = store.samples.read("GPU-a", *EVER)
     assert len(samples) == 20
     assert np.isnan(samples.columns["power_watts"]).tolist() == [False] * 10 + [True] * 10

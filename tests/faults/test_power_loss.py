@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from support.faulty_files import FaultyFiles, PowerLost
-from support.store_records import Feed
+from support.store_records import Feed, durable_after
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 
 from gpusonde.agent.spool import Spool
@@ -92,7 +92,7 @@ class CollectorSide:
 
     def durable(self, spool_id):
         agent = AgentRow("agent-1", spool_id, "instance", 1, "host", "1", b"")
-        (durable,) = self.store.samples.register_agents([agent])
+        (durable,) = durable_after(self.store, [agent])
         assert durable >= self.acked, "an acknowledged record is gone"
         return durable
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.store_records import Feed
+from support.store_records import Feed, durable_after
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.config import StoreConfig
@@ -33,7 +33,7 @@ def main() -> None:
     """Work until killed."""
     store = LocalStore(Path(sys.argv[1]), CONFIG, compaction=COMPACTION)
     store.open()
-    (durable,) = store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")])
+    (durable,) = durable_after(store, [AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b"")])
     next_sequence = durable + 1
     threading.Thread(target=keep_compacting, args=(store,), daemon=True).start()
     while True:

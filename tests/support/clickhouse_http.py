@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import email
 import re
+import ssl
 import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,37 +30,60 @@ class ClickHouseHttp:
         url: Where.
         refusals: Requests with a wrong user or password.
         broken: While True, every request is cut off without an answer.
+        forgets: While True, a connection is closed after each answer, which does not say so.
+        connections: How many were made.
         version: What the server says that it is, if not the engine's; servers before 20 lack what clients ask for.
         replicated: Names of tables that the server says are replicated.
         busy: So many of the next inserts meet that of another collector, if they ask for a quorum.
+        tunnels: Places that it was asked for as a proxy.
         settings: Settings of every insert and query of a table of the collector, as (table, values).
     """
 
-    def __init__(self, directory: Path, user: str = "gpusonde", password: str = "s3cret") -> None:
+    def __init__(
+        self, directory: Path, user: str = "gpusonde", password: str = "s3cret", tls: ssl.SSLContext | None = None
+    ) -> None:
         self._engine = chdb.connect(str(directory))
         self._credentials = (user, password)
         self._lock = threading.Lock()
         self.refusals = 0
-        self.broken = False
+        self.broken = self.forgets = False
+        self.connections = 0
         self.version = ""
         self.replicated: tuple[str, ...] = ()
         self.busy = 0
+        self.tunnels: list[str] = []
         self.settings: list[tuple[str, dict[str, str]]] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # An answer goes out as one, as a server's does; its body would else wait for the peer's delayed ACK.
+            wbufsize = -1
 
             def do_POST(self) -> None:
                 outer.answer(self)
 
             do_GET = do_POST
 
+            def setup(self) -> None:
+                outer.connections += 1
+                super().setup()
+
+            def do_CONNECT(self) -> None:
+                """Answer as a proxy does, and go on as the server behind it."""
+                outer.tunnels.append(self.path)
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.flush()
+                self.close_connection = False
+
             def log_message(self, *_: object) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever)
 
     def __enter__(self) -> ClickHouseHttp:
@@ -98,8 +122,6 @@ class ClickHouseHttp:
     def _run(self, values: dict[str, str], body: bytes) -> bytes:
         statement = values.get("query") or body.decode()
         if self.version:
-            if "system.settings" in statement and int(self.version.split(".")[0]) < 20:
-                raise RuntimeError("Code: 47. DB::Exception: Unknown identifier: readonly")
             statement = statement.replace("version()", f"'{self.version}'")
         if self.replicated:
             names = ", ".join(f"'{name}'" for name in self.replicated)
@@ -138,6 +160,8 @@ class ClickHouseHttp:
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)
+        request.wfile.flush()
+        request.close_connection |= self.forgets
 
 
 def _form(kind: str, body: bytes) -> dict[str, str]:

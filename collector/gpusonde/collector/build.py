@@ -160,7 +160,7 @@ def build_parts(
         lambda: committer.waiting_bytes,
         store.memory_share,
     )
-    intake = Intake(store.facts, control, committer, quarantine, config.ingest, counters=counters)
+    intake = Intake(committer, quarantine, config.ingest, counters=counters)
     predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters)
     planning = PlanningProcesses(config.planning, config.workers)
     parts = CollectorParts(

@@ -213,13 +213,13 @@ def test_a_server_without_room_is_a_full_store_and_anything_else_is_not(open_wit
             failure.code = code
             raise failure
 
-        sql._client.insert_arrow = refuse
+        sql._engine.insert = refuse
         with pytest.raises(error) as caught:
             store.samples.append(Feed().batches(1, 2))
         assert type(caught.value) is error
         with pytest.raises(error):
             store.samples.check_writable()
-    del sql._client.insert_arrow
+    del sql._engine.insert
     store.samples.check_writable()
 
 

@@ -1,12 +1,14 @@
 """The engine on ClickHouse over HTTP, against a stand-in for the server that runs the statements in this process."""
 
+import ssl
 import uuid
 
 import pytest
+from support.certificates import Authority
 from support.clickhouse_http import ClickHouseHttp
 from support.running_collector import ThreadCollector
 from support.store_engines import ClickHouseEngine
-from support.store_records import EVER, Feed
+from support.store_records import EVER, Feed, durable_after, inventory_of
 from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector.client import Client
@@ -48,15 +50,15 @@ def test_records_statements_and_names_cross_http_whole(engine):
     for _ in range(2):
         assert len(store.samples.read(NAME, *EVER)) == 20
         assert store.facts.gpus()[0].gpu_uuid == NAME
-        assert store.facts.inventory(NAME, "spool-1").gpus[0].gpu_uuid == NAME
+        assert inventory_of(store, NAME, "spool-1").gpus[0].gpu_uuid == NAME
         store = engine.open()
 
 
 def test_a_crowd_of_agents_with_long_names_crosses_http_whole(engine):
     store = engine.open()
     crowd = [AgentRow(f"{i:04d}-{'n' * 120}", "spool-1", "instance", i, "host", "1", b"") for i in range(500)]
-    assert store.samples.register_agents(crowd) == [0] * 500
-    assert store.samples.register_agents(crowd) == [0] * 500
+    assert durable_after(store, crowd) == [0] * 500
+    assert durable_after(store, crowd) == [0] * 500
     assert store.facts.agents() == crowd
 
 
@@ -73,6 +75,47 @@ def test_a_connection_that_breaks_stores_nothing_that_counts_and_is_made_again(e
     store.samples.append(Feed().batches(4, 6))
     assert len(store.samples.read("GPU-a", *EVER)) == 50
     assert store.facts.losses() == []
+
+
+def test_connections_are_kept_and_one_that_the_server_has_closed_since_is_made_again(engine, server):
+    store = engine.open()
+    made = server.connections
+    store.samples.append(Feed().batches(1, 3))
+    assert server.connections == made
+    server.forgets = True
+    for last in (4, 5, 6):
+        store.samples.append(Feed().batches(last, last))
+    assert len(store.samples.read("GPU-a", *EVER)) == 50
+    assert store.facts.losses() == []
+    assert server.connections > made
+
+
+def test_a_server_with_a_certificate_is_known_by_its_authority(chdb_directory, tmp_path, password):
+    authority, other = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs", "another authority")
+    certificate, key = authority.server()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with ClickHouseHttp(chdb_directory, tls=context) as running:
+        for trusted in (str(other.ca), ""):
+            config = ClickHouseConfig(running.url, "default", "gpusonde", str(password), tls_ca=trusted)
+            with pytest.raises(StoreError, match="CERTIFICATE_VERIFY_FAILED"):
+                ClickHouseSql(config)
+        trusting = ClickHouseConfig(running.url, "default", "gpusonde", str(password), tls_ca=str(authority.ca))
+        sql = ClickHouseSql(trusting)
+        assert sql.rows("SELECT 1 AS one") == [(1,)]
+        sql.close()
+
+
+def test_a_proxy_that_the_environment_names_is_used_unless_the_server_is_excepted(server, password, monkeypatch):
+    monkeypatch.setenv("http_proxy", server.url)
+    config = ClickHouseConfig("http://database.invalid:8123", "default", "gpusonde", str(password))
+    sql = ClickHouseSql(config)
+    assert sql.rows("SELECT 1 AS one") == [(1,)]
+    assert set(server.tunnels) == {"database.invalid:8123"}
+    sql.close()
+    monkeypatch.setenv("no_proxy", "database.invalid")
+    with pytest.raises(StoreError, match=r"ClickHouse at http://database\.invalid"):
+        ClickHouseSql(config)
 
 
 def test_a_wrong_password_is_refused_and_not_in_the_error(server, password):

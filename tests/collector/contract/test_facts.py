@@ -1,7 +1,7 @@
 """What every engine of the store promises of all that is no sample: agents, order of arrival, facts, hostile names."""
 
 import pytest
-from support.store_records import EVER, Feed
+from support.store_records import EVER, Feed, durable_after, inventory_of
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector.storage.local.log import rejection_payload
@@ -76,24 +76,24 @@ def bindings_through(store, last):
 
 def test_an_introduction_tells_how_far_a_spool_is_durable(engine):
     store = engine.open()
-    assert store.samples.register_agents([agent_row()]) == [0]
+    assert durable_after(store, [agent_row()]) == [0]
     store.samples.append(Feed().batches(1, 5))
-    assert store.samples.register_agents([agent_row()]) == [5]
-    assert store.samples.register_agents([agent_row(spool_id="spool-2")]) == [0]
+    assert durable_after(store, [agent_row()]) == [5]
+    assert durable_after(store, [agent_row(spool_id="spool-2")]) == [0]
     store = engine.open()
-    assert store.samples.register_agents([agent_row()]) == [5]
-    assert store.samples.register_agents([agent_row("agent-2")]) == [0]
+    assert durable_after(store, [agent_row()]) == [5]
+    assert durable_after(store, [agent_row("agent-2")]) == [0]
 
 
 def test_a_spool_that_goes_on_from_another_has_no_gap_before_its_first_sequence(engine):
     store = engine.open()
-    assert store.samples.register_agents([agent_row(first_sequence=38)]) == [37]
+    assert durable_after(store, [agent_row(first_sequence=38)]) == [37]
     store = engine.open()
-    assert store.samples.register_agents([agent_row(first_sequence=38)]) == [37]
+    assert durable_after(store, [agent_row(first_sequence=38)]) == [37]
     feed = Feed()
     store.samples.append(feed.batches(38, 40))
     store.samples.append(feed.batches(43, 44))
-    assert store.samples.register_agents([agent_row(first_sequence=38)]) == [44]
+    assert durable_after(store, [agent_row(first_sequence=38)]) == [44]
     assert [(loss.first_sequence, loss.last_sequence) for loss in store.facts.losses()] == [(41, 42)]
 
 
@@ -361,8 +361,9 @@ def test_names_are_data_whatever_is_in_them(engine):
             assert len(store.samples.read(name, *EVER)) == 10
             assert store.samples.next_tick(name, 0) == START_NS
             assert sequences(store.samples.read_feed(name, name, BEGINNING)) == [2, ("bound", 3, name)]
-            assert store.facts.inventory(name, "spool-1").gpus[0].gpu_uuid == name
             assert [(g.gpu_uuid, g.host_name) for g in gpus if g.agent_id == name] == [(name, name)]
             assert store.facts.blank_counts(name) == {}
             assert store.facts.events(name) == []
         store = engine.open()
+    for name in HOSTILE:
+        assert inventory_of(store, name, "spool-1").gpus[0].gpu_uuid == name

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.store_records import EVER, Feed
+from support.store_records import EVER, Feed, inventory_of
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 
 from gpusonde.collector.storage.model import Position
@@ -176,7 +176,22 @@ def test_a_metric_that_an_agent_adds_later_is_nan_before(engine):
     engine.settle()
     samples = engine.open().samples.read("GPU-a", *EVER)
     assert np.isnan(samples.columns["power_watts"]).tolist() == [True] * 10 + [False] * 10
-    assert engine.store.facts.inventory("agent-1", "spool-1").layout.metrics[1] == "power_watts"
+    assert inventory_of(engine.store, "agent-1", "spool-1").layout.metrics[1] == "power_watts"
+
+
+def test_an_inventory_that_was_written_and_not_acknowledged_is_not_yet_an_agents(engine):
+    store = engine.open()
+    narrow, wide = Feed(metrics=("sm_active",)), Feed()
+    assert inventory_of(store, "agent-1", "spool-1") is None
+    store.samples.append([narrow.incoming(narrow.first)])
+    engine.break_before_acknowledging()
+    with pytest.raises(StoreError):
+        store.samples.append([wide.incoming(inventory(2))])
+    engine.repair()
+    assert inventory_of(store, "agent-1", "spool-1").layout.metrics == ("sm_active",)
+    assert inventory_of(store, "agent-1", "spool-2") is None
+    store.samples.append([wide.incoming(inventory(2))])
+    assert inventory_of(store, "agent-1", "spool-1") == wide.inventory
 
 
 def test_counters_keep_their_64_bits(engine):

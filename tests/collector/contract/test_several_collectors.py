@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.job_records import PERIOD_S, gpu_traces, idle_outside, records_of, shifted
-from support.store_records import EVER, Feed
+from support.store_records import EVER, Feed, durable_after
 from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 from support.wire_agent import START_NS, TICK_NS
@@ -51,11 +51,11 @@ def ticks_of(store, gpu_uuid="GPU-a", agent_id="agent-1"):
 
 def test_an_agent_that_moves_goes_on_where_the_other_collector_stood(pair):
     one, two = pair
-    assert one.store.samples.register_agents([agent()]) == [0]
+    assert durable_after(one.store, [agent()]) == [0]
     one.store.samples.append(Feed().batches(1, 6))
-    assert two.store.samples.register_agents([agent()]) == [6]
+    assert durable_after(two.store, [agent()]) == [6]
     two.store.samples.append(Feed().batches(7, 9))
-    assert one.store.samples.register_agents([agent()]) == [9]
+    assert durable_after(one.store, [agent()]) == [9]
     one.store.samples.append(Feed().batches(8, 12))
     for engine in pair:
         assert ticks_of(engine.store) == list(range(110))
@@ -80,7 +80,7 @@ def test_what_the_first_collector_still_writes_after_the_move_is_there_once(pair
             assert ticks_of(engine.store) == list(range(80))
             if settled:
                 engine.settle()
-    assert two.store.samples.register_agents([agent()]) == [9]
+    assert durable_after(two.store, [agent()]) == [9]
 
 
 def test_both_collectors_at_once_write_the_same_records_and_each_is_there_once(pair):
@@ -109,10 +109,10 @@ def test_a_spool_that_two_collectors_see_first_at_once_gets_one_number(pair):
     known = {}
     for engine in (one, two):
         # Neither has seen that the other one numbered it.
-        engine.store.facts.standing = lambda _, numbers: KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""))
+        engine.store.facts.known_agents = lambda _, numbers: KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""), {})
         engine.store.samples.register_agents([agent()])
         engine.store.samples.append(Feed().batches(1, 3))
-        del engine.store.facts.standing
+        del engine.store.facts.known_agents
         known[engine.collector] = engine.store.samples._spools["agent-1", "spool-1"]
     assert known["collector-1"] == known["collector-2"]
     assert ticks_of(one.store) == list(range(20))
@@ -294,7 +294,7 @@ def test_an_agent_that_comes_home_after_its_last_record_has_its_run_whole(tracke
         other.feed(records[: half + half // 2], 10)
     other.results.save = save
     other.store.samples.append(records)
-    assert home.store.samples.register_agents([agent()]) == [len(records)]
+    assert durable_after(home.store, [agent()]) == [len(records)]
     for _ in range(2):
         home.now += 10.0
         home.pipeline.round()
@@ -311,6 +311,24 @@ def test_an_agent_that_comes_home_after_its_last_record_has_its_run_whole(tracke
         assert found == pytest.approx(bounds, rel=0, abs=TICK_NS // 1000)
         assert states == expected
     alone.store.close()
+
+
+def test_mean_metrics_that_a_collector_left_undone_at_its_death_come_from_the_agents_next_one(tracked_pair):
+    home, other, records = tracked_pair
+    home.store.samples.register_agents([agent()])
+    home.summaries.work = lambda _: None
+    home.feed(records, 10)
+    (run,) = home.runs()
+    assert run.ended
+    assert other.results.count_to_summarise(run.run_id) > 1
+    # The run is over, and its agent has nothing more to say of it.
+    other.store.samples.register_agents([agent()])
+    for _ in range(2):
+        other.now += 10.0
+        other.pipeline.round()
+    assert other.results.count_to_summarise(run.run_id) == 0
+    epochs = other.results.epochs(run.run_id)
+    assert all("sm_active" in summary.means for summary in other.results.summaries(run.run_id, epochs).values())
 
 
 def test_what_was_worked_out_before_an_agent_was_away_does_not_count_once_it_is_back(tracked_pair):
@@ -415,7 +433,7 @@ def test_of_two_collectors_that_are_greeted_at_once_one_has_the_last_word(pair, 
 
     # Neither has seen that the agent has greeted the other one.
     for engine in pair:
-        engine.store.facts.standing = lambda _, numbers: KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""))
+        engine.store.facts.known_agents = lambda _, numbers: KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""), {})
     one.sql.insert = greet_the_other
     one.store.samples.register_agents([agent()])
     winner, loser = (two, one) if first == 1 else (one, two)
@@ -482,7 +500,7 @@ def asked(pair):
     """The first word that each statement of two collectors was asked with, an insert's table."""
     words = []
     for engine in pair:
-        for name in ("table", "insert"):
+        for name in ("table", "few_rows", "insert"):
             original = getattr(engine.sql, name)
             note = lambda *given, original=original: words.append(given[0].split()[0]) or original(*given)  # noqa: E731
             setattr(engine.sql, name, note)
@@ -509,14 +527,14 @@ def test_a_greeting_asks_once_and_inserts_what_is_new(pair, asked):
 
 def test_a_crowd_of_greetings_costs_the_statements_of_one(pair, asked):
     one, two = pair
-    assert one.store.samples.register_agents([agent("alone")]) == [0]
+    assert durable_after(one.store, [agent("alone")]) == [0]
     alone = len(asked)
     crowd = [agent(f"agent-{i}", spool_id=f"spool-{i % 7}") for i in range(300)]
     asked.clear()
-    assert one.store.samples.register_agents(crowd) == [0] * 300
+    assert durable_after(one.store, crowd) == [0] * 300
     assert len(asked) == alone
     one.store.samples.append(Feed("agent-5").batches(1, 6))
-    assert two.store.samples.register_agents(crowd)[5:7] == [0, 0]
+    assert durable_after(two.store, crowd)[5:7] == [0, 0]
     assert len(set(one.store.facts.spool_progress([row.agent_id for row in crowd]).values())) > 299
     assert one.store.check_owners() == {row.agent_id for row in crowd}
     assert two.store.check_owners() == frozenset()

@@ -18,7 +18,7 @@ import grpc
 from gpusonde.collector.config import IngestConfig
 from gpusonde.collector.ingest.admission import AgentPace, Stop
 from gpusonde.collector.ingest.session import AgentSession
-from gpusonde.collector.storage.model import AgentRow
+from gpusonde.collector.storage.model import AgentRow, SpoolStanding
 from gpusonde.collector.storage.store import SampleStore
 from gpusonde.errors import RequestError, StoreCorruptError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -60,17 +60,17 @@ class _Registration:
     def __init__(self, store: SampleStore, executor: Executor) -> None:
         self._store = store
         self._executor = executor
-        self._waiting: list[tuple[AgentRow, asyncio.Future[int]]] = []
+        self._waiting: list[tuple[AgentRow, asyncio.Future[SpoolStanding]]] = []
         self._working: asyncio.Task[None] | None = None
 
-    async def register(self, agent: AgentRow) -> int:
-        """Store what an agent said of itself and return the durable sequence of its spool."""
+    async def register(self, agent: AgentRow) -> SpoolStanding:
+        """Store what an agent said of itself and return where its spool stands."""
         loop = asyncio.get_running_loop()
-        durable: asyncio.Future[int] = loop.create_future()
-        self._waiting.append((agent, durable))
+        standing: asyncio.Future[SpoolStanding] = loop.create_future()
+        self._waiting.append((agent, standing))
         if self._working is None:
             self._working = loop.create_task(self._work())
-        return await durable
+        return await standing
 
     async def same_sequence(self, hello: ingest_pb2.Hello, durable: int) -> int:
         """Return the highest sequence of the marks of a registered agent whose record is here, 0 without any."""
@@ -94,13 +94,13 @@ class _Registration:
                 try:
                     reached = await loop.run_in_executor(self._executor, self._store.register_agents, rows)
                 except Exception as error:
-                    for _, durable in together:
-                        if not durable.done():
-                            durable.set_exception(error)
+                    for _, standing in together:
+                        if not standing.done():
+                            standing.set_exception(error)
                 else:
-                    for (_, durable), sequence in zip(together, reached, strict=True):
-                        if not durable.done():
-                            durable.set_result(sequence)
+                    for (_, standing), result in zip(together, reached, strict=True):
+                        if not standing.done():
+                            standing.set_result(result)
         finally:
             self._working = None
 
@@ -183,14 +183,14 @@ class Agents:
                 )
             if agent.session:
                 await agent.session.settled()
-            durable = await self._registration.register(_agent_row(hello))
+            standing = await self._registration.register(_agent_row(hello))
             agent.instance_id = hello.instance_id
             agent.spool_id = hello.spool_id
             agent.start_unix_nano = hello.agent_start_time_unix_nano
             agent.session = AgentSession(
-                hello.agent_id, hello.spool_id, durable, hello.first_available_sequence, agent.pace
+                hello.agent_id, hello.spool_id, standing, hello.first_available_sequence, agent.pace
             )
-            agent.session.same_sequence = await self._registration.same_sequence(hello, durable)
+            agent.session.same_sequence = await self._registration.same_sequence(hello, standing.durable_sequence)
             return agent.session
 
     def close(self, session: AgentSession) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,7 +16,6 @@ from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.session import AgentSession, take_load
 from gpusonde.collector.metrics import CollectorCounters, loss_reason
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
-from gpusonde.collector.storage.store import FactStore
 from gpusonde.errors import StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import BatchRecord, InventoryRecord, LossRecord, check_records, decode_record
@@ -36,8 +34,6 @@ class Intake:
     """Decodes records, refuses those that cannot be, and submits the rest.
 
     Args:
-        facts: Where inventories are.
-        executor: Runs the store's blocking reads.
         committer: Makes records durable.
         quarantine: Takes records that can never be stored.
         config: Caps on records, how many may be in flight and how many bytes may wait.
@@ -47,8 +43,6 @@ class Intake:
 
     def __init__(
         self,
-        facts: FactStore,
-        executor: Executor,
         committer: Committer,
         quarantine: Quarantine,
         config: IngestConfig,
@@ -56,8 +50,6 @@ class Intake:
         counters: CollectorCounters,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._facts = facts
-        self._executor = executor
         self._committer = committer
         self._quarantine = quarantine
         self.configure(config)
@@ -79,9 +71,6 @@ class Intake:
             session: The stream.
         """
         config = self._config
-        inventory = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._facts.inventory, session.agent_id, session.spool_id
-        )
         while True:
             # While nothing is read here, HTTP/2 keeps the agent from sending more.
             await self._committer.room(config.max_waiting_bytes)
@@ -107,11 +96,11 @@ class Intake:
             for record in records:
                 if session.stop:
                     return
-                incoming = await self._take(record, session, inventory)
+                incoming = await self._take(record, session)
                 # Between here and the committer nothing may be awaited: the session could be fenced meanwhile.
                 if incoming is not None and not session.stop:
                     if isinstance(incoming.decoded, InventoryRecord):
-                        inventory = incoming.decoded
+                        session.inventory = incoming.decoded
                     self._count(session, incoming)
                     session.note_taken(incoming.entry.sequence)
                     self._committer.submit(session, incoming)
@@ -122,9 +111,7 @@ class Intake:
                     # Acknowledgements are what an agent waits for. Reading more slowly would hide whether it does.
                     session.delay_ack(record.sequence, min(owed_s, _LONGEST_ACK_DELAY_S))
 
-    async def _take(
-        self, record: ingest_pb2.Record, session: AgentSession, inventory: InventoryRecord | None
-    ) -> PendingRecord | None:
+    async def _take(self, record: ingest_pb2.Record, session: AgentSession) -> PendingRecord | None:
         """Decode one record; None when there is nothing to store, and the session ends if the record is refused."""
         sequence = record.sequence
         if session.ignores_throttle(sequence):
@@ -151,7 +138,7 @@ class Intake:
             )
             return None
         try:
-            decoded = decode_record(record, inventory, self.limits)
+            decoded = decode_record(record, session.inventory, self.limits)
         except WireError as error:
             self._counts["refusals"] += 1
             return await self._refuse(record, session, error)

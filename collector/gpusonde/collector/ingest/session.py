@@ -11,6 +11,7 @@ import grpc
 
 from gpusonde.collector.ingest.admission import AgentPace, Stop
 from gpusonde.collector.security.identity import CallerIdentity
+from gpusonde.collector.storage.model import SpoolStanding
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -44,22 +45,23 @@ class AgentSession:
     Args:
         agent_id: The agent.
         spool_id: The spool whose records the stream carries.
-        durable_sequence: Highest sequence of the spool that is durable.
+        standing: How far the spool is durable, and its inventory.
         first_available_sequence: Lowest sequence that the agent still holds.
         pace: How fast the agent may send; outlives the stream.
 
     Attributes:
+        inventory: The latest that was taken, None before the first.
         same_sequence: Highest sequence marked in Hello whose record is durable here.
     """
 
     def __init__(
-        self, agent_id: str, spool_id: str, durable_sequence: int, first_available_sequence: int, pace: AgentPace
+        self, agent_id: str, spool_id: str, standing: SpoolStanding, first_available_sequence: int, pace: AgentPace
     ) -> None:
         self.pace = pace
         self.agent_id = agent_id
         self.spool_id = spool_id
-        self.durable_sequence = durable_sequence
-        self.last_sequence = durable_sequence
+        self.inventory = standing.inventory
+        self.durable_sequence = self.last_sequence = standing.durable_sequence
         self.pending = 0
         self.newest_tick_unix_nano = 0
         self.stop: Stop | None = None
@@ -75,7 +77,7 @@ class AgentSession:
         self._delayed: deque[tuple[int, float]] = deque()
         self._throttles: dict[str, ingest_pb2.Throttle] = {}
         self._told = ingest_pb2.Throttle()
-        self._written_sequence = max(durable_sequence, first_available_sequence - 1)
+        self._written_sequence = max(self.durable_sequence, first_available_sequence - 1)
         self._grace_sequence = 0
         self._waiters: list[asyncio.Future[None]] = []
 

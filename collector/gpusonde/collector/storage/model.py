@@ -95,6 +95,19 @@ class AgentRow:
 
 
 @dataclass(frozen=True)
+class SpoolStanding:
+    """Where a spool stands as its agent comes.
+
+    Attributes:
+        durable_sequence: Sequence up to which it is durable.
+        inventory: Its latest durable inventory, if there is one.
+    """
+
+    durable_sequence: int
+    inventory: InventoryRecord | None
+
+
+@dataclass(frozen=True)
 class GpuRow:
     """A GPU as an agent described it last; ``message`` is a serialised ``gpusonde.common.v1.Gpu``."""
 

@@ -26,11 +26,12 @@ from gpusonde.collector.storage.model import (
     RejectionRow,
     RunRow,
     RunUpdate,
+    SpoolStanding,
     StoreUsage,
     SummaryRow,
 )
 from gpusonde.collector.storage.samples import FeedEntry, Samples
-from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord, JobActivity
+from gpusonde.service.wire import Binding, GpuEvent, JobActivity
 
 # Called with seconds, once for each piece of work.
 Observer = Callable[[float], None]
@@ -94,9 +95,6 @@ class FactStore(Protocol):
 
     def agents(self) -> list[AgentRow]:
         """Return every agent ever seen."""
-
-    def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
-        """Return the latest durable inventory of a spool."""
 
     def gpus(self, gpu_uuids: Collection[str] | None = None) -> list[GpuRow]:
         """Return every GPU ever described, or those of the given UUIDs, once per agent."""
@@ -186,8 +184,8 @@ class SampleStore(SampleReader, Protocol):
     All methods block and may be called from any thread; ``append`` is called by one at a time.
     """
 
-    def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
-        """Store what agents said of themselves and return the durable sequences of their spools.
+    def register_agents(self, agents: Sequence[AgentRow]) -> list[SpoolStanding]:
+        """Store what agents said of themselves and return where their spools stand.
 
         A new spool that does not begin with 1 goes on from another: what lies before counts as durable and is no gap.
         """
@@ -330,8 +328,12 @@ class ResultStore(Protocol):
     def count_to_summarise(self, run_id: str) -> int:
         """Return how many confirmed epochs of a run have no summary yet."""
 
-    def runs_to_summarise(self) -> list[str]:
-        """Return the runs, of those that this collector follows, with confirmed epochs that have no summary yet."""
+    def runs_to_summarise(self, agents: Collection[str] | None = None) -> list[str]:
+        """Return the runs, of those that this collector follows, with confirmed epochs that have no summary yet.
+
+        Args:
+            agents: Whose runs; without, of all.
+        """
 
 
 class UnusableStateError(Exception):

@@ -199,6 +199,9 @@ class EpochPipeline:
             self._waiting.clear()
         try:
             self._begin_anew(moved)
+            if came := moved - elsewhere:
+                # Of runs that are over, too: the collector before may not have got to all of their epochs.
+                self._summaries.restore(came)
         except StoreError as error:
             with self._lock:
                 self._moved |= moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -42,9 +42,13 @@ class EpochSummaries:
         self._unreadable: dict[str, int] = {}
         self._broken: set[str] = set()
 
-    def restore(self) -> None:
-        """Go on with what an earlier process left."""
-        for run_id in self._results.runs_to_summarise():
+    def restore(self, agents: Collection[str] | None = None) -> None:
+        """Go on with what an earlier process left, or another collector of agents that have come from it.
+
+        Raises:
+            StoreError: The catalogue cannot be read.
+        """
+        for run_id in self._results.runs_to_summarise(agents):
             self.add(run_id)
 
     def add(self, run_id: str) -> None:

@@ -8,6 +8,7 @@ against what the present one has written.
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -62,12 +63,19 @@ class KnownAgents:
         claims: Who has claimed agents last, if that was lately; what they said to it may not be there yet.
         spools: (Agent, spool id) -> number and durable sequence, of all spools of the agents.
         holders: Numbers that were asked about -> the agents that have spools of these numbers, nothing where none has.
+        inventories: Numbers of spools that were asked about -> the records with their latest durable inventories.
     """
 
     agents: dict[str, tuple[AgentRow, AgentOwner]]
     claims: dict[str, AgentOwner]
     spools: dict[tuple[str, str], tuple[int, int]]
     holders: dict[int, str]
+    inventories: dict[int, bytes]
+
+    def inventory(self, spool: int) -> InventoryRecord | None:
+        """Return the latest durable inventory of a spool that was asked about, if there is one."""
+        message = self.inventories.get(spool)
+        return decode_inventory(message) if message else None
 
     def owner(self, agent_id: str) -> AgentOwner | None:
         """Return who owns an agent, as far as anybody has said."""
@@ -174,6 +182,7 @@ _SPOOL_PROGRESS = (
     " LEFT JOIN (SELECT spool, max(sequence) AS sequence FROM progress"
     f" WHERE spool IN (SELECT spool {_OF_AGENTS}) GROUP BY spool) AS reached USING (spool)"
 )
+_GREETED = f"SELECT spool {_OF_AGENTS} AND spool_id IN {{spools:Array(String)}}"
 # Every statement counts a row that was inserted twice, and is not merged yet, once: DISTINCT, or FINAL where rows of
 # one key have versions.
 
@@ -209,7 +218,7 @@ class ClickHouseFacts:
                 for agent, owner in claims.items()
             ]
             self._sql.insert("agent_moves", fact_table(rows))
-            rivals = self._sql.rows(
+            rivals = self._sql.few_rows(
                 "SELECT agent_id, max(term) FROM agent_moves WHERE agent_id IN {agents:Array(String)}"
                 " AND collector != {collector:String} AND moved >= now() - {seconds:Int64} GROUP BY agent_id",
                 {"agents": sorted(claims), "collector": rows[0]["collector"], "seconds": _RIVALS_S},
@@ -245,14 +254,18 @@ class ClickHouseFacts:
         rows = self._sql.rows("SELECT agent_id, collector, term FROM agents FINAL")
         return {agent_id: AgentOwner(collector, term) for agent_id, collector, term in rows}
 
-    def known_agents(self, agent_ids: Collection[str], numbers: Collection[int]) -> KnownAgents:
+    def known_agents(self, spools: Collection[tuple[str, str]], numbers: Collection[int]) -> KnownAgents:
         """Return what greetings of agents are about, and who holds spools of some numbers.
 
-        All in one statement: each costs the collector a millisecond or more, whatever it asks.
+        All in one statement: each costs the collector about a millisecond, whatever it asks.
+
+        Args:
+            spools: The agents and the ids of the spools that they come with.
+            numbers: The numbers.
         """
-        table = self._sql.table(
-            "SELECT 'agent' AS kind, agent_id, spool_id, instance_id, start_unix_nano, host_name, agent_version, host,"  # noqa: S608 - own text only
-            " collector, term, toInt64(0) AS spool, toInt64(0) AS sequence FROM agents FINAL"
+        rows = self._sql.few_rows(
+            "SELECT 'agent' AS kind, agent_id, spool_id, instance_id, start_unix_nano, host_name, agent_version,"  # noqa: S608 - own text only
+            " base64Encode(host), collector, term, toInt64(0) AS spool, toInt64(0) AS sequence FROM agents FINAL"
             " WHERE agent_id IN {agents:Array(String)} UNION ALL"
             " SELECT 'claim', agent_id, '', '', 0, '', '', '', argMax(collector, version), argMax(term, version), 0, 0"
             " FROM agent_moves WHERE agent_id IN {agents:Array(String)} AND moved >= now() - {seconds:Int64}"
@@ -260,21 +273,30 @@ class ClickHouseFacts:
             " SELECT 'spool', agent_id, spool_id, '', 0, '', '', '', '', 0, spool, sequence"
             f" FROM ({_SPOOL_PROGRESS}) UNION ALL"
             " SELECT 'number', agent_id, '', '', 0, '', '', '', '', 0, spool, 0 FROM spools"
-            " WHERE spool IN {numbers:Array(Int64)}",
-            {"agents": sorted(agent_ids), "numbers": sorted(numbers), "seconds": _RIVALS_S},
+            " WHERE spool IN {numbers:Array(Int64)} UNION ALL"
+            " SELECT 'inventory', '', '', '', 0, '', '',"
+            " base64Encode(argMaxIf(message, sequence, sequence <= durable)), '', 0, spool, 0"
+            f" FROM (SELECT spool, sequence, message FROM inventories WHERE spool IN ({_GREETED})) AS said"
+            " INNER JOIN (SELECT spool, max(sequence) AS durable FROM progress"
+            f" WHERE spool IN ({_GREETED}) GROUP BY spool) AS reached USING (spool) GROUP BY spool",
+            {
+                "agents": sorted({agent_id for agent_id, _ in spools}),
+                "spools": sorted({spool_id for _, spool_id in spools}),
+                "numbers": sorted(numbers),
+                "seconds": _RIVALS_S,
+            },
         )
-        hosts = binary_column(table, "host")
-        columns = [table.column(name).to_pylist() for name in table.column_names if name != "host"]
-        found = KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""))
-        for host, row in zip(hosts, zip(*columns, strict=True), strict=True):
-            kind, agent_id, spool_id, instance, start, name, version, collector, term, spool, sequence = row
+        found = KnownAgents({}, {}, {}, dict.fromkeys(numbers, ""), {})
+        for kind, agent_id, spool_id, instance, start, name, version, data, collector, term, spool, sequence in rows:
             if kind == "agent":
-                agent = AgentRow(agent_id, spool_id, instance, start, name, version, host)
+                agent = AgentRow(agent_id, spool_id, instance, start, name, version, base64.b64decode(data))
                 found.agents[agent_id] = agent, AgentOwner(collector, term)
             elif kind == "claim":
                 found.claims[agent_id] = AgentOwner(collector, term)
             elif kind == "spool":
                 found.spools[agent_id, spool_id] = spool, sequence
+            elif kind == "inventory":
+                found.inventories[spool] = base64.b64decode(data)
             else:
                 found.holders[spool] = agent_id
         return found
@@ -329,20 +351,6 @@ class ClickHouseFacts:
         return int(sequence)
 
     # What records say --------------------------------------------------------------------------------------------
-
-    def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
-        """Return the latest durable inventory of a spool."""
-        found = self.spool_progress([agent_id]).get((agent_id, spool_id))
-        if found is None:
-            return None
-        spool, durable = found
-        table = self._sql.table(
-            "SELECT message FROM inventories WHERE spool = {spool:Int64} AND sequence <= {sequence:Int64}"
-            " ORDER BY sequence DESC LIMIT 1",
-            {"spool": spool, "sequence": durable},
-        )
-        messages = binary_column(table, "message")
-        return decode_inventory(messages[0]) if messages else None
 
     def gpus(self, gpu_uuids: Collection[str] | None = None) -> list[GpuRow]:
         """Return every GPU ever described, or those of the given UUIDs, as it was described last, once per agent."""

@@ -34,6 +34,7 @@ _FOLLOWED = (
 )
 
 
+_OF_AGENTS = "run_id IN (SELECT run_id FROM runs WHERE agent_id IN {agents:Array(String)})"
 _OF_RUN = "run_id = {run:String}"
 _TERM = f"bitShiftRight(version, {TERM_SHIFT})"
 
@@ -316,10 +317,13 @@ class ClickHouseResults:
         statement = f"SELECT count() FROM {_unsummarised(_OF_RUN)}"  # noqa: S608 - own text only
         return int(self._sql.rows(statement, {"run": run_id})[0][0])
 
-    def runs_to_summarise(self) -> list[str]:
+    def runs_to_summarise(self, agents: Collection[str] | None = None) -> list[str]:
         """Return the runs, of those that this collector follows, with confirmed epochs that have no summary yet."""
-        statement = f"SELECT DISTINCT run_id FROM {_unsummarised(_FOLLOWED)} ORDER BY run_id"  # noqa: S608
-        return [run_id for (run_id,) in self._sql.rows(statement, {"collector": self._ownership.collector})]
+        condition = _FOLLOWED if agents is None else _OF_AGENTS
+        statement = f"SELECT DISTINCT run_id FROM {_unsummarised(condition)} ORDER BY run_id"  # noqa: S608
+        # What a statement does not name, it does not read.
+        values = {"collector": self._ownership.collector, "agents": sorted(agents or ())}
+        return [run_id for (run_id,) in self._sql.rows(statement, values)]
 
 
 def _standing_epochs(condition: str) -> str:

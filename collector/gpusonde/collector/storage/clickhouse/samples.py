@@ -23,7 +23,7 @@ from gpusonde.collector.storage.clickhouse.sql import (
     sample_table,
 )
 from gpusonde.collector.storage.memtable import Memtable
-from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position, StoredRecord
+from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position, SpoolStanding, StoredRecord
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
     SECOND_NS,
@@ -104,8 +104,8 @@ class ClickHouseSamples:
 
     # Writing -----------------------------------------------------------------------------------------------------
 
-    def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
-        """Store what agents said of themselves, own them, and return the durable sequences of their spools.
+    def register_agents(self, agents: Sequence[AgentRow]) -> list[SpoolStanding]:
+        """Store what agents said of themselves, own them, and return where their spools stand.
 
         All of them together cost about what one alone does: statements and parts, not rows, are what is dear. Who says
         what it said before costs one statement.
@@ -132,7 +132,8 @@ class ClickHouseSamples:
             )
             # Last: who is told begins at once to read what is there.
             self._ownership.take(owners)
-            return [self._durable[self._spools[agent.agent_id, agent.spool_id]] for agent in agents]
+            spools = [self._spools[agent.agent_id, agent.spool_id] for agent in agents]
+            return [SpoolStanding(self._durable[spool], found.inventory(spool)) for spool in spools]
 
     def append(self, records: Sequence[PendingRecord]) -> int:
         """Insert records and then how far their spools are durable; return how many were repetitions.
@@ -198,7 +199,7 @@ class ClickHouseSamples:
     def _ask(self, began_unix_nano: Mapping[tuple[str, str], int]) -> KnownAgents:
         """Return what is known of agents and their spools, and of the numbers that those would have as new ones."""
         numbers = _distinct({key: _first_number(key, began) for key, began in began_unix_nano.items()}, {})
-        return self._facts.known_agents({agent_id for agent_id, _ in began_unix_nano}, numbers)
+        return self._facts.known_agents(began_unix_nano, numbers)
 
     def _begin_spools(
         self,

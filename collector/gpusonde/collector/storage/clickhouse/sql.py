@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpusonde.collector.config import ClickHouseConfig
+from gpusonde.collector.storage.clickhouse.server import FORMAT_SETTINGS, ClickHouseServer, Parameters
 from gpusonde.collector.storage.model import PendingRecord, Position, RejectedRecord
 from gpusonde.collector.storage.samples import StoredBlock, join_blocks, round_values
 from gpusonde.errors import StoreError, StoreFullError
@@ -37,6 +35,8 @@ from gpusonde.service.wire import (
 )
 
 _SECOND_NS = 1_000_000_000
+# An answer of fewer bytes is not worth the time of several threads.
+_LARGE_BYTES = 1 << 18
 
 # Columns of the tables of facts, as far as Arrow would guess another type or none at all.
 _TYPES: Mapping[str, pa.DataType] = {
@@ -185,45 +185,40 @@ def progress_table(reached: Mapping[int, int]) -> pa.Table:
     )
 
 
-Parameters = Mapping[str, int | str | Sequence[int] | Sequence[str]]
-
-# The first with codec GCD (September 2023).
-_LEAST_VERSION = (23, 9)
 # An acknowledgement means most replicas. A read shows what was inserted through any of them, which the server only
 # promises where quorum inserts into a table come one after another.
-_REPLICATED_SETTINGS = {"insert_quorum": "auto", "insert_quorum_parallel": 0, "select_sequential_consistency": 1}
+_REPLICATED_SETTINGS: Mapping[str, str | int] = {
+    "insert_quorum": "auto",
+    "insert_quorum_parallel": 0,
+    "select_sequential_consistency": 1,
+}
 # UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE: another collector's insert into the table is under way.
 _BUSY = 286
 _LONGEST_BUSY_S = 20.0
 # NOT_ENOUGH_SPACE and CANNOT_WRITE_TO_FILE_DESCRIPTOR, which is what a full disk looks like in the middle of a part.
 _FULL = (243, 75)
-_SETTINGS = {
-    # An insert returns when its part is written, not when it waits in a buffer of the server.
-    "async_insert": 0,
-    # One process is one session's worth of state; there is none to be shared.
-    "output_format_arrow_compression_method": "none",
-}
+# An insert returns when its part is written, not when it waits in a buffer of the server.
+_SETTINGS = {"async_insert": 0}
 
 
 class ClickHouseSql:
-    """``Sql`` over ClickHouse's own client: HTTP to a server, or the engine in this process (chdb).
+    """The database: a server over HTTP, or the engine in this process (chdb).
 
     Args:
         config: Where the database is and how to get in; it is made if it is not there and the schema is ours to make.
 
     Raises:
-        StoreError: The client is not installed, the password cannot be read, the server cannot be reached, does not
-            let us in or is too old.
+        StoreError: The password cannot be read, the server cannot be reached, does not let us in or is too old, or
+            the engine is not installed.
     """
 
     def __init__(self, config: ClickHouseConfig) -> None:
         self.config = config
         with _naming_failures(config.url):
-            self._client = _connect(config)
-            _check_version(config.url, self._client.server_version)
+            self._engine = _EmbeddedEngine(config) if self.embedded else ClickHouseServer(config, _SETTINGS)
             if config.create_schema:
-                self._client.command(f"CREATE DATABASE IF NOT EXISTS {config.database}")
-            self._client.database = config.database
+                self._engine.run(f"CREATE DATABASE IF NOT EXISTS {config.database}")
+            self._engine.use({}, config.database)
 
     @property
     def embedded(self) -> bool:
@@ -233,12 +228,20 @@ class ClickHouseSql:
     def table(self, statement: str, parameters: Parameters | None = None) -> pa.Table:
         """Return the answer to a query, column by column."""
         with _naming_failures(self.config.url):
-            return self._client.query_arrow(statement, parameters=dict(parameters or {}))
+            answer = self._engine.query(statement, parameters or {}, "Arrow")
+            options = pa.ipc.IpcReadOptions(use_threads=len(answer) > _LARGE_BYTES)
+            return pa.ipc.RecordBatchFileReader(pa.py_buffer(answer), options=options).read_all()
 
     def rows(self, statement: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
         """Return the answer to a query, row by row; text must be UTF-8."""
         table = self.table(statement, parameters)
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+    def few_rows(self, statement: str, parameters: Parameters) -> list[list[Any]]:
+        """Return a short answer of text and whole numbers, row by row: as Arrow it costs twice as much."""
+        with _naming_failures(self.config.url):
+            answer = self._engine.query(statement, parameters, "JSONCompactEachRow")
+            return [json.loads(line) for line in answer.splitlines()]
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert rows; when it returns, the server has them in a part, or most replicas have."""
@@ -246,7 +249,7 @@ class ClickHouseSql:
         while True:
             with _naming_failures(self.config.url):
                 try:
-                    self._client.insert_arrow(table, rows)
+                    self._engine.insert(table, rows)
                 except Exception as error:
                     if getattr(error, "code", None) != _BUSY or time.monotonic() > last_try_s:
                         raise
@@ -257,17 +260,16 @@ class ClickHouseSql:
     def use_replicas(self) -> None:
         """Have inserts wait for most replicas, and reads show all that was inserted through any of them."""
         with _naming_failures(self.config.url):
-            for name, value in _REPLICATED_SETTINGS.items():
-                self._client.set_client_setting(name, value)
+            self._engine.use(_REPLICATED_SETTINGS)
 
     def run(self, statement: str) -> None:
         """Run a statement that answers nothing."""
         with _naming_failures(self.config.url):
-            self._client.command(statement)
+            self._engine.run(statement)
 
     def close(self) -> None:
         """Disconnect."""
-        self._client.close()
+        self._engine.close()
 
 
 def binary_column(table: pa.Table, name: str) -> list[bytes]:
@@ -276,83 +278,43 @@ def binary_column(table: pa.Table, name: str) -> list[bytes]:
     return values
 
 
-def _connect(config: ClickHouseConfig) -> Any:
-    try:
-        import clickhouse_connect  # noqa: PLC0415 - an extra that only this engine needs
-    except ImportError as error:
-        raise StoreError(
-            "the ClickHouse engine needs its client: pip install 'gpusonde[collector,clickhouse]'"
-        ) from error
-    address = urlsplit(config.url)
-    if address.scheme == "chdb":
-        return clickhouse_connect.get_client(interface="chdb", path=address.path, settings=dict(_SETTINGS))
-    password = _read_password(config.password_file)
-    try:
-        return _connect_http(config, password)
-    except Exception:
-        # The client cannot greet servers that are much older, and does not say that they are.
-        _check_version(config.url, _ask_version(config, password))
-        raise
+class _EmbeddedEngine:
+    """The engine in this process, through ClickHouse's client; the same face as ``ClickHouseServer``."""
 
-
-def _connect_http(config: ClickHouseConfig, password: str) -> Any:
-    import clickhouse_connect  # noqa: PLC0415 - an extra that only this engine needs
-
-    address = urlsplit(config.url)
-    return clickhouse_connect.get_client(
-        host=address.hostname or "localhost",
-        port=address.port or (8443 if address.scheme == "https" else 8123),
-        interface=address.scheme,
-        username=config.user,
-        password=password,
-        connect_timeout=config.connect_timeout_s,
-        send_receive_timeout=config.timeout_s,
-        ca_cert=config.tls_ca or None,
-        client_cert=config.tls_certificate or None,
-        client_cert_key=config.tls_key or None,
-        # With a session of its own a client may run one statement at a time; ours is used by several threads.
-        autogenerate_session_id=False,
-        settings=dict(_SETTINGS),
-    )
-
-
-def _ask_version(config: ClickHouseConfig, password: str) -> str:
-    """Return the version of a server, without the client; empty where it does not answer."""
-    from clickhouse_connect.driver.httputil import get_pool_manager  # noqa: PLC0415 - as above
-
-    pool = get_pool_manager(
-        ca_cert=config.tls_ca or None,
-        client_cert=config.tls_certificate or None,
-        client_cert_key=config.tls_key or None,
-    )
-    try:
-        answer = pool.request(
-            "POST",
-            config.url,
-            body=b"SELECT version()",
-            headers={"X-ClickHouse-User": config.user, "X-ClickHouse-Key": password},
-            timeout=config.connect_timeout_s,
-            retries=False,
+    def __init__(self, config: ClickHouseConfig) -> None:
+        try:
+            import clickhouse_connect  # noqa: PLC0415 - an extra that only this engine needs
+        except ImportError as error:
+            raise StoreError("the engine in this process needs: pip install 'gpusonde[clickhouse]' chdb") from error
+        self._client: Any = clickhouse_connect.get_client(
+            interface="chdb",
+            path=urlsplit(config.url).path,
+            settings={**_SETTINGS, **FORMAT_SETTINGS},
         )
-    except Exception:
-        return ""
-    finally:
-        pool.clear()
-    return answer.data.decode(errors="replace").strip() if answer.status == HTTPStatus.OK else ""
 
+    def use(self, settings: Mapping[str, str | int], database: str | None = None) -> None:
+        """Say more settings with every statement, and, where given, the database that it is about."""
+        for name, value in settings.items():
+            self._client.set_client_setting(name, value)
+        if database is not None:
+            self._client.database = database
 
-def _check_version(url: str, version: str) -> None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and (int(found[1]), int(found[2])) < _LEAST_VERSION:
-        least = ".".join(map(str, _LEAST_VERSION))
-        raise StoreError(f"ClickHouse at {url} is version {version}, the collector needs {least} or newer: update it")
+    def query(self, statement: str, parameters: Parameters, form: str) -> bytes:
+        """Return the answer to a query in one of ClickHouse's formats."""
+        answer: bytes = self._client.raw_query(statement, dict(parameters), fmt=form)
+        return answer
 
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Insert rows."""
+        self._client.insert_arrow(table, rows)
 
-def _read_password(path: str) -> str:
-    try:
-        return Path(path).read_text().rstrip("\n") if path else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"the password of ClickHouse cannot be read from {path}: {error}") from error
+    def run(self, statement: str) -> None:
+        """Run a statement that answers nothing."""
+        self._client.command(statement)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
 
 
 @contextmanager

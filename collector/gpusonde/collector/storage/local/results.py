@@ -208,10 +208,13 @@ class LocalResults:
         statement = f"SELECT COUNT(*) FROM epochs WHERE run_id = ? AND {_TO_SUMMARISE}"  # noqa: S608 - own text
         return int(self._database.rows(statement, (run_id,))[0][0])
 
-    def runs_to_summarise(self) -> list[str]:
+    def runs_to_summarise(self, agents: Collection[str] | None = None) -> list[str]:
         """Return the runs with confirmed epochs that have no summary yet."""
-        statement = f"SELECT DISTINCT run_id FROM epochs WHERE {_TO_SUMMARISE} ORDER BY run_id"  # noqa: S608
-        return [run_id for (run_id,) in self._database.rows(statement)]
+        condition = _TO_SUMMARISE
+        if agents is not None:
+            condition += f" AND run_id IN (SELECT run_id FROM runs WHERE agent_id IN ({', '.join('?' * len(agents))}))"  # noqa: S608
+        statement = f"SELECT DISTINCT run_id FROM epochs WHERE {condition} ORDER BY run_id"  # noqa: S608
+        return [run_id for (run_id,) in self._database.rows(statement, tuple(agents or ()))]
 
 
 def summary_text(summary: SummaryRow) -> str:

@@ -20,7 +20,7 @@ from gpusonde.collector.storage.local.segments import (
     store_errors,
 )
 from gpusonde.collector.storage.memtable import ImmutableMemtable, Memtable, Memtables
-from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position
+from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position, SpoolStanding
 from gpusonde.collector.storage.store import Listener, StoreCounters
 from gpusonde.errors import StoreFullError
 from gpusonde.service.durable_files import FileLayer, write_durably
@@ -91,15 +91,17 @@ class LocalSamples(LocalReader):
 
     # Writing -----------------------------------------------------------------------------------------------------
 
-    def register_agents(self, agents: Sequence[AgentRow]) -> list[int]:
-        """Store what agents said of themselves and return the durable sequences of their spools."""
+    def register_agents(self, agents: Sequence[AgentRow]) -> list[SpoolStanding]:
+        """Store what agents said of themselves and return where their spools stand."""
         spools = self._facts.save_agents(agents)
         with self._memory.lock:
             keys = [(agent.agent_id, agent.spool_id) for agent in agents]
             self._memory.spools.update(zip(keys, spools, strict=True))
             for agent, key in zip(agents, keys, strict=True):
                 self._memory.durable.setdefault(key, agent.first_sequence - 1)
-            return [self._memory.durable[key] for key in keys]
+            durable = [self._memory.durable[key] for key in keys]
+        inventories = [self._facts.inventory(*key) for key in keys]
+        return [SpoolStanding(*standing) for standing in zip(durable, inventories, strict=True)]
 
     def append(self, records: Sequence[PendingRecord]) -> int:
         """Write records to the log and sync it, then to catalogue and memtable; return how many were repetitions.
