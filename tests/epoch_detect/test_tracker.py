@@ -184,6 +184,12 @@ def test_a_level_that_one_look_sees_and_the_one_before_did_not_is_not_told_yet(m
     assert {event.kind for event in events} == {"reported", "withdrawn"}
 
 
+def test_steps_are_not_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = EpochDetection(Verdict.NONE, "nothing repeats")
+    _, events = _look(monkeypatch, [_found(8.0, 8.0, role=CycleRole.STEP)] * 2 + [nothing])
+    assert not events
+
+
 def test_what_is_hardly_a_training_is_not_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     serving = replace(_found(8.0, 8.0), run_state=RunState.SERVING)
     tracker, events = _look(monkeypatch, [serving, serving, EpochDetection(Verdict.NONE, "nothing repeats")])

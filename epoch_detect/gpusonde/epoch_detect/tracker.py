@@ -159,13 +159,13 @@ class EpochTracker:
     parts, while the ticks after it come in.
 
     Nothing is told too early. What is told is a level that measures progress: the best guess of the epoch, once the
-    level is confirmed, as it has held for six of its cycles or two of its parent's, and is real with a probability of
-    0.9 or more. Whether its cycles are the epochs is another question, which the detection's ``role`` and
-    ``confidence`` answer. Until then the detection says ``none`` with the levels found, and the epochs are provisional.
-    A level that is told stays until two analyses in a row are sure of another one; its cycles are of status
-    ``other_level`` then, or withdrawn where it is no level of the tree any more. A reported epoch changes by an event,
-    never silently. After :meth:`finish` the confirmed epochs are those that :func:`~gpusonde.epoch_detect.detect` finds
-    in these ticks, with these marks.
+    level is confirmed, as it has held for six of its cycles or two of its parent's, is real with a probability of 0.9
+    or more, and is not that of the steps. Whether its cycles are the epochs is another question, which the detection's
+    ``role`` and ``confidence`` answer. Until then the detection says ``none`` with the levels found, and the epochs are
+    provisional. A level that is told stays until two analyses in a row have another one; its cycles are of status
+    ``other_level`` then, or withdrawn where they are no cycles any more. A reported epoch changes by an event, never
+    silently. After :meth:`finish` the confirmed epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in
+    these ticks, with these marks.
 
     Args:
         metrics: Names of the metrics, in the order of the rows given to :meth:`update`.
@@ -622,9 +622,14 @@ def _alike(one_s: float, other_s: float) -> bool:
 
 
 def _is_real(found: EpochDetection) -> bool:
-    """Say whether what a look at a run that goes on gives as epochs are cycles of a training, whatever they are."""
-    real = found.level is not None and found.cycles[found.level].confidence >= _REAL
-    return found.verdict == Verdict.EPOCHS and found.run_state in (None, RunState.TRAINING) and real
+    """Say whether what a look at a run that goes on gives as epochs are cycles of a training, and not its steps.
+
+    Those are told by the tree: thousands of them are no epochs, and what ticks see of short ones may be a beat.
+    """
+    if found.level is None or found.verdict != Verdict.EPOCHS or found.run_state not in (None, RunState.TRAINING):
+        return False
+    level = found.cycles[found.level]
+    return level.confidence >= _REAL and level.role is not CycleRole.STEP
 
 
 def _leaves_out(found: EpochDetection, epoch: TrackedEpoch) -> bool:
