@@ -216,6 +216,30 @@ def test_somebody_who_thinks_between_commands_does_not_hang() -> None:
             assert watch.report.state not in (JobState.STALLED, JobState.HUNG)
 
 
+def test_a_pause_in_which_the_processes_rested_too_and_somebody_came_back_makes_it_patient() -> None:
+    watch = StateWatch(1)
+
+    def marks(processors: float) -> Callable[[float], None]:
+        return lambda at_s: watch.note_marks(at_s, written_bytes_per_s=0.0, processors=processors, processes=1)
+
+    show(watch, 0.0, 30, IDLE, marks(1.0))
+    show(watch, 30.0, 60, WORKS, marks(1.0))
+    show(watch, 90.0, 20, IDLE, marks(0.01))
+    show(watch, 110.0, 60, WORKS, marks(1.0))
+    show(watch, 170.0, 300, IDLE, marks(0.01))
+    assert watch.report.state == JobState.IDLE
+
+
+def test_a_meter_that_reads_next_to_nothing_says_nothing() -> None:
+    watch = StateWatch(4, idle_watts=2100.0)
+    for second in range(300):
+        power = np.full((4, 1), 6300.0 if second > 30 else 2100.0)
+        if second > 150:
+            power[:3] = 5.0
+        watch.update(np.array([float(second)]), {"power_watts": power})
+    assert watch.report.state == JobState.TRAINING
+
+
 def test_without_ticks_nothing_is_known_and_nobody_is_idle() -> None:
     watch, now_s = working()
     assert watch.report_at(now_s + 5).state == JobState.TRAINING
@@ -283,7 +307,7 @@ def test_the_answer_does_not_depend_on_how_seconds_are_cut_into_calls() -> None:
 def test_pauses_expected_by_growth() -> None:
     memory = PauseMemory()
     for index, length_s in enumerate((10.0, 20.0, 30.0, 40.0)):
-        memory.add(100.0 * index, length_s)
+        memory.add(100.0 * index, length_s, rested=False)
     assert memory.expected_s == pytest.approx(50.0)
     assert memory.cycle_s == pytest.approx(100.0)
     assert PauseMemory.of_fields(memory.fields()).patience_s(cyclic=True) == memory.patience_s(cyclic=True)

@@ -11,7 +11,7 @@ WORKS = 0.6  # of the range
 IDLES = 0.14
 _WAITS = 0.12  # above what is known of an idle GPU: waiting in a collective takes 0.17, or 0.15 with one of 8 dead
 _LEAST_FLOOR = 0.35  # of the high level: what a job idles at, at most, where its start was not seen
-_RISE = 1.35  # times the lowest power: work has begun
+_RISE = 1.5  # times the lowest power: work has begun
 _IN_USE, _MUCH_USED = 0.03, 0.3  # share of use: something runs; work has begun, however little the power tells
 _FORGETS_S = 900.0  # of work, in which a high level that is no more is forgotten
 
@@ -72,7 +72,7 @@ class LoadRange:
 
     def share(self, load: float) -> float:
         """Where a load lies between the low (0) and the high (1) level."""
-        low = self._floor
+        low = self.floor
         return (load - low) / max(self._high - low, 1e-9)
 
     def is_above_idle(self, load: float) -> bool:
@@ -80,7 +80,8 @@ class LoadRange:
         return self.share(load) > _WAITS
 
     @property
-    def _floor(self) -> float:
+    def floor(self) -> float:
+        """The load of a GPU that idles, as far as it is known."""
         low = min(self._low, self._idle)
         return low if self._has_risen else min(low, _LEAST_FLOOR * self._high)
 

@@ -25,6 +25,7 @@ _CYCLES = 2.7  # of the way from pause to pause, so that a hang is told within t
 _LONG = 0.4  # of the longest pause: what counts as one of its kind
 _UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
 _UNEVEN_FEWEST = 4
+_REST_S = 8.0  # of a pause from which somebody came back, not a program
 _UNEVEN_MARGIN = 4.0
 _UNEVEN_FIRST_S = 600.0
 
@@ -44,6 +45,7 @@ class Pause:
         spinning: GPUs that were in use all the time in the last one.
         wrote: Whether anything was written in it.
         copied: Whether anything went over PCIe.
+        rested: Seconds in it in which the processes of the job are known to have rested, too.
         alarm: What it was called, once it lasted too long.
     """
 
@@ -57,6 +59,7 @@ class Pause:
     spinning: int = -1
     wrote: bool = False
     copied: bool = False
+    rested: int = 0
     alarm: str = ""
 
     def add(self, time_s: float, load: float, *, works_on: bool) -> None:
@@ -86,11 +89,19 @@ class PauseMemory:
     def __init__(self) -> None:
         self.count = 0
         self.longest_s = 0.0
+        self._rests = 0
         self._lengths_s: deque[float] = deque(maxlen=_KEPT)
         self._begins_s: deque[float] = deque(maxlen=_KEPT)
 
-    def add(self, begin_s: float, length_s: float) -> None:
-        """Note a pause that is over: when it began, and for how long nothing said that the job works on."""
+    def add(self, begin_s: float, length_s: float, *, rested: bool) -> None:
+        """Note a pause that is over.
+
+        Args:
+            begin_s: When it began.
+            length_s: For how long nothing said that the job worked on.
+            rested: Whether its processes rested, too: a program that trains does not pause so.
+        """
+        self._rests += rested and length_s > _REST_S
         self.count += 1
         self.longest_s = max(self.longest_s, length_s)
         self._lengths_s.append(length_s)
@@ -114,6 +125,8 @@ class PauseMemory:
     @property
     def is_uneven(self) -> bool:
         """Whether they are of all lengths, as if somebody sat there and thought."""
+        if self._rests:
+            return True
         if len(self._lengths_s) < _UNEVEN_FEWEST:
             return False
         return statistics.stdev(math.log(max(length, 1.0)) for length in self._lengths_s) > _UNEVEN
@@ -132,13 +145,13 @@ class PauseMemory:
 
     def fields(self) -> list[Any]:
         """What :meth:`of_fields` makes the same of."""
-        return [self.count, self.longest_s, list(self._lengths_s), list(self._begins_s)]
+        return [self.count, self.longest_s, self._rests, list(self._lengths_s), list(self._begins_s)]
 
     @classmethod
     def of_fields(cls, fields: Sequence[Any]) -> PauseMemory:
         """Rebuild one from :meth:`fields`."""
         made = cls()
-        made.count, made.longest_s = int(fields[0]), float(fields[1])
-        made._lengths_s.extend(map(float, fields[2]))
-        made._begins_s.extend(map(float, fields[3]))
+        made.count, made.longest_s, made._rests = int(fields[0]), float(fields[1]), int(fields[2])
+        made._lengths_s.extend(map(float, fields[3]))
+        made._begins_s.extend(map(float, fields[4]))
         return made

@@ -47,12 +47,13 @@ class JobSecond:
     computes: bool
 
     @classmethod
-    def measure(cls, time_s: float, values: Mapping[str, FloatArray]) -> JobSecond:
+    def measure(cls, time_s: float, values: Mapping[str, FloatArray], least_watts: float = 0.0) -> JobSecond:
         """Sum up ticks.
 
         Args:
             time_s: Of the last one.
             values: Metric -> shape (gpus, ticks), NaN where there is no value.
+            least_watts: What no GPU draws less than: a meter that says so says nothing.
         """
         use = next((_of_each(values[name]) for name in USE if name in values), None)
         busy = _of_each(values[_UTILIZATION]) if _UTILIZATION in values else use
@@ -64,7 +65,7 @@ class JobSecond:
                 gpus += not math.isnan(share)
         return cls(
             time_s,
-            _mean(_of_each(values[POWER])) if POWER in values else math.nan,
+            _mean(_watts(_of_each(values[POWER]), least_watts)) if POWER in values else math.nan,
             math.nan if use is None else _mean(use),
             sum(_mean(_of_each(values[name])) for name in _BUS if name in values) if _BUS[0] in values else math.nan,
             _mean(values[MEMORY][:, -1]) if MEMORY in values else math.nan,
@@ -78,6 +79,10 @@ class JobSecond:
     def is_partly_used(self) -> bool:
         """Whether a GPU is in use now and then: neither silent nor waiting in a kernel."""
         return self.spinning + self.unused < self.gpus
+
+
+def _watts(means: FloatArray, least: float) -> FloatArray:
+    return np.where(means >= least, means, np.nan) if least else means
 
 
 def _of_each(column: FloatArray) -> FloatArray:

@@ -34,9 +34,9 @@ _BEGINS = 3  # cells that a change of work and pause is smoothed over
 _MOST_SPANS = 64
 _CELL_RATE = 0.1  # at which the usual distance of ticks is followed
 
-_STEADY = 0.15  # relative scatter of the load of one who does the same all the time
-_SCATTER_S = 8.0  # over which it is measured
-_LEAST_WORK_S = 20.0  # of steady work, for a pause to be one of a job that trains
+_EVEN = 0.2  # mean change from cell to cell of one who does the same all the time, of what it draws beyond idling
+_CHANGE_S = 8.0  # over which it is measured
+_LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
 _WORK_SHARE = 0.35  # of the time since the job began, likewise
 _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
 _MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
@@ -46,10 +46,12 @@ _ROUGH_CELLS = 24
 _WRITES = 1e6  # bytes per second of a job that saves
 _COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwise
 _COMPUTES = 0.3  # processors, or of what the job takes while it trains
+_RESTS, _MOST_OF_IT = 0.1, 0.8  # processors of a job that rests; share of the pause in which it does
 _USUAL_RATE = 0.05  # at which what it takes while it trains is followed
 _LOOKS_OLD_S = 10.0  # after which what the processes did is not known any more
 _LOST_S = 5.0  # of pause, after which a lost process is a hang
 _RELEASED = 0.15  # of the memory that it held: the job has let go of its GPUs
+_DEAD_METER = 0.5  # of the power of an idle GPU
 _NO_TICKS_S = 10.0
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_LEVEL, _SURE_RUN = 0.8, 0.65
@@ -132,28 +134,25 @@ class _Cycles:
 
 @dataclass
 class _Work:
-    """How the job works: since when without a pause, how steadily, how long in all."""
+    """How the job works: since when without a pause, and for how long in all, how much of it at an even load."""
 
     first_s: float = math.nan
     since_s: float = math.nan
-    mean: float = math.nan
-    variance: float = 0.0
+    last: float = math.nan
+    change: float = 0.0
     seconds: float = 0.0
-    steady_s: float = 0.0
-    longest_steady_s: float = 0.0
+    even_s: float = 0.0
 
     def begin(self, time_s: float, load: float) -> None:
         self.first_s = time_s if math.isnan(self.first_s) else self.first_s
-        self.since_s, self.mean, self.variance, self.steady_s = time_s, load, 0.0, 0.0
+        self.since_s, self.last, self.change = time_s, load, 0.0
 
-    def add(self, load: float, cell_s: float) -> None:
+    def add(self, load: float, floor: float, cell_s: float) -> None:
         self.seconds += cell_s
-        off, rate = load - self.mean, min(1.0, cell_s / _SCATTER_S)
-        self.mean += rate * off
-        self.variance += rate * ((1 - rate) * off * off - self.variance)
-        steady = self.variance < (_STEADY * self.mean) ** 2
-        self.steady_s = self.steady_s + cell_s if steady else 0.0
-        self.longest_steady_s = max(self.longest_steady_s, self.steady_s)
+        change = abs(load - self.last) / max(load - floor, 1e-9)
+        self.change += (change - self.change) * min(1.0, cell_s / _CHANGE_S)
+        self.last = load
+        self.even_s += cell_s * (self.change < _EVEN)
 
 
 class StateWatch:
@@ -268,8 +267,13 @@ class StateWatch:
         while begin < time_s.size:
             stop = int(np.searchsorted(time_s, time_s[begin] + _SAME_CELL_S))
             part = slice(begin, stop)
-            self._take(JobSecond.measure(float(time_s[stop - 1]), {name: c[:, part] for name, c in values.items()}))
+            ticks = {name: column[:, part] for name, column in values.items()}
+            self._take(JobSecond.measure(float(time_s[stop - 1]), ticks, self._least_watts))
             begin = stop
+
+    @property
+    def _least_watts(self) -> float:
+        return _DEAD_METER * self._idle_watts if math.isfinite(self._idle_watts) else 0.0
 
     # What goes out.
 
@@ -354,12 +358,12 @@ class StateWatch:
         time_s, work, pause = second.time_s, self._work, self._pause
         if self._range.share(middle) > WORKS:
             if pause is not None:
-                if work.seconds > _LEAST_WORK_S:
-                    self._pauses.add(pause.begin_s, max(pause.longest_quiet_s, time_s - pause.sign_s))
+                quiet_s = max(pause.longest_quiet_s, time_s - pause.sign_s)
+                self._pauses.add(pause.begin_s, quiet_s, rested=pause.rested > _MOST_OF_IT * pause.cells)
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
-            work.add(load, self._cell_s)
+            work.add(load, self._range.floor, self._cell_s)
             return
         if pause is None:
             begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
@@ -367,6 +371,7 @@ class StateWatch:
         known = self._processes.at(time_s)
         pause.wrote |= known.written_per_s > _WRITES
         pause.copied |= second.bus > _COPIES
+        pause.rested += known.processors < _RESTS
         pause.add(time_s, load, works_on=self._works_on(second, load, pause, known))
         pause.spinning = second.spinning
         rough = pause.cells >= _ROUGH_CELLS and pause.roughness > _ROUGH
@@ -390,11 +395,13 @@ class StateWatch:
 
     def _moves(self, load: float, last: float) -> bool:
         """Whether a load above that of an idle GPU changes as that of one who waits does not."""
-        return abs(load - last) > _MOVES * last and min(map(self._range.share, (load, last))) > 2 * IDLES
+        return abs(load - last) > _MOVES * last and self._range.share(max(load, last)) > 2 * IDLES
 
     def _waits(self, second: JobSecond, pause: Pause) -> bool:
         """Whether GPUs are in a kernel, or draw as much: then processors that work may only ask whether it is done."""
-        return second.spinning > 0 or (pause.cells > 0 and self._range.is_above_idle(pause.last))
+        if second.gpus:
+            return second.spinning > 0
+        return pause.cells > 0 and self._range.is_above_idle(pause.last)
 
     @property
     def _trains(self) -> bool:
@@ -404,7 +411,7 @@ class StateWatch:
         if self._kind_of_run in (RunState.SERVING, RunState.IDLE, RunState.OTHER):
             return False
         work, pause = self._work, self._pause
-        if pause is None or work.longest_steady_s < _LEAST_WORK_S:
+        if pause is None or work.even_s < _LEAST_WORK_S:
             return False
         return work.seconds > _WORK_SHARE * (pause.begin_s - work.first_s)
 
@@ -504,7 +511,7 @@ class StateWatch:
         if second.spinning and second.unused and not second.is_partly_used:
             reason = f"{said}: {second.unused} of {second.gpus} GPUs do nothing, the others wait for them"
             return JobState.CHECKPOINTING, reason, 0.6
-        if min(share, lowest_after) < IDLES:
+        if min(share, lowest_after) < IDLES or 0 < second.gpus == second.unused:
             if known.processors > max(1.0, 0.5 * known.usual_processors):
                 return JobState.UNKNOWN, f"{said}, while its processes take {known.processors:.1f} processors", 0.3
             return JobState.IDLE, said, 0.7
@@ -596,7 +603,7 @@ class StateWatch:
             watch._pauses = PauseMemory.of_fields(fields["pauses"])
             watch._cycles, watch._processes = _Cycles(**fields["cycles"]), _Processes(**fields["processes"])
             watch._spans.extend(StateSpan(**{**span, "state": JobState(span["state"])}) for span in fields["spans"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"no state of a job: {error}") from error
         return watch
 
