@@ -110,6 +110,7 @@ COMMANDS: Mapping[str, Command] = {
     "runs": Command("list the runs that a collector has seen, newest first", "commands.epochs"),
     "jobs": Command("say what jobs are doing, how far they are and when they will be done", "commands.jobs"),
     "idle": Command("name the jobs whose GPUs may be taken away, and take them where told to", "commands.idle"),
+    "tell": Command("write what jobs are doing where their users look: Slurm's comments, pods", "commands.tell"),
     "epochs": Command("list the epochs of one run that a collector has seen", "commands.epochs"),
     "gpus": Command("list the GPUs of the catalogue, or one with the source of every figure", "commands.catalog"),
     "offers": Command("list the machines that can be rented, with their prices", "commands.catalog"),
