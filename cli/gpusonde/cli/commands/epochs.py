@@ -137,8 +137,6 @@ def add_epochs_options(parser: Parser) -> None:
 
 def run_epochs(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.epoch_detect import told_role
-
     if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
     if args.run is not None and args.latest:
@@ -183,7 +181,7 @@ def run_epochs(args: argparse.Namespace) -> int:
         "pending_summaries": found.pending_summaries,
         "provisional_epochs": found.provisional_epochs,
         "level": found.level,
-        "role": str(told_role(found.cycles, found.level)),
+        "role": found.role,
         "cycles": [
             {
                 **level_payload(cycle),

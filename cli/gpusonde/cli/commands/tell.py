@@ -169,9 +169,7 @@ class _Slurm:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CommandError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:

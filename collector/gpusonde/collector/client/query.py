@@ -317,6 +317,7 @@ def _run_epochs(response: query_pb2.ListEpochsResponse, epochs: Sequence[EpochIn
         provisional_epochs=response.provisional_epochs,
         cycles=tuple(_cycle(cycle) for cycle in response.cycles),
         level=response.level if response.HasField("level") else None,
+        role=enum_text(response, "role") or "unknown",
         deviations=tuple(GpuDeviation(d.gpu_uuid, d.kind, d.amount) for d in response.deviations),
         run_state=response.run_state,
         run_state_confidence=response.run_state_confidence,

@@ -222,6 +222,7 @@ class RunEpochs:
         provisional_epochs: Epochs that the tracker is not sure of yet, listed or not.
         cycles: Levels of the tree of cycles of the run's job, shortest first.
         level: Index in ``cycles`` of the level that period and epochs tell; None if it is none of them.
+        role: What is told as the epochs: the role of that level where it is sure, else ``unknown``.
         deviations: GPUs of the job that do otherwise than the others.
         run_state: What the job does as a whole: ``training``, ``serving``, ``idle``, ``other`` or empty.
         run_state_confidence: Probability, 0..1, that ``run_state`` is right.
@@ -243,6 +244,7 @@ class RunEpochs:
     provisional_epochs: int = 0
     cycles: tuple[CycleInfo, ...] = ()
     level: int | None = None
+    role: str = "unknown"
     deviations: tuple[GpuDeviation, ...] = ()
     run_state: str = ""
     run_state_confidence: float = 0.0

@@ -16,6 +16,7 @@ from gpusonde.collector.storage.model import CycleRow, CycleTree, EpochRow, GpuR
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import job_of
 from gpusonde.common.v1 import gpu_pb2, job_pb2
+from gpusonde.epoch_detect import told_role
 from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, EndEstimate, duration_trend, estimate_end
 from gpusonde.errors import RequestError, TotalEpochsError
 from gpusonde.query.v1 import query_pb2
@@ -201,6 +202,7 @@ def _add_tree(
     response.provisional_cycles = sum(not cycle.confirmed for cycle in job.tree.cycles)
     if tree.level is not None:
         response.level = tree.level
+    response.role = _ROLES[told_role(tree.cycles, tree.level)]
     response.deviations.extend(deviation_messages(tree))
     response.host_deviations.extend(
         query_pb2.HostDeviation(agent_id=each.agent_id, kind=each.kind, amount=each.amount)

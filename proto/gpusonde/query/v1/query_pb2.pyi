@@ -180,7 +180,7 @@ class ListEpochsRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ..., total_epochs: _Optional[int] = ..., include_provisional: bool = ...) -> None: ...
 
 class ListEpochsResponse(_message.Message):
-    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries", "cycles", "level", "deviations", "provisional_epochs", "tree_agent_id", "disagreeing_agents", "run_state", "run_state_confidence", "host_deviations", "provisional_cycles")
+    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries", "cycles", "level", "deviations", "provisional_epochs", "tree_agent_id", "disagreeing_agents", "run_state", "run_state_confidence", "host_deviations", "provisional_cycles", "role")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class ListEpochsResponse(_message.Message):
     RUN_STATE_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     HOST_DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
     PROVISIONAL_CYCLES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[Epoch]
     next_page_token: str
     verdict: EpochVerdict
@@ -221,7 +222,8 @@ class ListEpochsResponse(_message.Message):
     run_state_confidence: float
     host_deviations: _containers.RepeatedCompositeFieldContainer[HostDeviation]
     provisional_cycles: int
-    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ..., cycles: _Optional[_Iterable[_Union[Cycle, _Mapping]]] = ..., level: _Optional[int] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., provisional_epochs: _Optional[int] = ..., tree_agent_id: _Optional[str] = ..., disagreeing_agents: _Optional[_Iterable[str]] = ..., run_state: _Optional[str] = ..., run_state_confidence: _Optional[float] = ..., host_deviations: _Optional[_Iterable[_Union[HostDeviation, _Mapping]]] = ..., provisional_cycles: _Optional[int] = ...) -> None: ...
+    role: CycleRole
+    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ..., cycles: _Optional[_Iterable[_Union[Cycle, _Mapping]]] = ..., level: _Optional[int] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., provisional_epochs: _Optional[int] = ..., tree_agent_id: _Optional[str] = ..., disagreeing_agents: _Optional[_Iterable[str]] = ..., run_state: _Optional[str] = ..., run_state_confidence: _Optional[float] = ..., host_deviations: _Optional[_Iterable[_Union[HostDeviation, _Mapping]]] = ..., provisional_cycles: _Optional[int] = ..., role: _Optional[_Union[CycleRole, str]] = ...) -> None: ...
 
 class Cycle(_message.Message):
     __slots__ = ("period", "period_lower", "period_upper", "count", "confidence", "role", "role_confidence", "parent", "latest_start_times", "provisional")
