@@ -70,28 +70,36 @@ def level(period_s: float, count: int, guess: float = 0.5) -> NamedLevel:
 
 
 def test_a_level_that_exceeds_the_number_of_epochs_is_refuted() -> None:
-    settled = settle([level(5.0, 80), level(40.0, 10)], Told(total_epochs=10), ended=True)
+    settled = settle([level(5.0, 80), level(40.0, 10)], Told(total_epochs=10), ended=True, span_s=400.0)
     assert settled.epoch == 1
     assert settled.refuted == {0}
 
 
 def test_an_epoch_of_so_many_steps_is_chosen() -> None:
-    settled = settle([level(0.5, 800), level(5.0, 80), level(50.0, 8)], Told(steps_per_epoch=100), ended=True)
+    settled = settle(
+        [level(0.5, 800), level(5.0, 80), level(50.0, 8)], Told(steps_per_epoch=100), ended=True, span_s=400.0
+    )
     assert settled.epoch == 2
     assert settled.levels[0].cycle.role == CycleRole.STEP
 
 
 def test_a_ramp_and_holes_may_hide_some_of_the_epochs_told() -> None:
-    settled = settle([level(5.0, 29), level(20.0, 7)], Told(total_epochs=35), ended=True)
+    settled = settle([level(5.0, 29), level(20.0, 7)], Told(total_epochs=35), ended=True, span_s=150.0)
     assert settled.epoch == 0
-    assert settle([level(5.0, 20), level(20.0, 5)], Told(total_epochs=35), ended=True).epoch is None
+    assert settle([level(5.0, 20), level(20.0, 5)], Told(total_epochs=35), ended=True, span_s=105.0).epoch is None
+
+
+def test_of_two_levels_the_one_that_fills_the_run_is_as_many_epochs_as_told() -> None:
+    half, whole = level(47.0, 6, guess=0.3), level(94.0, 3, guess=0.3)
+    assert settle([half, whole], Told(total_epochs=5), ended=True, span_s=468.0).epoch == 1
+    assert settle([half, whole], Told(total_epochs=5), ended=True, span_s=240.0).epoch == 0
 
 
 def test_an_epoch_told_has_more_steps_than_a_few() -> None:
     found = level(20.0, 15)
     sure = NamedLevel(found.cycle, np.where([r == CycleRole.STEP for r in JUDGED_ROLES], 0.6, 0.3), 0.5)
-    assert settle([sure], Told(), ended=True).levels[0].cycle.role == CycleRole.STEP
-    assert settle([sure], Told(total_epochs=1), ended=True).levels[0].cycle.role != CycleRole.STEP
+    assert settle([sure], Told(), ended=True, span_s=310.0).levels[0].cycle.role == CycleRole.STEP
+    assert settle([sure], Told(total_epochs=1), ended=True, span_s=310.0).levels[0].cycle.role != CycleRole.STEP
 
 
 @pytest.mark.parametrize(("high", "state"), [(0.0, RunState.IDLE), (0.9, RunState.TRAINING)])
@@ -110,8 +118,22 @@ def test_what_is_hardly_a_training_has_no_epochs() -> None:
         assert (roles[JUDGED_ROLES.index(CycleRole.EPOCH)] > 0) == (training > 0.5)
 
 
+def test_marks_that_a_single_metric_shows_at_work_are_no_checkpoint() -> None:
+    cycles, features = [level(20.0, 15).cycle], np.full((1, len(ROLE_FEATURES)), np.nan)
+    checkpoint, evaluation = JUDGED_ROLES.index(CycleRole.CHECKPOINT), JUDGED_ROLES.index(CycleRole.EVALUATION)
+    seen = {}
+    for metrics, idle_s in ((1, 0.0), (1, 3.0), (4, 0.0)):
+        features[0, ROLE_FEATURES.index("metrics")] = metrics
+        features[0, ROLE_FEATURES.index("idle_s")] = idle_s
+        seen[metrics, idle_s] = name_levels(features, cycles, training=0.9)[0].roles
+    assert seen[1, 0.0][checkpoint] == 0
+    assert seen[1, 3.0][checkpoint] > 0
+    assert seen[4, 0.0][checkpoint] > 0
+    assert seen[1, 0.0][evaluation] > 0
+
+
 def test_a_child_whose_count_the_total_divides_makes_the_epoch() -> None:
-    settled = settle([level(5.0, 80)], Told(total_epochs=20), ended=True)
+    settled = settle([level(5.0, 80)], Told(total_epochs=20), ended=True, span_s=400.0)
     assert settled.epoch == 1
     assert settled.levels[1].cycle.period_s == pytest.approx(20.0)
     assert settled.levels[1].cycle.count == 20

@@ -131,7 +131,10 @@ class DetectPayload(TotalsPayload):
     cycles: Annotated[list[CyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
     hypotheses: Annotated[
         list[dict[str, Any]],
-        JsonKey("periods considered, the chosen one first", holds="gpusonde.epoch_detect.result.Hypothesis"),
+        JsonKey(
+            "what template matching alone considered, the chosen one first; `cycles` is what the job has",
+            holds="gpusonde.epoch_detect.result.Hypothesis",
+        ),
     ]
     deviations: Annotated[
         list[dict[str, Any]],

@@ -139,7 +139,8 @@ def analyse_in_steps(
         run_state = judge_unread(use)
     else:
         named, run_state = yield from _find_levels(job, list(loads.values()), templates, use, ended=ended)
-    settled = settle(name_by_marks(named, marks(), activity.time_map), told, ended=ended)
+    span_s = 0.0 if job is None else len(job) * job.step_s
+    settled = settle(name_by_marks(named, marks(), activity.time_map), told, ended=ended, span_s=span_s)
     cycles = nest(level.cycle for level in settled.levels)
     likeliest = level_of(detection.period_s, cycles)
     if likeliest is None and detection.verdict != Verdict.NONE and detection.hypotheses:

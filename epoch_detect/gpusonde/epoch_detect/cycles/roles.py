@@ -175,6 +175,7 @@ def name_levels(features: FloatArray, cycles: Sequence[Cycle], *, training: floa
     roles = np.array([Scorer.shipped(f"role_{role}", ROLE_FEATURES).probability(features) for role in JUDGED_ROLES]).T
     if training < _TRAINS:
         roles[:, [JUDGED_ROLES.index(CycleRole.EPOCH), JUDGED_ROLES.index(CycleRole.TRIAL)]] = 0.0
+    _tell_work_from_checkpoints(roles, features)
     alone = Scorer.shipped("guess", ROLE_FEATURES).probability(features)
     guess = Scorer.shipped("sure", GUESS_FEATURES).probability(describe_guesses(features, alone))
     surest = np.where(features[:, ROLE_FEATURES.index("metrics")] <= 1, _ONE_METRIC, _TOLD)
@@ -184,6 +185,23 @@ def name_levels(features: FloatArray, cycles: Sequence[Cycle], *, training: floa
         NamedLevel(c, r, float(g), bool(m), float(most))
         for c, r, g, m, most in zip(cycles, roles, guess, measured, surest, strict=True)
     ]
+
+
+def _tell_work_from_checkpoints(roles: FloatArray, features: FloatArray) -> None:
+    """Give an evaluation what speaks for a checkpoint where the only metric shows work in the marks, in place.
+
+    A checkpoint idles the GPU. Other metrics may show one that is written in the background; of a single one, most
+    often the power of a node, what is seen at work every so often is an evaluation (of those simulated 71 to 5).
+
+    Args:
+        roles: Shape (levels, roles).
+        features: Shape (levels, features), what :func:`describe_roles` gives.
+    """
+    single = features[:, ROLE_FEATURES.index("metrics")] <= 1
+    works = single & (features[:, ROLE_FEATURES.index("idle_s")] == 0)
+    evaluation, checkpoint = JUDGED_ROLES.index(CycleRole.EVALUATION), JUDGED_ROLES.index(CycleRole.CHECKPOINT)
+    roles[works, evaluation] = np.minimum(1.0, roles[works, evaluation] + roles[works, checkpoint])
+    roles[works, checkpoint] = 0.0
 
 
 def _marks_of(level: Level) -> FloatArray:
@@ -391,13 +409,14 @@ class Settled:
     warnings: tuple[str, ...]
 
 
-def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
+def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool, span_s: float) -> Settled:
     """Let what a user tells refute and name levels, and the fitted probabilities the others.
 
     Args:
         found: The levels, shortest first.
         told: What is known.
         ended: Whether the run is over; while it is not, it may have fewer epochs than the job.
+        span_s: Seconds from the first work to the last.
     """
     levels, warnings = list(found), []
     for period_s, role in told.roles:
@@ -417,7 +436,7 @@ def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool) -> Settled:
         if epoch is None:
             warnings.append(f"no two cycles are as {told.steps_per_epoch} steps to an epoch")
     if epoch is None and told.total_epochs is not None and ended:
-        epoch = _by_count(levels, told.total_epochs, refuted)
+        epoch = _by_count(levels, told.total_epochs, refuted, span_s)
     if epoch is not None and levels[epoch].cycle.role_confidence < 1.0:
         levels[epoch] = levels[epoch].named(CycleRole.EPOCH, _TOLD)
     order = sorted(range(len(levels)), key=lambda i: levels[i].cycle.period_s)
@@ -490,14 +509,22 @@ def _by_steps(levels: list[NamedLevel], steps: int, refuted: set[int]) -> int | 
     return len(levels) - 1
 
 
-def _by_count(levels: list[NamedLevel], total: int, refuted: set[int]) -> int | None:
-    """Index of the level with as many cycles as the job has epochs, or of a new one that so many of a shorter make."""
+def _by_count(levels: list[NamedLevel], total: int, refuted: set[int], span_s: float) -> int | None:
+    """Index of the level with as many cycles as the job has epochs, or of a new one that so many of a shorter make.
+
+    Of several the one whose cycles fill the run is the likelier: of a level that was seen here and there only, as many
+    may have been counted by chance.
+    """
     free = [
         i for i, x in enumerate(levels) if i not in refuted and x.cycle.role in (CycleRole.EPOCH, CycleRole.UNKNOWN)
     ]
-    equal = [i for i in free if abs(levels[i].cycle.count - total) <= max(1.0, _MORE * total)]
+    filled = [total * x.cycle.period_s / span_s for x in levels]
+    as_many = max(1.0, _MORE * total)
+    equal = [
+        i for i in free if abs(levels[i].cycle.count - total) <= as_many or abs(total / filled[i] - total) <= as_many
+    ]
     if equal and total > 1:
-        return max(equal, key=lambda i: levels[i].guess)
+        return max(equal, key=lambda i: levels[i].guess * min(filled[i], 1 / filled[i]))
     near = [i for i in free if _LEAST_COUNTED * total <= levels[i].cycle.count <= total]
     if near and total >= _LEAST_FOR_SHARE:
         return max(near, key=lambda i: levels[i].cycle.count)
