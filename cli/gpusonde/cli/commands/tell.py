@@ -1,4 +1,4 @@
-"""``gpusonde tell``: writes what jobs are doing where their users look: Slurm's comments, annotations of Kubernetes pods.
+"""``gpusonde tell``: writes what jobs do where their users look: Slurm's comments, annotations of Kubernetes pods.
 
 Of a job that is over the last word is a summary: how long, how many cycles, how much of its time made progress.
 """
