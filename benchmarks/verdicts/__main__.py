@@ -30,9 +30,9 @@ nodes at 2 s, exact events), 5 recordings of 8 H100 that write checkpoints and 6
 power, utilisation); 23.5 h, no marks of processes. Everything is streamed: ticks as they came, cycles as
 `EpochTracker` had told them by then. Held back from every choice: half of the runs of each kind, by a hash of their
 names, and the kinds gpt3/64, llama2_70b_lora/64, ssd/8, resnet/8, unet3d/9 as a whole.
-One exception: after a first look at all of them, errors in ssd/8 were followed up. Power must now rise to 1.5 times idle
-for work to have begun (1.35 before), and a meter that reads less than half of an idle node's power says nothing: the
-one alarm there was two meters at 5 to 25 W for a minute. That took the mean of the states from 95.5 to 96.2 %.
+One exception: after a first look at all of them, errors in ssd/8 were followed up. Power must now rise to 1.5 times
+idle for work to have begun (1.35 before), and a meter that reads less than half of an idle node's power says nothing:
+the one alarm there was two meters at 5 to 25 W for a minute. That took the mean of the states from 95.5 to 96.2 %.
 """
 
 Recorded = list[tuple[recordings.JobRecording, Told]]

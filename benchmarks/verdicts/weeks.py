@@ -8,6 +8,7 @@ every four seconds, which is a second's mean or what the driver's own windows sa
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ _MOST_PIECES = script_module.MOST_PIECES
 # Whose pauses grow with what is planned for them: they are repeated, drawn anew each time, as one job.
 _REPEATED = frozenset(
     {"llm_pretraining", "lora_accumulation", "narrow_dips", "hyperparameter_trials", "batch_inference", "rl_loop",
-     "cron", "hpc_iterations", "visible_steps", "two_stages", "repeated_program", "queue_of_programs"}
+     "cron", "hpc_iterations", "visible_steps", "two_stages", "repeated_program"}
 )  # fmt: skip
 _SEED = 1_700
 # Processors, per GPU for the first two, and whether it writes.
@@ -48,8 +49,7 @@ INTERACTIVE = ("notebook", "queue_of_programs", "cron", "idle_with_spikes")
 _PROGRAMS = ("queue_of_programs", "cron")
 SERVING = ("serving", "token_serving")
 _OTHER = ("batch_inference", "rl_loop", "hpc_iterations", "two_stages", "repeated_program")
-_MOST_ALARMS = 20
-_BY_POWER = "of all kinds, only the power of the node metered"
+_BY_USE, _BY_POWER = "all of these", "of all kinds, only the power of the node metered"
 _LEAST_STALL_S = 60.0  # of the script, for an alarm to be missed
 _FIRST = 6  # those before were looked at while thresholds were chosen
 
@@ -251,6 +251,7 @@ def table(jobs: Sequence[Played]) -> list[str]:
         "serving": SERVING,
         "notebooks, queues, by the clock, idle": INTERACTIVE,
         "other work": _OTHER,
+        _BY_USE: tuple(_KINDS),
         _BY_POWER: tuple(_KINDS),
         "all": tuple(_KINDS),
     }
@@ -273,6 +274,12 @@ def table(jobs: Sequence[Played]) -> list[str]:
             f"{upper_bound(false, hours):.2f} | {named} of {stalls} | "
             f"{sum(job.ended for job in mine)} |"
         )
-    alarms = [alarm for job in jobs for alarm in job.false]
-    lines += ["", *(f"- {a.kind}, {a.truth}: {a.state}, {a.reason}" for a in alarms[:_MOST_ALARMS])]
+    alarms: dict[tuple[bool, str, str], list[Alarm]] = defaultdict(list)
+    for job in jobs:
+        for alarm in job.false:
+            alarms[job.by_power, alarm.kind, alarm.truth].append(alarm)
+    lines.append("")
+    for (by_power, kind, truth), mine in sorted(alarms.items()):
+        metered = "power of the node" if by_power else "GPUs"
+        lines.append(f"- {len(mine)} in {kind} ({metered}), {truth}: {mine[0].state}, {mine[0].reason}")
     return lines

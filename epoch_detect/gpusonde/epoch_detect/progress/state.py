@@ -316,9 +316,7 @@ class StateWatch:
             self._cell_s += _CELL_RATE * (max(step_s, _CELL_S) - self._cell_s)
         self._last_s = time_s
         self._note_memory(second)
-        if self._by_power is None and not math.isnan(second.watts + second.use):
-            self._by_power = True
-        elif self._by_power is None and not (math.isnan(second.watts) and math.isnan(second.use)):
+        if self._by_power is None and not (math.isnan(second.watts) and math.isnan(second.use)):
             self._by_power = not math.isnan(second.watts)
         load = second.watts if self._by_power else second.use
         if math.isnan(load):
