@@ -277,7 +277,7 @@ def _member(run: RunRow, gpu: GpuRow | None) -> query_pb2.JobMember:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AgentStates:
     """What one agent's GPUs of a job did: states one after another, and how many GPUs they are."""
 
     rows: Sequence[JobStateRow]
@@ -285,7 +285,7 @@ class _Part:
     gpu_count: int
 
 
-def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _Part]:
+def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentStates]:
     """Return what is known of each agent's GPUs, by agent; those of which nothing is known are left out."""
     known = results.states([run.run_id for run in members])
     parts = {}
@@ -297,7 +297,7 @@ def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _Part]:
         if rows:
             end = max(run.end_unix_nano for run in runs)
             ends = [*(row.start_unix_nano for row in rows[1:]), max(end, rows[-1].start_unix_nano)]
-            parts[agent_id] = _Part(rows, ends, len({run.gpu_uuid for run in runs}))
+            parts[agent_id] = _AgentStates(rows, ends, len({run.gpu_uuid for run in runs}))
     return parts
 
 
@@ -335,7 +335,7 @@ def _add_state(job: query_pb2.Job, results: ResultStore, members: Sequence[RunRo
         )
 
 
-def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _Part]) -> None:
+def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _AgentStates]) -> None:
     total = good = 0
     for part in parts.values():
         for row, end in zip(part.rows, part.ends, strict=True):

@@ -33,7 +33,7 @@ def solve_exactly(problem: Problem, steps: StepTimes) -> Solution:
 
 
 @dataclass(frozen=True)
-class JobState:
+class WatchedJob:
     """Where a job stands.
 
     Attributes:
@@ -122,7 +122,7 @@ class CandidateFinder:
         """Whether a plan has a spot machine."""
         return any(self._offers[group.offer].billing is Billing.SPOT for group in plan.groups)
 
-    def evaluate(self, plan: Plan, at: JobState, *, stay: bool = False) -> PlanCandidate:
+    def evaluate(self, plan: Plan, at: WatchedJob, *, stay: bool = False) -> PlanCandidate:
         """Return what going on with a plan would take and cost; ``stay`` when it is the one that runs."""
         options = self._options
         missing = [(g.offer, g.machines - at.held.get(g.offer, 0)) for g in plan.groups]
@@ -164,7 +164,7 @@ class CandidateFinder:
 
     def best(
         self,
-        at: JobState,
+        at: WatchedJob,
         *,
         on_demand_only: bool = False,
         deadline: bool = True,
@@ -188,7 +188,7 @@ class CandidateFinder:
         ]
         return min(found, key=lambda candidate: score(candidate, objective), default=None)
 
-    def expected_restarts(self, candidate: PlanCandidate, at: JobState) -> float:
+    def expected_restarts(self, candidate: PlanCandidate, at: WatchedJob) -> float:
         """Return how many preemptions to reckon with if the work were done on spot machines: mean + 2 deviations."""
         spot = [offer for offer in self._problem.offers if offer.billing is Billing.SPOT]
         if not spot:
@@ -197,7 +197,7 @@ class CandidateFinder:
         mean = rates[len(rates) // 2] * candidate.plan.machines * at.remaining * candidate.step_s / _HOUR_S
         return mean + 2 * math.sqrt(mean)
 
-    def _group_offers(self, at: JobState, on_demand_only: bool, ready_only: bool) -> Iterable[list[MachineOffer]]:
+    def _group_offers(self, at: WatchedJob, on_demand_only: bool, ready_only: bool) -> Iterable[list[MachineOffer]]:
         """Yield sets of offers whose machines may work together, with what can be had of each."""
         regions: dict[str, list[MachineOffer]] = {}
         for offer in self._problem.offers:
@@ -218,7 +218,7 @@ class CandidateFinder:
         return regions.values()
 
     def _find_among(
-        self, offers: list[MachineOffer], at: JobState, deadline: bool, objective: Objective
+        self, offers: list[MachineOffer], at: WatchedJob, deadline: bool, objective: Objective
     ) -> PlanCandidate | None:
         problem, options = self._problem, self._options
         deadline_s = budget_usd = None

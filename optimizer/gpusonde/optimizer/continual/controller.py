@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.continual.candidates import CandidateFinder, JobState, PlanCandidate, Solver, solve_exactly
+from gpusonde.optimizer.continual.candidates import CandidateFinder, PlanCandidate, Solver, WatchedJob, solve_exactly
 from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.policy import Policy, PolicyDecision
@@ -328,7 +328,7 @@ class Controller:
             self._unreleased.pop(machine, None)
 
     def _decide(self, now_s: float, news: bool) -> Decision:
-        at = self._job_state(now_s)
+        at = self._watched_job(now_s)
         if self._target is not None:
             plan = self._target.candidate.plan
             picked = self.fleet.pick(plan)
@@ -348,7 +348,7 @@ class Controller:
                 return self._decision(DecisionKind.WAIT, at, None, why, next_step_s=until_s)
         return self._choose(at)
 
-    def _choose(self, at: JobState) -> Decision:
+    def _choose(self, at: WatchedJob) -> Decision:
         before = self._finder.solved
         ruling = self._policy.choose(at, self._idle_since_s, self._depletions.next_expiry_s(at.now_s))
         solved = self._finder.solved > before
@@ -360,13 +360,13 @@ class Controller:
             return self._decision(kind, at, ruling, ruling.why, terminate=self.fleet.beyond(()), solved=solved)
         return self._launch(at, ruling, ruling.candidate, solved)
 
-    def _launch(self, at: JobState, ruling: PolicyDecision, candidate: PlanCandidate, solved: bool) -> Decision:
+    def _launch(self, at: WatchedJob, ruling: PolicyDecision, candidate: PlanCandidate, solved: bool) -> Decision:
         self._target = _Target(candidate, ruling)
         running = self._running[1] if self._running else frozenset()
         beyond = self.fleet.beyond(running, candidate.plan)
         return self._decision(DecisionKind.LAUNCH, at, ruling, ruling.why, terminate=beyond, launch=True, solved=solved)
 
-    def _run(self, plan: Plan, machines: tuple[str, ...], at: JobState) -> Decision:
+    def _run(self, plan: Plan, machines: tuple[str, ...], at: WatchedJob) -> Decision:
         why = f"every machine of {plan} is there"
         aim = self._target.ruling if self._target else None
         self._running = (plan, frozenset(machines))
@@ -378,14 +378,14 @@ class Controller:
             self._completed,
         )
         self._look_s = at.now_s + self.options.resolve_s
-        stay = self._finder.evaluate(plan, self._job_state(at.now_s))
+        stay = self._finder.evaluate(plan, self._watched_job(at.now_s))
         ruling = PolicyDecision(
             stay, why, at_risk=aim is not None and aim.at_risk, fallback=aim.fallback if aim else None
         )
         beyond = self.fleet.beyond(machines)
         return self._decision(DecisionKind.RUN, at, ruling, why, terminate=beyond, machines=machines)
 
-    def _review(self, plan: Plan, machines: frozenset[str], at: JobState, news: bool) -> Decision:
+    def _review(self, plan: Plan, machines: frozenset[str], at: WatchedJob, news: bool) -> Decision:
         throughput = self._measured()
         stay = self._finder.evaluate(plan, at, stay=True)
         look = news or at.now_s >= self._look_s
@@ -402,7 +402,7 @@ class Controller:
 
     def _done(self, now_s: float) -> Decision:
         self._running = self._target = None
-        at = self._job_state(now_s)
+        at = self._watched_job(now_s)
         beyond = (*self.fleet.still_there(), *self.fleet.beyond(()))
         decision = self._decision(DecisionKind.DONE, at, None, "every iteration is done", terminate=beyond)
         self.fleet.ended(beyond)
@@ -413,7 +413,7 @@ class Controller:
         held = self.fleet.held()
         return all(held[group.offer] >= group.machines for group in plan.groups)
 
-    def _holds(self, target: _Target, at: JobState) -> bool:
+    def _holds(self, target: _Target, at: WatchedJob) -> bool:
         """Whether spot machines that boot may still be waited for, or something else must be launched by now."""
         if not target.candidate.spot or target.ruling.at_risk:
             return True
@@ -430,7 +430,7 @@ class Controller:
             return None
         return throughput
 
-    def _job_state(self, now_s: float) -> JobState:
+    def _watched_job(self, now_s: float) -> WatchedJob:
         remaining = max(0.0, self.problem.iterations - self._completed)
         throughput = self._measured()
         if self.options.calibrate and self._running is not None and throughput is not None and throughput.certain:
@@ -441,7 +441,7 @@ class Controller:
             self._measured_s[self._running[0]] = step_s
             if len(self._measured_s) > _MOST_MEASURED:
                 del self._measured_s[next(iter(self._measured_s))]
-        return JobState(
+        return WatchedJob(
             now_s=now_s,
             remaining=remaining,
             spent_usd=self.fleet.spent_usd,
@@ -456,7 +456,7 @@ class Controller:
     def _decision(
         self,
         kind: DecisionKind,
-        at: JobState,
+        at: WatchedJob,
         ruling: PolicyDecision | None,
         why: str,
         *,
@@ -497,7 +497,7 @@ class Controller:
         soonest_s = at.now_s + min(1.0, self.options.review_s)
         return Decision(kind, at.now_s, recommendation, machines, terminate, max(soonest_s, again_s), solved)
 
-    def _projection(self, candidate: PlanCandidate, at: JobState) -> Projection:
+    def _projection(self, candidate: PlanCandidate, at: WatchedJob) -> Projection:
         throughput = self._measured()
         if candidate.plan == self.running and throughput is not None:
             return project(at.now_s, at.remaining, throughput)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gpusonde.optimizer.continual.candidates import CandidateFinder, JobState, PlanCandidate, score
+from gpusonde.optimizer.continual.candidates import CandidateFinder, PlanCandidate, WatchedJob, score
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.progress import Throughput
 from gpusonde.optimizer.problem import Billing, Objective, Problem
@@ -76,7 +76,7 @@ class Policy:
         """Judge by the same job's offers as they are now."""
         self._problem = problem
 
-    def fallback(self, at: JobState, spot: PlanCandidate | None) -> Fallback | None:
+    def fallback(self, at: WatchedJob, spot: PlanCandidate | None) -> Fallback | None:
         """Return what guards the deadline while ``spot`` runs (or nothing does); None when nothing can or need."""
         if self._problem.deadline_s is None or not self._options.guard:
             return None
@@ -92,7 +92,7 @@ class Policy:
         reserve_s = options.detect_s + options.release_s + options.review_s + lost_s
         return Fallback(fastest, self._problem.deadline_s - fastest.bound_s - reserve_s)
 
-    def choose(self, at: JobState, idle_since_s: float | None, expiry_s: float) -> PolicyDecision:
+    def choose(self, at: WatchedJob, idle_since_s: float | None, expiry_s: float) -> PolicyDecision:
         """Say what to go on with when nothing runs.
 
         Args:
@@ -127,7 +127,7 @@ class Policy:
         return self._best_effort(at, fallback, expiry_s)
 
     def review(
-        self, stay: PlanCandidate, at: JobState, throughput: Throughput | None, *, look: bool, expiry_s: float
+        self, stay: PlanCandidate, at: WatchedJob, throughput: Throughput | None, *, look: bool, expiry_s: float
     ) -> PolicyDecision:
         """Say whether a running plan stays.
 
@@ -163,7 +163,7 @@ class Policy:
             why = f"the job is expected to cost {at.spent_usd + stay.usd:.2f} USD, above its budget"
         return PolicyDecision(stay, why, at_risk=late or dear, fallback=fallback, again_s=min(again_s, expiry_s))
 
-    def _leave_spot(self, stay: PlanCandidate, at: JobState, fallback: Fallback) -> PolicyDecision:
+    def _leave_spot(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback) -> PolicyDecision:
         if self._is_nearly_done(stay):
             return PolicyDecision(stay, "nearly done: other machines would come too late to help", fallback=fallback)
         cheapest = self._finder.best(at, on_demand_only=True)
@@ -178,7 +178,7 @@ class Policy:
     def _is_nearly_done(self, stay: PlanCandidate) -> bool:
         return stay.run.running_s <= self._options.solve_s + self._options.launch_s + self._options.restore_s
 
-    def _rescue(self, stay: PlanCandidate, at: JobState, fallback: Fallback | None, certain: bool) -> PolicyDecision:
+    def _rescue(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback | None, certain: bool) -> PolicyDecision:
         sure = "even at its optimistic rate" if certain else "at its mean rate, and later it could not be mended"
         late = f"{stay.plan} misses the deadline {sure}"
         other = self._finder.best(at)
@@ -190,7 +190,7 @@ class Policy:
             return PolicyDecision(other, why, at_risk=True, fallback=fallback)
         return PolicyDecision(stay, f"{late}; no plan would end much sooner", at_risk=True, fallback=fallback)
 
-    def _better(self, stay: PlanCandidate, at: JobState, fallback: Fallback | None) -> PolicyDecision | None:
+    def _better(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback | None) -> PolicyDecision | None:
         other = self._finder.best(at)
         if other is None or other.plan == stay.plan or not self._safe(other, at, fallback, stay=stay):
             return None
@@ -204,7 +204,7 @@ class Policy:
             than = f"{other.usd:.2f} USD instead of {stay.usd:.2f} USD"
         return PolicyDecision(other, f"{other.plan} does the rest for {than}", fallback=fallback) if gains else None
 
-    def _best_effort(self, at: JobState, fallback: Fallback | None, expiry_s: float) -> PolicyDecision:
+    def _best_effort(self, at: WatchedJob, fallback: Fallback | None, expiry_s: float) -> PolicyDecision:
         limits = "deadline" if self._problem.deadline_s is not None else "limits"
         fast = self._finder.best(at, deadline=False, objective=Objective.TIME)
         if fast is None:
@@ -218,7 +218,7 @@ class Policy:
         return PolicyDecision(fast, why, at_risk=True, fallback=fallback)
 
     def _safe(
-        self, candidate: PlanCandidate, at: JobState, fallback: Fallback | None, stay: PlanCandidate | None = None
+        self, candidate: PlanCandidate, at: WatchedJob, fallback: Fallback | None, stay: PlanCandidate | None = None
     ) -> bool:
         """Whether the deadline can be kept with a plan even if its spot machines go."""
         deadline_s = self._problem.deadline_s
@@ -236,7 +236,7 @@ class Policy:
         work_s = min(candidate.run.interval_s, candidate.run.running_s)
         return fallback.slack_s > wasted_s + options.restart_s + (work_s if math.isfinite(work_s) else 0.0)
 
-    def _waits_until(self, at: JobState, best: PlanCandidate | None, idle_since_s: float | None) -> float:
+    def _waits_until(self, at: WatchedJob, best: PlanCandidate | None, idle_since_s: float | None) -> float:
         """Return until when waiting for spot capacity beats going on without."""
         options = self._options
         if not self._has_spot or not options.guard:
@@ -254,7 +254,7 @@ class Policy:
         return (other_end_s - now_s) * self._options.improvement < stay_end_s - now_s
 
 
-def _optimistic_end_s(stay: PlanCandidate, at: JobState, throughput: Throughput | None) -> float:
+def _optimistic_end_s(stay: PlanCandidate, at: WatchedJob, throughput: Throughput | None) -> float:
     """Return the end that a running plan undercuts with little probability, as measured or else as estimated."""
     if throughput is None:
         return stay.optimistic_s
