@@ -198,6 +198,22 @@ def test_cycles_that_go_on_at_a_lower_level_are_work() -> None:
     assert "10 s (epoch)" in watch.report.reason
 
 
+def test_an_alarm_that_cycles_prove_wrong_is_not_raised_after_the_same_time_again() -> None:
+    watch, now_s = working()
+    for _ in range(2):
+        alarms = [span for span in watch.spans if span.state in (JobState.STALLED, JobState.HUNG)]
+        now_s = show(watch, now_s, 70, (250.0, 1.0))
+        starts_s = np.arange(0.0, now_s, 10.0)
+        cycle = Cycle(10.0, 9.9, 10.1, 30, starts_s, 0.95, CycleRole.EPOCH, 0.9, confirmed=True)
+        watch.note_detection(
+            EpochDetection(Verdict.NONE, "", cycles=(cycle,), run_state=RunState.TRAINING, run_state_confidence=0.9)
+        )
+        now_s = show(watch, now_s, 5, (250.0, 1.0))
+        now_s = show(watch, now_s, 60, WORKS)
+    assert len([span for span in watch.spans if span.state in (JobState.STALLED, JobState.HUNG)]) == 1
+    assert len(alarms) == 1
+
+
 def test_what_serves_is_serving_and_waits_for_requests_in_peace() -> None:
     watch, now_s = working(60)
     watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.SERVING, run_state_confidence=0.9))

@@ -377,6 +377,8 @@ class StateWatch:
         cycles_on = self._cycles.last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
         if rough or cycles_on:
             # A lower level, but work: it moves as work does, or the cycles go on in it.
+            if pause.alarm:  # it was none: wait longer next time
+                self._pauses.add(pause.begin_s, max(pause.longest_quiet_s, time_s - pause.sign_s), rested=False)
             self._range.lower_to(pause.mean)
             self._level.forget()
             self._pause = None
