@@ -18,6 +18,7 @@ from pathlib import Path
 import hangs
 import numpy as np
 import recordings
+import slow
 import states
 import watch_cost
 import weeks
@@ -160,11 +161,23 @@ def _cost(_: Recorded, __: argparse.Namespace) -> list[str]:
     return watch_cost.table()
 
 
+def _slow(recorded: Recorded, _: argparse.Namespace) -> list[str]:
+    return [
+        "A device is slow from the middle of a recording on; what comes before is its baseline. That the cycle has",
+        "slowed is given; the collector does not run this watch yet. Named within so many seconds of training, first in",
+        "rank, and a wrong device named, as shares of the trials. Faults as in `faults.py`: `hot` keeps its power,",
+        "`throttle` loses clocks, `data` waits for its input, with `link` all wait alike and nobody is to be named.",
+        "",
+        *slow.table([recording for recording, _ in recorded]),
+    ]
+
+
 _SECTIONS: dict[str, tuple[str, Callable[[Recorded, argparse.Namespace], list[str]]]] = {
     "states": ("State by second", _states),
     "hangs": ("Hangs", _hangs),
     "healthy": ("False alarms in healthy recordings", _healthy),
     "weeks": ("False alarms in weeks of generated jobs", _weeks),
+    "slow": ("The device that makes the others wait", _slow),
     "cost": ("Cost of watching", _cost),
 }
 

@@ -160,3 +160,20 @@ def test_a_pause_in_which_the_job_writes_is_a_checkpoint_however_long_it_takes(s
     assert state == "checkpointing"
     assert since_s == pytest.approx(150, abs=5)
     assert "500 MB/s are written" in found.reason
+
+
+def test_a_job_whose_cycles_take_longer_is_slower_and_says_by_how_much(setup):
+    fast, slow = training_trace(20.0, 10, seed=0)[0], training_trace(26.0, 14, seed=1)[0]
+    # Without the idle time around each of the two.
+    fast, slow = fast.window(0, 215.0), slow.window(15.0, 370.0)
+    whole = Trace(
+        np.concatenate([fast.time_s, slow.time_s - slow.time_s[0] + fast.time_s[-1] + 0.1]),
+        {name: np.concatenate([fast.values[name], slow.values[name]]) for name in fast.values},
+    )
+    subject = setup()
+    subject.feed(records_of({"GPU-0": whole})[:-1], 5)
+    spans, now, found = told(subject)
+    assert "slower" in {name for _, name in [*spans, now]}
+    reasons = [row.reason for run in subject.runs() for row in subject.results.states([run.run_id]).get(run.run_id, [])]
+    assert any("30% longer than the 20 s before" in reason for reason in reasons), reasons
+    assert found.active

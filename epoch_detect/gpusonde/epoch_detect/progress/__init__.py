@@ -2,6 +2,7 @@
 
 from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend
 from gpusonde.epoch_detect.progress.remaining import COVERAGE, FEWEST_EPOCHS, EndEstimate, estimate_end
+from gpusonde.epoch_detect.progress.slow_device import DeviceSuspicion, SlowDeviceVerdict, SlowDeviceWatch
 from gpusonde.epoch_detect.progress.state import JobState, StateSpan, StateWatch
 from gpusonde.epoch_detect.progress.table import EpochSummary, EpochSums, Shares, epoch_table, time_shares
 from gpusonde.errors import TotalEpochsError
@@ -10,11 +11,14 @@ __all__ = [
     "COVERAGE",
     "FEWEST_EPOCHS",
     "ChangePoint",
+    "DeviceSuspicion",
     "EndEstimate",
     "EpochSummary",
     "EpochSums",
     "JobState",
     "Shares",
+    "SlowDeviceVerdict",
+    "SlowDeviceWatch",
     "StateSpan",
     "StateWatch",
     "TotalEpochsError",

@@ -1,0 +1,176 @@
+"""The slow device of a job: how often it is named, after how many seconds of training, and who is named for nothing.
+
+A fault begins in the middle of a recording; what comes before is the baseline. ``SlowDeviceWatch`` is asked every four
+seconds from then on. That the job's cycle has slowed is given: when that is known is another table's question.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from faults import slow_device
+from recordings import JobRecording
+
+from gpusonde.epoch_detect.progress import SlowDeviceWatch
+from gpusonde.telemetry import FloatArray
+
+_ASKED_S = 4.0
+_LOOKED_S = 260.0
+_AFTER_S = (30.0, 60.0, 150.0)
+_SEED = 17
+COLUMNS = (
+    "job", "fault", "trials", "30 s", "60 s", "150 s", "top-1 at 60 s", "wrong device", "median s until named",
+)  # fmt: skip
+_FAULTS = (
+    ("hot", 0.05, 2.0), ("hot", 0.10, 2.0), ("throttle", 0.05, 2.0), ("throttle", 0.10, 2.0), ("throttle", 0.05, 1.0),
+    ("throttle", 0.10, 1.0), ("data", 0.10, 2.0), ("data, utilisation", 0.10, 2.0), ("link", 0.10, 2.0),
+)  # fmt: skip
+
+
+def _training_s(recording: JobRecording, at_s: float) -> FloatArray:
+    """Seconds of training since a time, at each tick; evaluations and what stands idle do not count."""
+    time_s = recording.time_s
+    common = np.median(recording.power, axis=0)
+    trains = (time_s >= at_s) & (common > 0.6 * np.quantile(common, 0.9))
+    for first, last in recording.log.evaluations_s:
+        trains &= (time_s < first - 4) | (time_s > last + 4)
+    return np.asarray(np.cumsum(trains) * recording.interval_s)
+
+
+def _play(watch: SlowDeviceWatch, recording: JobRecording, first: int, stop: int, cycle_s: float) -> None:
+    for a in range(first, stop, 64):
+        b = min(a + 64, stop)
+        values = {metric: column[:, a:b] for metric, column in recording.values.items()}
+        watch.update(recording.time_s[a:b], values, cycle_s=cycle_s)
+
+
+def _trial(
+    healthy: SlowDeviceWatch, recording: JobRecording, device: int | None, at_s: float, cycle_s: float
+) -> tuple[list[bool], bool, bool, float]:
+    """(named rightly after each of the times, first in rank after 60 s, a wrong name, seconds until named)."""
+    watch, time_s = copy.deepcopy(healthy), recording.time_s
+    trained = _training_s(recording, at_s)
+    done = int(np.searchsorted(time_s, at_s, side="right"))
+    name = None if device is None else recording.devices[device]
+    right, top, wrong, until = [False] * len(_AFTER_S), False, False, np.inf
+    at = at_s
+    while at < min(at_s + _LOOKED_S, time_s[-1]):
+        stop = int(np.searchsorted(time_s, at, side="right"))
+        _play(watch, recording, done, stop, cycle_s)
+        done = stop
+        verdict = watch.look(at_s)
+        seconds = float(trained[stop - 1])
+        if seconds > _AFTER_S[-1] + _ASKED_S:
+            break
+        top |= bool(verdict.ranked) and seconds <= 60 + _ASKED_S and verdict.ranked[0].device == name
+        if verdict.device is not None:
+            wrong |= verdict.device != name
+            if verdict.device == name:
+                until = min(until, seconds)
+                # Cells close a tick later, and it is asked every four seconds only.
+                right = [r or seconds <= after + _ASKED_S for r, after in zip(right, _AFTER_S, strict=True)]
+        at += _ASKED_S
+    return right, top, wrong, until
+
+
+def _onsets(recording: JobRecording, count: int) -> list[float]:
+    """Times in the second half of a job's training, away from its end."""
+    rng = np.random.default_rng(_SEED)
+    first = recording.log.start_s + 0.4 * (recording.log.stop_s - recording.log.start_s)
+    last = max(first + 1, recording.log.stop_s - 200)
+    return sorted(rng.uniform(first, last, count).tolist())
+
+
+def rows(
+    recordings: Sequence[JobRecording], name: str, *, onsets: int, devices: int, cycle_s: float
+) -> Iterator[tuple[str, ...]]:
+    """Rows of :data:`COLUMNS`.
+
+    Args:
+        recordings: Healthy jobs.
+        name: What they are.
+        onsets: Beginnings of a fault per job.
+        devices: Slow devices per beginning.
+        cycle_s: Shortest cycle of the job.
+    """
+    rng = np.random.default_rng(_SEED)
+    found: dict[tuple[str, float, float], list[tuple[list[bool], bool, bool, float]]] = {}
+    for recording in recordings:
+        for at_s in _onsets(recording, onsets):
+            # The readings of an injected recording are means of a finer grid; so are those before it.
+            before = slow_device(recording, 0, 0.0, "link", at_s, with_utilisation=True)
+            watches = {}
+            for with_utilisation in (False, True):
+                values = before.values if with_utilisation else {"power_watts": before.power}
+                watch = SlowDeviceWatch(recording.devices)
+                _play(watch, replace(before, values=values), 0, int(np.searchsorted(before.time_s, at_s)), cycle_s)
+                watches[with_utilisation] = watch
+            for fault in _FAULTS:
+                kind, slower, exponent = fault
+                for device in rng.integers(len(recording.devices), size=devices):
+                    made = slow_device(
+                        recording, int(device), slower, kind.split(",")[0], at_s, power_exponent=exponent,
+                        with_utilisation=True,
+                    )  # fmt: skip
+                    given = "utilisation" in kind
+                    if not given:
+                        made = replace(made, values={"power_watts": made.power})
+                    who = None if kind == "link" else int(device)
+                    found.setdefault(fault, []).append(_trial(watches[given], made, who, at_s, cycle_s))
+    for (kind, slower, exponent), trials in found.items():
+        power = f", power ~ f^{exponent:.0f}" if kind == "throttle" else ""
+        right = np.array([trial[0] for trial in trials]).mean(axis=0)
+        untils = [trial[3] for trial in trials]
+        yield (
+            name, f"{kind} {slower:.0%}{power}", str(len(trials)),
+            *(["-"] * 3 if kind == "link" else [f"{share:.2f}" for share in right]),
+            "-" if kind == "link" else f"{np.mean([trial[1] for trial in trials]):.2f}",
+            f"{np.mean([trial[2] for trial in trials]):.2f}",
+            f"{np.median(untils):.0f}" if np.median(untils) < np.inf else "-",
+        )  # fmt: skip
+
+
+def healthy_rows(recordings: Sequence[JobRecording], name: str) -> Iterator[tuple[str, ...]]:
+    """Healthy jobs, asked as if their cycle had slowed in the middle, from then on to the end."""
+    asked = wrong = named = 0
+    for recording in recordings:
+        at_s = (recording.log.start_s + recording.log.stop_s) / 2
+        watch = SlowDeviceWatch(recording.devices)
+        start, done = recording.time_s[0], int(np.searchsorted(recording.time_s, at_s))
+        _play(watch, recording, 0, done, start)
+        any_wrong = False
+        for at in np.arange(at_s, recording.log.stop_s, _ASKED_S):
+            stop = int(np.searchsorted(recording.time_s, at, side="right"))
+            _play(watch, recording, done, stop, 0.0)
+            done = stop
+            verdict = watch.look(at_s)
+            asked += verdict.window_s > 0
+            wrong += verdict.device is not None
+            any_wrong |= verdict.device is not None
+        named += any_wrong
+    yield name, str(len(recordings)), str(asked), str(wrong), str(named)
+
+
+def table(recordings: Sequence[JobRecording]) -> list[str]:
+    """The section's lines."""
+    gpt3 = [run for run in recordings if run.kind == "gpt3/64"]
+    several = {"ssd/8": 10.0, "llama2_70b_lora/8": 10.0}
+    found = list(rows(gpt3, "gpt3, 64 nodes", onsets=12, devices=4, cycle_s=10.8))
+    for kind, cycle_s in several.items():
+        some = [run for run in recordings if run.kind == kind and not run.dead_meters]
+        found += rows(some, kind, onsets=1, devices=3, cycle_s=cycle_s)
+    gpus = [run for run in recordings if run.kind.startswith("h100")]
+    found += rows(gpus, "8 H100, checkpoints", onsets=2, devices=4, cycle_s=0.0)
+    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ("---",) * len(COLUMNS), *found)]
+    lines += [
+        "",
+        "| healthy jobs, asked all the same | jobs | answers | wrong names | jobs with one |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in sorted({run.kind for run in recordings if len(run.devices) > 2}):
+        some = [run for run in recordings if run.kind == kind]
+        lines += ["| " + " | ".join(row) + " |" for row in healthy_rows(some, kind)]
+    return lines
