@@ -164,8 +164,8 @@ def _cost(_: Recorded, __: argparse.Namespace) -> list[str]:
 def _slow(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     return [
         "A device is slow from the middle of a recording on; what comes before is its baseline. That the cycle has",
-        "slowed is given; the collector does not run this watch yet. Named within so many seconds of training, first in",
-        "rank, and a wrong device named, as shares of the trials. Faults as in `faults.py`: `hot` keeps its power,",
+        "slowed is given; the collector does not run this watch yet. Named within so many seconds of training, top",
+        "in rank, and a wrong device named, as shares of the trials. Faults as in `faults.py`: `hot` keeps its power,",
         "`throttle` loses clocks, `data` waits for its input, with `link` all wait alike and nobody is to be named.",
         "",
         *slow.table([recording for recording, _ in recorded]),
