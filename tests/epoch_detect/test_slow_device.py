@@ -72,7 +72,7 @@ def test_utilisation_says_that_a_gpu_waits_for_its_data():
     use[2, (time_s >= SLOW_FROM_S) & (time_s % 11.0 < 1.1)] = 0.0
     for first in range(0, time_s.size, 20):
         piece = slice(first, first + 20)
-        watch.update(time_s[piece], {"power_watts": rows[:, piece], "gpu_utilization": use[:, piece]})
+        watch.update(time_s[piece], {"power_watts": rows[:, piece], "gpu_utilization": use[:, piece]}, cycle_s=STEP_S)
     verdict = watch.look(SLOW_FROM_S)
     assert verdict.device == "GPU-2"
     assert "is without work in" in verdict.reason
@@ -85,7 +85,7 @@ def test_a_dead_meter_is_no_slow_gpu_and_hides_none():
     rows[7] = 0.0
     for first in range(0, time_s.size, 20):
         piece = slice(first, first + 20)
-        watch.update(time_s[piece], {"power_watts": rows[:, piece]})
+        watch.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
     assert watch.look(SLOW_FROM_S).device == "GPU-3"
 
 
@@ -95,12 +95,12 @@ def test_a_watch_rebuilt_of_its_state_goes_on_as_if_nothing_had_been():
     whole, before = SlowDeviceWatch(DEVICES), SlowDeviceWatch(DEVICES)
     for first in range(0, time_s.size, 20):
         piece = slice(first, first + 20)
-        whole.update(time_s[piece], {"power_watts": rows[:, piece]})
+        whole.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
         if first < cut:
-            before.update(time_s[piece], {"power_watts": rows[:, piece]})
+            before.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
         else:
             before = SlowDeviceWatch.from_state(before.state())
-            before.update(time_s[piece], {"power_watts": rows[:, piece]})
+            before.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
     one, other = whole.look(SLOW_FROM_S), before.look(SLOW_FROM_S)
     assert other.device == one.device == "GPU-3"
     assert other.ranked[0].deviation == pytest.approx(one.ranked[0].deviation, rel=1e-3)

@@ -36,6 +36,7 @@ _BREAK = 0.93  # of the usual common power: longer below it than a step's dip is
 _LEAST_BREAK_S = 6.0
 _BREAK_CYCLES = 0.6
 _IDLE = 0.6  # of the usual common power
+_LEAST_IDLE_S, _IDLE_CYCLES = 1.5, 0.35  # below which it is a step that waits
 _EDGE_CELLS = 1
 _MOST_CELLS = 720
 _LEAST_KNOWN = 0.8  # share of a window's cells in which a device must have power
@@ -244,15 +245,19 @@ class SlowDeviceWatch:
         # With half of the meters gone, the middle is of the other half.
         common = _middle(np.where(power > 0, power, np.nan), axis=0)
         usual = float(np.nanmedian(common[common > _IDLE * np.nanmax(common)])) if np.isfinite(common).any() else 0.0
-        # What is low for a moment is where the step waits, which is what tells; for longer it is no training.
+        # What is low for a moment is where a step waits, which is what tells; for longer it is no training.
         good = np.isfinite(common)
-        cell = self._cell_s
-        least = max(_LEAST_BREAK_S, _BREAK_CYCLES * min(self._cycle_s, 10 * _LEAST_BREAK_S))
-        low = np.diff(np.concatenate([[0], (common < _BREAK * usual).astype(np.int8), [0]]))
-        for first, stop in zip(np.flatnonzero(low == 1), np.flatnonzero(low == -1), strict=True):
-            if (stop - first) * cell >= least:
-                good[max(first - _EDGE_CELLS, 0) : stop + _EDGE_CELLS + 1] = False
+        cycle_s = min(self._cycle_s, 10 * _LEAST_BREAK_S)
+        self._leave_out(good, common < _BREAK * usual, max(_LEAST_BREAK_S, _BREAK_CYCLES * cycle_s))
+        self._leave_out(good, common < _IDLE * usual, max(_LEAST_IDLE_S, _IDLE_CYCLES * cycle_s))
         return common, good
+
+    def _leave_out(self, good: npt.NDArray[np.bool_], low: npt.NDArray[np.bool_], least_s: float) -> None:
+        """Leave out low stretches of that length, with their edges."""
+        edges = np.diff(np.concatenate([[0], low.astype(np.int8), [0]]))
+        for first, stop in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
+            if (stop - first) * self._cell_s >= least_s:
+                good[max(first - _EDGE_CELLS, 0) : stop + _EDGE_CELLS + 1] = False
 
     def _remember(self, window_s: float) -> None:
         """Keep a window of healthy time, every half of its length."""
