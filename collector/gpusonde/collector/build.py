@@ -43,7 +43,7 @@ from gpusonde.predictor.crossgpu.learning import MODELS, ModelInService, ModelVe
 from gpusonde.service.durable_files import FileLayer
 
 # One thread each: a kind of work is done in order and does not wait for the others.
-THREADS = ("commit", "flush", "track", "query", "control", "maintain")
+THREADS = ("commit", "flush", "track", "query", "control", "maintain", "alerts")
 
 
 @dataclass
@@ -177,7 +177,7 @@ def build_parts(
         backpressure=backpressure,
         ingest=IngestService(agents, intake, admission, backpressure, access.guard, config, counters=counters),
         pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
-        alerts=JobAlerts(store, executors["control"], config.alerts, time.time_ns),
+        alerts=JobAlerts(store, executors["alerts"], config.alerts, time.time_ns),
         predictor=predictor,
         query=QueryService(store, predictor, executors["query"]),
         planning=planning,
