@@ -54,7 +54,8 @@ class _Gpu:
 class _Job:
     """One job on the GPUs of one agent; times of ``watch`` count from ``origin``, in whole seconds since 1970.
 
-    ``looks`` are what its processes did: second -> bytes written per second, and processors taken.
+    ``looks`` are what its processes did: second -> bytes written per second, and processors taken. ``has_moved`` says
+    whether it was watched since it was found to have no news.
     """
 
     origin: int
@@ -64,6 +65,7 @@ class _Job:
     reached: int = 0
     told: dict[int, JobStateRow] = field(default_factory=dict)
     told_at: float = -math.inf
+    has_moved: bool = False
 
 
 class JobStates:
@@ -141,7 +143,10 @@ class JobStates:
     def has_news(self, key: _Key) -> bool:
         """Say whether there are states to be told."""
         job = self._jobs.get(key)
-        return job is not None and bool(_news(job)[0])
+        if job is None or not job.has_moved:
+            return False
+        job.has_moved = bool(_news(job)[0])
+        return job.has_moved
 
     def news(self, key: _Key) -> list[JobStateRow]:
         """Return the states of a job that are new or have changed since they were asked for.
@@ -218,7 +223,7 @@ class JobStates:
             if math.isfinite(at):
                 written, processors = job.looks.pop(int(at))
                 job.watch.note_marks(at - job.origin, written_bytes_per_s=written, processors=processors)
-        job.reached = seconds[-1]
+        job.reached, job.has_moved = seconds[-1], True
         for gpu in job.gpus.values():
             for at in [at for at in gpu.waiting if at <= job.reached]:
                 del gpu.waiting[at]

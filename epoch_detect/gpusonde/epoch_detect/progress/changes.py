@@ -1,9 +1,4 @@
-"""What got slower, when, and as far as the metrics show it, why.
-
-:func:`duration_trend` looks back at the epochs of a run. :class:`PaceWatch` looks at each cycle as it ends, as
-:class:`~gpusonde.epoch_detect.progress.clock.CycleClock` tells them: a change for good, drift, or one long cycle.
-:func:`explain_change` compares what the metrics were before and after.
-"""
+"""``duration_trend``: how the durations of a job's cycles change, at once (:class:`ChangePoint`) or little by little."""
 
 from __future__ import annotations
 
