@@ -1,4 +1,4 @@
-"""``duration_trend``: how the durations of a job's cycles change, at once (:class:`ChangePoint`) or little by little."""
+"""``duration_trend``: how durations of a job's cycles change, at once (:class:`ChangePoint`) or little by little."""
 
 from __future__ import annotations
 
