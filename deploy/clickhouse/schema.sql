@@ -320,7 +320,7 @@ ORDER BY (run_id, start_unix_nano)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
 CREATE TABLE IF NOT EXISTS job_alerts (
-    scheduler Int64, job_id String, rule LowCardinality(String), start_unix_nano Int64, end_unix_nano Int64, reason String, agent_id String, version Int64
+    scheduler Int64, job_id String, rule LowCardinality(String), start_unix_nano Int64, end_unix_nano Int64, reason String, agent_id String, untold UInt8, version Int64
 )
 ENGINE = ReplacingMergeTree(version)
 ORDER BY (job_id, scheduler, rule, start_unix_nano)

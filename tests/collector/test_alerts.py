@@ -5,8 +5,10 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
+from support.collector_process import ask
 from support.job_records import gpu_traces, records_of
 from support.running_collector import ThreadCollector
 from support.tracked_store import TrackedStore
@@ -14,8 +16,10 @@ from support.wire_agent import wait_until
 
 from gpusonde.collector.alerts import JobAlerts, notification
 from gpusonde.collector.config import AlertsConfig, CollectorConfig, ConfigError
+from gpusonde.collector.query.jobs import list_alerts
 from gpusonde.collector.storage.model import AlertRow, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
+from gpusonde.query.v1 import query_pb2
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -194,6 +198,65 @@ def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counte
     world.subject.store.close()
 
 
+def test_what_a_webhook_has_not_taken_is_sent_by_the_next_process_and_what_it_has_is_not(tmp_path):
+    webhook = Webhook()
+    world = World(tmp_path / "data", webhook="http://127.0.0.1:9/")
+    world.at(200, (0, "hung"))
+    world.at(210, (205, "training"))
+    world.at(300, job="4711")
+    assert world.kept == [("hung", 0, 300)]
+    world.at(400, (310, "hung"), job="12")
+    # The process ends here, and nothing has been taken.
+    world.config = AlertsConfig(hung_after_s=30.0, clear_after_s=60.0, webhook=webhook.address)
+    with ThreadPoolExecutor(1) as executor:
+        world.alerts = JobAlerts(world.subject.store, executor, world.config, lambda: world.now)
+        asyncio.run(deliver(world, lambda: not world.subject.results.alerts(untold_only=True, limit=9)))
+    told = [(alert["labels"]["job_id"], alert["status"]) for body in webhook.bodies for alert in body["alerts"]]
+    assert told == [("4711", "resolved"), ("12", "firing")]
+    with ThreadPoolExecutor(1) as executor:
+        world.alerts = JobAlerts(world.subject.store, executor, world.config, lambda: world.now)
+        assert world.alerts.look() is False
+    webhook.close()
+    world.subject.store.close()
+
+
+def test_that_an_alert_is_over_is_not_forgotten_while_its_beginning_is_being_sent(tmp_path):
+    world = World(tmp_path / "data", webhook="http://127.0.0.1:9/")
+    world.at(200, (0, "hung"))
+    (beginning,) = world.subject.results.alerts(untold_only=True, limit=9)
+    world.at(210, (205, "training"))
+    world.at(300)
+    # The webhook has taken the beginning meanwhile.
+    world.alerts._note_told([beginning])
+    assert world.kept == [("hung", 0, 300)]
+    assert [row.end_unix_nano for row in world.subject.results.alerts(untold_only=True, limit=9)] == [world.now]
+    world.subject.store.close()
+
+
+def test_looking_takes_a_tenth_of_the_time_at_most(world, monkeypatch):
+    slept, clock = [], iter(range(0, 1000, 2))
+    real = asyncio.sleep
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        await real(0)
+
+    monkeypatch.setattr("gpusonde.collector.alerts.asyncio.sleep", sleep)
+    monkeypatch.setattr("gpusonde.collector.alerts.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    async def look_twice():
+        task = asyncio.ensure_future(world.alerts.run())
+        while len(slept) < 2:
+            await real(0.01)
+        task.cancel()
+
+    with ThreadPoolExecutor(1) as executor:
+        world.alerts._executor = executor
+        asyncio.run(look_twice())
+    # Each look took two seconds.
+    assert slept[:2] == [18, 18]
+
+
 def test_what_a_dead_webhook_does_not_take_is_bounded_and_counted(tmp_path):
     world = World(tmp_path / "data", webhook="http://127.0.0.1:9/")
     for i in range(1003):
@@ -223,3 +286,27 @@ def test_a_running_collector_tells_the_webhook(tmp_path):
         wait_until(lambda: webhook.bodies, 30, "the alert")
     assert webhook.bodies[0]["alerts"][0]["annotations"]["description"] == "all wait"
     webhook.close()
+
+
+def test_a_user_reads_the_alerts_there_were_page_by_page(tmp_path):
+    subject = TrackedStore(tmp_path / "data")
+    rows = [
+        AlertRow(1, f"job-{i % 3}", "hung", START + i * SECOND, 0 if i > 3 else START + 90 * SECOND, "wait", "host-1")
+        for i in range(6)
+    ]
+    subject.results.save_alerts(rows)
+    pages, request = [], query_pb2.ListAlertsRequest(page_size=4)
+    while not pages or request.page_token:
+        page = list_alerts(subject.results, request)
+        pages.append([alert.start_time.seconds - START // SECOND for alert in page.alerts])
+        request.page_token = page.next_page_token
+    assert pages == [[5, 4, 3, 2], [1, 0]]
+    subject.store.close()
+    with ThreadCollector(tmp_path / "data", runs__track=False) as collector:
+        opened = ask("jobs", "--alerts", "--collector", collector.target)["alerts"]
+        everything = ask("jobs", "--alerts", "--all", "--collector", collector.target)["alerts"]
+        of_job = ask("jobs", "job-0", "--alerts", "--collector", collector.target)["alerts"]
+    assert [(alert["job_id"], alert["end_time"]) for alert in opened] == [("job-2", None), ("job-1", None)]
+    assert len(everything) == 6
+    assert {(alert["job_id"], alert["scheduler"], alert["state"]) for alert in of_job} == {("job-0", "slurm", "hung")}
+    assert len(of_job) == 2

@@ -1,8 +1,8 @@
 """``JobAlerts``: what of a job wants a person, told to a webhook in Alertmanager's format and kept in the store.
 
 A rule fires once a job has been in its state for long enough, and is over once the job has been in another one for a
-while: a job at the edge of two states raises one alert. What the webhook does not take waits, is sent again, and is
-dropped in the end, counted.
+while: a job at the edge of two states raises one alert. What the webhook does not take waits, is sent again, by the
+next process, too, and is dropped in the end, counted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import time
 import urllib.error
 import urllib.request
 from collections import deque
@@ -30,6 +31,8 @@ from gpusonde.query.v1 import query_pb2
 
 _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 5.0
+# However many jobs there are, a tenth of a core looks at them.
+_REST_PER_LOOK = 9.0
 _PAGE = 1000
 _SEND_TIMEOUT_S = 10.0
 _MOST_WAITING = 1000
@@ -81,9 +84,11 @@ class JobAlerts:
         self._executor = executor
         self._config = config
         self._clock = clock
-        self._open: dict[_Key, AlertRow] | None = None
+        self._followed: set[str] = set()
+        self._open: dict[_Key, AlertRow] = {}
         self._well_since: dict[_Key, int] = {}
-        self._waiting: deque[dict[str, Any]] = deque()
+        # As they stand in the store, what each notification is of.
+        self._waiting: deque[list[AlertRow]] = deque()
         self._to_send = asyncio.Event()
         self.jobs: Sequence[query_pb2.Job] = ()
         self.counters = AlertCounters()
@@ -98,12 +103,13 @@ class JobAlerts:
         loop = asyncio.get_running_loop()
         try:
             while True:
+                began = time.monotonic()
                 try:
                     if await loop.run_in_executor(self._executor, self.look):
                         self._to_send.set()
                 except StoreError as error:
                     _LOG.error("jobs cannot be looked at now: %s", error)
-                await asyncio.sleep(_LOOK_INTERVAL_S)
+                await asyncio.sleep(max(_LOOK_INTERVAL_S, _REST_PER_LOOK * (time.monotonic() - began)))
         finally:
             sending.cancel()
 
@@ -113,13 +119,13 @@ class JobAlerts:
         Raises:
             StoreError: The store cannot be read or written. What was found is found again at the next look.
         """
-        known = self._open
-        if known is None:
-            rows = self._store.results.alerts(open_only=True, limit=_MOST_OPEN)
-            known = self._open = {(row.scheduler, row.job_id, row.rule): row for row in rows}
-        jobs = list(self._active_jobs())
         followed = {agent_id for agent_id, _ in self._store.followed()}
-        changed = self._changes(known, [job for job in jobs if job.members[0].agent_id in followed], followed)
+        if new := followed - self._followed:
+            self._take_over(new)
+        self._followed = followed
+        known = self._open = {key: row for key, row in self._open.items() if row.agent_id in followed}
+        jobs = list(self._active_jobs())
+        changed = self._changes([job for job in jobs if job.members[0].agent_id in followed])
         if changed:
             self._store.results.save_alerts(changed)
         for row in changed:
@@ -133,8 +139,21 @@ class JobAlerts:
                 _LOG.warning("job %s: %s (%s)", row.job_id, row.rule, row.reason)
         self.jobs = jobs
         if changed and self._config.webhook:
-            self._enqueue(changed)
+            self._waiting.append(changed)
+            while len(self._waiting) > _MOST_WAITING:
+                self._waiting.popleft()
+                self.counters.dropped += 1
         return bool(self._waiting)
+
+    def _take_over(self, agents: set[str]) -> None:
+        """Go on with the alerts about agents' jobs, and with what of them another process has not got rid of."""
+        opened = self._store.results.alerts(open_only=True, limit=_MOST_OPEN)
+        untold = self._store.results.alerts(untold_only=True, limit=_MOST_WAITING)
+        self._open |= {(row.scheduler, row.job_id, row.rule): row for row in opened if row.agent_id in agents}
+        waits = {_identity(row) for rows in self._waiting for row in rows}
+        self._waiting.extend(
+            [row] for row in reversed(untold) if row.agent_id in agents and _identity(row) not in waits
+        )
 
     def _active_jobs(self) -> Iterator[query_pb2.Job]:
         request = query_pb2.ListJobsRequest(active_only=True, page_size=_PAGE)
@@ -145,11 +164,9 @@ class JobAlerts:
             if not response.next_page_token:
                 return
 
-    def _changes(
-        self, known: Mapping[_Key, AlertRow], jobs: Sequence[query_pb2.Job], followed: set[str]
-    ) -> list[AlertRow]:
+    def _changes(self, jobs: Sequence[query_pb2.Job]) -> list[AlertRow]:
         """Return alerts that begin, and those that end."""
-        now = self._clock()
+        now, untold = self._clock(), bool(self._config.webhook)
         after_ns = {rule: round(seconds * 1e9) for rule, seconds in self._config.after_s.items()}
         going_on = {(int(job.scheduler), job.job_id): job for job in jobs}
         changed = []
@@ -158,12 +175,11 @@ class JobAlerts:
                 key = (int(job.scheduler), job.job_id, rule)
                 since = job.state_time.ToNanoseconds()
                 held = job.state == state and after_ns[rule] and job.end_time.ToNanoseconds() - since >= after_ns[rule]
-                if held and key not in known:
+                if held and key not in self._open:
                     agent_id = job.members[0].agent_id
-                    changed.append(AlertRow(int(job.scheduler), job.job_id, rule, since, 0, job.reason, agent_id))
-        for key, row in known.items():
-            if row.agent_id not in followed:
-                continue
+                    row = AlertRow(int(job.scheduler), job.job_id, rule, since, 0, job.reason, agent_id, untold)
+                    changed.append(row)
+        for key, row in self._open.items():
             found = going_on.get(key[:2])
             # What cannot be told is no sign that all is well.
             if found is not None and found.state in (_STATES[row.rule], query_pb2.JOB_STATE_UNKNOWN):
@@ -171,14 +187,17 @@ class JobAlerts:
                 continue
             since = self._well_since.setdefault(key, now)
             if found is None or now - since >= round(self._config.clear_after_s * 1e9):
-                changed.append(replace(row, end_unix_nano=now))
+                changed.append(replace(row, end_unix_nano=now, untold=untold))
         return changed
 
-    def _enqueue(self, rows: Sequence[AlertRow]) -> None:
-        self._waiting.append(notification(rows))
-        while len(self._waiting) > _MOST_WAITING:
+    def _note_told(self, sent: Sequence[AlertRow]) -> None:
+        """Keep that the webhook has taken alerts, but for those that have changed since; in the thread that looks."""
+        if self._waiting and self._waiting[0] is sent:
             self._waiting.popleft()
-            self.counters.dropped += 1
+        waits = {_identity(row) for rows in self._waiting for row in rows}
+        told = [replace(row, untold=False) for row in sent if _identity(row) not in waits]
+        if told:
+            self._store.results.save_alerts(told)
 
     async def _send_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
@@ -187,17 +206,26 @@ class JobAlerts:
             await self._to_send.wait()
             self._to_send.clear()
             while self._waiting and (address := self._config.webhook):
+                rows = self._waiting[0]
                 try:
-                    await loop.run_in_executor(None, _post, address, self._waiting[0])
+                    await loop.run_in_executor(None, _post, address, notification(rows))
                 except OSError as error:
                     self.counters.failed += 1
                     _LOG.warning("the webhook of alerts does not answer, %d wait: %s", len(self._waiting), error)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
                     continue
-                self._waiting.popleft()
                 self.counters.sent += 1
                 backoff_s = 1.0
+                try:
+                    await loop.run_in_executor(self._executor, self._note_told, rows)
+                except StoreError as error:
+                    # It is sent once more by the next process.
+                    _LOG.error("that the webhook has taken an alert cannot be kept: %s", error)
+
+
+def _identity(row: AlertRow) -> tuple[int, str, str, int]:
+    return row.scheduler, row.job_id, row.rule, row.start_unix_nano
 
 
 def notification(rows: Sequence[AlertRow]) -> dict[str, Any]:

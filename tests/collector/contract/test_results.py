@@ -176,7 +176,23 @@ def test_alerts_are_kept_by_job_rule_and_start_and_told_newest_first(engine):
         assert engine.results.alerts(open_only=True, limit=10) == [new]
         assert engine.results.alerts(job_id="job-1", open_only=True, limit=10) == []
         assert engine.results.alerts(limit=1) == [new]
+        assert engine.results.alerts(before=(new.start_unix_nano, new.job_id, new.rule), limit=9) == [
+            replace(old, end_unix_nano=150 * SECOND)
+        ]
+        assert engine.results.alerts(untold_only=True, limit=9) == []
         engine.open()
+    engine.results.save_alerts([replace(new, untold=True)])
+    assert engine.results.alerts(untold_only=True, limit=9) == [replace(new, untold=True)]
+    engine.results.save_alerts([new])
+    assert engine.results.alerts(untold_only=True, limit=9) == []
+
+
+def test_of_states_the_latest_are_read(engine):
+    engine.open()
+    states = [JobStateRow(i * SECOND, "training", "works", 0.9) for i in range(10)]
+    engine.results.save([RunUpdate(run_row(), None, states=states)], {})
+    assert engine.results.states(["run-1"], limit=3) == {"run-1": states[-3:]}
+    assert engine.results.states(["run-1"]) == {"run-1": states}
 
 
 def test_a_summary_is_that_of_an_epoch_until_its_bounds_move(engine):

@@ -18,7 +18,7 @@ from gpusonde.cli.runs_view import LevelPayload, level_payload, local_time
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client import Client, JobInfo
+    from gpusonde.collector.client import Client, JobAlert, JobInfo
 
 _WATCH_INTERVAL_S = 1.0
 _MOST_TOTAL = 2**32 - 1
@@ -45,6 +45,8 @@ class JobEstimatePayload(TypedDict):
 class JobAlertPayload(TypedDict):
     """A state that a job was in for too long."""
 
+    job_id: str
+    scheduler: str | None
     state: str
     start_time: str
     end_time: Annotated[str | None, JsonKey("null while it is not over")]
@@ -89,10 +91,17 @@ class JobsPayload(TypedDict):
     jobs: Annotated[list[JobPayload], JsonKey("the newest first")]
 
 
+class AlertsPayload(TypedDict):
+    """What ``gpusonde jobs --alerts`` prints."""
+
+    alerts: Annotated[list[JobAlertPayload], JsonKey("the newest first")]
+
+
 def add_jobs_options(parser: Parser) -> None:
     """Declare ``gpusonde jobs``."""
     parser.add_argument("job", nargs="?", default="", metavar="JOB", help="job id, or run id of a run without a job")
-    parser.add_argument("--all", action="store_true", help="also jobs that are over")
+    parser.add_argument("--all", action="store_true", help="also jobs, or alerts, that are over")
+    parser.add_argument("--alerts", action="store_true", help="the alerts there were, about jobs or the JOB")
     parser.add_argument("--limit", type=positive_integer, default=50, metavar="N", help="at most N (default: 50)")
     total = parser.add_mutually_exclusive_group()
     for unit in ("epochs", "steps"):
@@ -119,7 +128,12 @@ def run_jobs(args: argparse.Namespace) -> int:
         raise UsageError("a total is that of one job: name the JOB")
     if (total or 0) > _MOST_TOTAL:
         raise UsageError(f"a total is at most {_MOST_TOTAL}")
+    if args.alerts and (total or args.watch):
+        raise UsageError("--alerts lists alerts; it goes with no total and no --watch")
     with connect(args) as client:
+        if args.alerts:
+            _print_alerts(client, args)
+            return 0
         if not args.watch:
             _print(args, _ask(client, args))
             return 0
@@ -144,6 +158,31 @@ def _ask(client: Client, args: argparse.Namespace) -> list[JobInfo]:
 def _print(args: argparse.Namespace, jobs: Sequence[JobInfo]) -> None:
     payload: JobsPayload = {"jobs": [_payload(job) for job in jobs]}
     Output(as_json=args.json).result(payload, lambda screen: _render(screen, args, jobs))
+
+
+def _print_alerts(client: Client, args: argparse.Namespace) -> None:
+    alerts = client.list_alerts(job_id=args.job, open_only=not (args.all or args.job), limit=args.limit)
+
+    def render(screen: Screen) -> None:
+        if not alerts:
+            screen.line(f"no alert is open at the collector at {args.collector}; --all lists those that are over")
+            return
+        screen.table(
+            ("job", "alert", "since", "over", "why"),
+            [
+                (
+                    alert.job_id,
+                    alert.state,
+                    local_time(alert.start_unix_nano),
+                    local_time(alert.end_unix_nano) if alert.end_unix_nano else formatting.ABSENT,
+                    alert.reason,
+                )
+                for alert in alerts
+            ],
+        )
+
+    payload: AlertsPayload = {"alerts": [_alert_payload(alert) for alert in alerts]}
+    Output(as_json=args.json).result(payload, render)
 
 
 def _watch(client: Client, args: argparse.Namespace) -> None:
@@ -257,13 +296,16 @@ def _payload(job: JobInfo) -> JobPayload:
         "goodput_ratio": job.goodput_ratio,
         "members": [vars(member) for member in job.members],
         "deviations": [vars(deviation) for deviation in job.deviations],
-        "alerts": [
-            {
-                "state": alert.state,
-                "start_time": formatting.iso_time(alert.start_unix_nano),
-                "end_time": formatting.iso_time(alert.end_unix_nano) if alert.end_unix_nano else None,
-                "reason": alert.reason,
-            }
-            for alert in job.alerts
-        ],
+        "alerts": [_alert_payload(alert) for alert in job.alerts],
+    }
+
+
+def _alert_payload(alert: JobAlert) -> JobAlertPayload:
+    return {
+        "job_id": alert.job_id,
+        "scheduler": alert.scheduler or None,
+        "state": alert.state,
+        "start_time": formatting.iso_time(alert.start_unix_nano),
+        "end_time": formatting.iso_time(alert.end_unix_nano) if alert.end_unix_nano else None,
+        "reason": alert.reason,
     }

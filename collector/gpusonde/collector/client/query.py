@@ -151,6 +151,29 @@ class Client(ServiceClient):
                 break
         return jobs
 
+    def list_alerts(self, *, job_id: str = "", open_only: bool = False, limit: int | None = None) -> list[JobAlert]:
+        """Return alerts about jobs, those of jobs that are over included, newest first.
+
+        Args:
+            job_id: Only of this job; empty means every one.
+            open_only: Only those that are not over.
+            limit: At most so many; None means all.
+
+        Raises:
+            CollectorError: There is no answer.
+        """
+        alerts: list[JobAlert] = []
+        request = query_pb2.ListAlertsRequest(job_id=job_id, open_only=open_only)
+        while limit is None or len(alerts) < limit:
+            request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(alerts))
+            with self._errors():
+                response = self._stub.ListAlerts(request, timeout=self._timeout_s, metadata=self._metadata)
+                alerts += map(_alert, response.alerts)
+            request.page_token = response.next_page_token
+            if not response.next_page_token:
+                break
+        return alerts
+
     def predict_run(self, run_id: str, targets: Sequence[str] = ()) -> PredictionSet:
         """Predict the epoch latency of a stored run on other GPUs.
 
@@ -291,15 +314,18 @@ def _job(job: query_pb2.Job) -> JobInfo:
         estimate_reason=job.estimate_reason,
         goodput_ratio=job.goodput_ratio if job.HasField("goodput_ratio") else math.nan,
         deviations=tuple(GpuDeviation(each.gpu_uuid, each.kind, each.amount) for each in job.deviations),
-        alerts=tuple(
-            JobAlert(
-                enum_text(alert, "state") or "unknown",
-                alert.start_time.ToNanoseconds(),
-                alert.end_time.ToNanoseconds() if alert.HasField("end_time") else 0,
-                alert.reason,
-            )
-            for alert in job.alerts
-        ),
+        alerts=tuple(_alert(alert) for alert in job.alerts),
+    )
+
+
+def _alert(alert: query_pb2.JobAlert) -> JobAlert:
+    return JobAlert(
+        enum_text(alert, "state") or "unknown",
+        alert.start_time.ToNanoseconds(),
+        alert.end_time.ToNanoseconds() if alert.HasField("end_time") else 0,
+        alert.reason,
+        alert.job_id,
+        enum_text(alert, "scheduler") or "",
     )
 
 

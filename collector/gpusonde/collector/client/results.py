@@ -290,12 +290,16 @@ class JobAlert:
         start_unix_nano: Since when.
         end_unix_nano: When it was over; 0 while it is not.
         reason: What it rests on.
+        job_id: As in ``JobInfo``.
+        scheduler: As in ``RunInfo``.
     """
 
     state: str
     start_unix_nano: int
     end_unix_nano: int
     reason: str
+    job_id: str
+    scheduler: str
 
 
 @dataclass(frozen=True)

@@ -200,18 +200,8 @@ def _merge(parts: Sequence[TreePart], group: Mapping[int, int]) -> Cycle:
 
 def _row(parts: Sequence[TreePart], group: Mapping[int, int], cycle: Cycle) -> CycleRow:
     longest = max((parts[part].tree.cycles[i] for part, i in group.items()), key=lambda row: row.count * row.period_s)
-    return CycleRow(
-        cycle.period_s,
-        cycle.period_low_s,
-        cycle.period_high_s,
-        cycle.count,
-        cycle.confidence,
-        str(cycle.role),
-        cycle.role_confidence,
-        cycle.parent,
-        longest.starts_unix_nano,
-        confirmed=any(parts[part].is_settled(index) for part, index in group.items()),
-    )
+    settled = any(parts[part].is_settled(index) for part, index in group.items())
+    return CycleRow.of(cycle, longest.starts_unix_nano, confirmed=settled)
 
 
 def _log_odds(probability: float) -> float:

@@ -1,4 +1,4 @@
-"""``ListJobs``: jobs over all their GPUs and hosts, what each is doing, how far it is, when it will be done."""
+"""``ListJobs`` and ``ListAlerts``: jobs over all their GPUs and hosts, what each does, how far it is, its alerts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from gpusonde.collector.query.job_tree import JobTree
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.runs import (
+    MOST_RUNS_OF_A_JOB,
     cycle_message,
     deviation_messages,
     end_estimate,
@@ -19,7 +20,7 @@ from gpusonde.collector.query.runs import (
     timestamp,
     tree_parts,
 )
-from gpusonde.collector.storage.model import GpuRow, JobStateRow, RunRow
+from gpusonde.collector.storage.model import AlertRow, GpuRow, JobStateRow, RunRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import NO_JOBS, job_of
 from gpusonde.common.v1 import job_pb2
@@ -29,7 +30,6 @@ from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import Binding
 
 _PAGE = 1000
-_MOST_RUNS_OF_A_JOB = 10_000
 _MOST_OPEN_RUNS = 100_000
 _DAY_NS = 86_400_000_000_000
 _SILENT_NS = 300_000_000_000
@@ -77,6 +77,23 @@ def list_jobs(
             break
         last = runs
         response.jobs.append(_job(store, runs, request, now))
+    return response
+
+
+def list_alerts(results: ResultStore, request: query_pb2.ListAlertsRequest) -> query_pb2.ListAlertsResponse:
+    """Answer ``ListAlerts``.
+
+    Raises:
+        RequestError: A page that cannot be (``INVALID_ARGUMENT``).
+    """
+    limit = page_size(request.page_size, 100, 1000)
+    place = from_token(request.page_token, (int, str, str))
+    before = (int(place[0]), str(place[1]), str(place[2])) if place else None
+    rows = results.alerts(job_id=request.job_id, open_only=request.open_only, before=before, limit=limit + 1)
+    response = query_pb2.ListAlertsResponse(alerts=map(_alert, rows[:limit]))
+    if len(rows) > limit:
+        last = rows[limit - 1]
+        response.next_page_token = to_token([last.start_unix_nano, last.job_id, last.rule])
     return response
 
 
@@ -184,9 +201,7 @@ def _members(results: ResultStore, run: RunRow) -> list[RunRow]:
     if job_of(run) is None:
         return [run]
     same = [
-        other
-        for other in results.runs(job_id=run.job_id, limit=_MOST_RUNS_OF_A_JOB)
-        if other.scheduler == run.scheduler
+        other for other in results.runs(job_id=run.job_id, limit=MOST_RUNS_OF_A_JOB) if other.scheduler == run.scheduler
     ]
     # From the newest on: a stay that begins long after all before it have ended begins another job.
     clusters: list[list[RunRow]] = []
@@ -260,9 +275,18 @@ def _add_idleness(job: query_pb2.Job, of: _Runs, end: int) -> None:
 def _alerts(results: ResultStore, job: query_pb2.Job) -> Iterator[query_pb2.JobAlert]:
     for row in results.alerts(job_id=job.job_id, limit=_MOST_ALERTS):
         if row.scheduler == job.scheduler:
-            end = timestamp(row.end_unix_nano) if row.end_unix_nano else None
-            start = timestamp(row.start_unix_nano)
-            yield query_pb2.JobAlert(state=_state(row.rule), start_time=start, end_time=end, reason=row.reason)
+            yield _alert(row)
+
+
+def _alert(row: AlertRow) -> query_pb2.JobAlert:
+    return query_pb2.JobAlert(
+        state=_state(row.rule),
+        start_time=timestamp(row.start_unix_nano),
+        end_time=timestamp(row.end_unix_nano) if row.end_unix_nano else None,
+        reason=row.reason,
+        job_id=row.job_id,
+        scheduler=cast(job_pb2.Scheduler, row.scheduler),
+    )
 
 
 def _member(run: RunRow, gpu: GpuRow | None) -> query_pb2.JobMember:

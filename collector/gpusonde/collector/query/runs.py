@@ -21,6 +21,8 @@ from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, EndEstimate,
 from gpusonde.errors import RequestError, TotalEpochsError
 from gpusonde.query.v1 import query_pb2
 
+# Of all hosts of a job.
+MOST_RUNS_OF_A_JOB = 10_000
 # That of google.protobuf.Duration, about 10,000 years.
 _LONGEST_DURATION_S = 315_576_000_000
 VERDICTS = {
@@ -186,10 +188,6 @@ _ROLES = {
 }
 
 
-# Of all hosts of a job.
-_MOST_RUNS_OF_A_JOB = 10_000
-
-
 def _add_tree(
     response: query_pb2.ListEpochsResponse, results: ResultStore, run: RunRow, *, include_provisional: bool
 ) -> None:
@@ -222,7 +220,7 @@ def tree_parts(results: ResultStore, run: RunRow) -> list[TreePart]:
     """Return what each agent has of the job of a run while it went on: the run that began first, and its tree."""
     own, parts = results.tree(run.run_id), {run.agent_id: run}
     if job_of(run) is not None:
-        for other in results.runs(job_id=run.job_id, limit=_MOST_RUNS_OF_A_JOB):
+        for other in results.runs(job_id=run.job_id, limit=MOST_RUNS_OF_A_JOB):
             together = other.start_unix_nano <= run.end_unix_nano and run.start_unix_nano <= other.end_unix_nano
             known = parts.get(other.agent_id)
             earlier = known is None or (other.start_unix_nano, other.run_id) < (known.start_unix_nano, known.run_id)

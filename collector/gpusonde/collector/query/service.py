@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.query.jobs import list_alerts, list_jobs
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import stream_samples
@@ -57,6 +57,12 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
     ) -> query_pb2.ListJobsResponse:
         """Return jobs with what they do, newest first."""
         return await self._answer(context, lambda: list_jobs(self._store, request))
+
+    async def ListAlerts(  # noqa: N802
+        self, request: query_pb2.ListAlertsRequest, context: Context
+    ) -> query_pb2.ListAlertsResponse:
+        """Return alerts about jobs, newest first."""
+        return await self._answer(context, lambda: list_alerts(self._store.results, request))
 
     async def PredictEpochLatency(  # noqa: N802
         self, request: query_pb2.PredictEpochLatencyRequest, context: Context

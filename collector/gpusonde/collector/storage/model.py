@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import (
@@ -20,6 +20,9 @@ from gpusonde.service.wire import (
     decode_activity,
     decode_record,
 )
+
+if TYPE_CHECKING:
+    from gpusonde.epoch_detect import Cycle
 
 # What the store holds has passed the limits of its day; reading it back must not depend on today's.
 STORED_LIMITS = Limits(
@@ -292,8 +295,26 @@ class CycleRow:
     # Trees of a time at which this was not stored are told as they were then.
     confirmed: bool = True
 
+    @classmethod
+    def of(cls, cycle: Cycle, starts_unix_nano: tuple[int, ...], *, confirmed: bool) -> CycleRow:
+        """Return a level that was found, with its latest starts."""
+        return cls(
+            cycle.period_s,
+            cycle.period_low_s,
+            cycle.period_high_s,
+            cycle.count,
+            cycle.confidence,
+            str(cycle.role),
+            cycle.role_confidence,
+            cycle.parent,
+            starts_unix_nano,
+            confirmed=confirmed,
+        )
+
 
 MOST_STARTS = 64
+# Of a run, that a question reads: the latest. A job that evaluates every minute has so many in a day.
+MOST_STATES = 2000
 
 
 @dataclass(frozen=True)
@@ -353,6 +374,7 @@ class AlertRow:
         end_unix_nano: When it was over; 0 while it is not.
         reason: What it rests on, for a human reader.
         agent_id: Of the job's first run: who follows that agent raises the alert and ends it.
+        untold: Whether the webhook has not taken it as it stands.
     """
 
     scheduler: int
@@ -362,6 +384,7 @@ class AlertRow:
     end_unix_nano: int
     reason: str
     agent_id: str
+    untold: bool = False
 
 
 @dataclass(frozen=True)

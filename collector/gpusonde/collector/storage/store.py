@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import (
+    MOST_STATES,
     AgentRow,
     AlertRow,
     CycleTree,
@@ -301,18 +302,33 @@ class ResultStore(Protocol):
     def tree(self, run_id: str) -> CycleTree:
         """Return the tree of cycles of a run's job; an empty one where none is known."""
 
-    def states(self, run_ids: Collection[str]) -> dict[str, list[JobStateRow]]:
-        """Return the states of runs' jobs by run, in order of time; runs that have none are left out."""
+    def states(self, run_ids: Collection[str], limit: int = MOST_STATES) -> dict[str, list[JobStateRow]]:
+        """Return the latest states of runs' jobs by run, in order of time; runs that have none are left out.
+
+        Args:
+            run_ids: The runs.
+            limit: At most so many of each.
+        """
 
     def save_alerts(self, alerts: Sequence[AlertRow]) -> None:
         """Keep alerts; one of the same job, rule and start takes the place of the one before."""
 
-    def alerts(self, *, job_id: str = "", open_only: bool = False, limit: int) -> list[AlertRow]:
+    def alerts(
+        self,
+        *,
+        job_id: str = "",
+        open_only: bool = False,
+        untold_only: bool = False,
+        before: tuple[int, str, str] | None = None,
+        limit: int,
+    ) -> list[AlertRow]:
         """Return alerts, newest first.
 
         Args:
             job_id: Only of jobs of this name; empty means every one.
             open_only: Only those that are not over.
+            untold_only: Only those that the webhook has not taken as they stand.
+            before: Only those behind this (start, job, rule) in the order.
             limit: At most so many.
         """
 

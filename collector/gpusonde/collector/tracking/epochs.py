@@ -264,15 +264,8 @@ class RunEpochTracker:
         if found is None:
             return CycleTree()
         cycles = (
-            CycleRow(
-                cycle.period_s,
-                cycle.period_low_s,
-                cycle.period_high_s,
-                cycle.count,
-                cycle.confidence,
-                str(cycle.role),
-                cycle.role_confidence,
-                cycle.parent,
+            CycleRow.of(
+                cycle,
                 tuple(self._unix_nano(float(start_s)) for start_s in cycle.starts_s[-MOST_STARTS:]),
                 confirmed=cycle.confirmed,
             )

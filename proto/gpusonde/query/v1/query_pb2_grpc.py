@@ -50,6 +50,11 @@ class QueryServiceStub(object):
                 request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsRequest.SerializeToString,
                 response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsResponse.FromString,
                 _registered_method=True)
+        self.ListAlerts = channel.unary_unary(
+                '/gpusonde.query.v1.QueryService/ListAlerts',
+                request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListAlertsRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListAlertsResponse.FromString,
+                _registered_method=True)
         self.PredictEpochLatency = channel.unary_unary(
                 '/gpusonde.query.v1.QueryService/PredictEpochLatency',
                 request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.PredictEpochLatencyRequest.SerializeToString,
@@ -84,6 +89,12 @@ class QueryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAlerts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PredictEpochLatency(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -113,6 +124,11 @@ def add_QueryServiceServicer_to_server(servicer, server):
                     servicer.ListJobs,
                     request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsRequest.FromString,
                     response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsResponse.SerializeToString,
+            ),
+            'ListAlerts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAlerts,
+                    request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListAlertsRequest.FromString,
+                    response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ListAlertsResponse.SerializeToString,
             ),
             'PredictEpochLatency': grpc.unary_unary_rpc_method_handler(
                     servicer.PredictEpochLatency,
@@ -207,6 +223,33 @@ class QueryService(object):
             '/gpusonde.query.v1.QueryService/ListJobs',
             gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsRequest.SerializeToString,
             gpusonde_dot_query_dot_v1_dot_query__pb2.ListJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAlerts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpusonde.query.v1.QueryService/ListAlerts',
+            gpusonde_dot_query_dot_v1_dot_query__pb2.ListAlertsRequest.SerializeToString,
+            gpusonde_dot_query_dot_v1_dot_query__pb2.ListAlertsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from gpusonde.collector.storage.clickhouse.facts import TERM_SHIFT, Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, fact_table
 from gpusonde.collector.storage.local.results import summary_row, summary_text, tree_row, tree_text
 from gpusonde.collector.storage.model import (
+    MOST_STATES,
     AlertRow,
     CycleTree,
     EpochRow,
@@ -242,35 +244,51 @@ class ClickHouseResults:
         rows = self._sql.rows("SELECT tree FROM trees FINAL WHERE run_id = {run:String}", {"run": run_id})
         return tree_row(rows[0][0]) if rows else CycleTree()
 
-    def states(self, run_ids: Collection[str]) -> dict[str, list[JobStateRow]]:
-        """Return the states of runs' jobs by run, in order of time; runs that have none are left out."""
+    def states(self, run_ids: Collection[str], limit: int = MOST_STATES) -> dict[str, list[JobStateRow]]:
+        """Return the latest states of runs' jobs by run, in order of time; runs that have none are left out."""
         found: dict[str, list[JobStateRow]] = {}
         rows = self._sql.rows(
             "SELECT run_id, start_unix_nano, state, reason, confidence FROM job_states FINAL"
-            " WHERE run_id IN {runs:Array(String)} ORDER BY run_id, start_unix_nano",
-            {"runs": sorted(run_ids)},
+            " WHERE run_id IN {runs:Array(String)} ORDER BY run_id, start_unix_nano DESC"
+            " LIMIT {limit:UInt64} BY run_id",
+            {"runs": sorted(run_ids), "limit": limit},
         )
-        for run_id, *row in rows:
+        for run_id, *row in reversed(rows):
             found.setdefault(run_id, []).append(JobStateRow(*row))
         return found
 
     def save_alerts(self, alerts: Sequence[AlertRow]) -> None:
         """Keep alerts; one of the same job, rule and start takes the place of the one before."""
-        rows = [{**vars(alert), "version": self._ownership.version(alert.agent_id)} for alert in alerts]
+        rows = [
+            {**vars(alert), "untold": int(alert.untold), "version": self._ownership.version(alert.agent_id)}
+            for alert in alerts
+        ]
         if rows:
             self._sql.insert("job_alerts", fact_table(rows))
 
-    def alerts(self, *, job_id: str = "", open_only: bool = False, limit: int) -> list[AlertRow]:
+    def alerts(
+        self,
+        *,
+        job_id: str = "",
+        open_only: bool = False,
+        untold_only: bool = False,
+        before: tuple[int, str, str] | None = None,
+        limit: int,
+    ) -> list[AlertRow]:
         """Return alerts, newest first; see ``ResultStore``."""
         conditions = [
             "1",
             *(["job_id = {job:String}"] if job_id else []),
             *(["end_unix_nano = 0"] if open_only else []),
+            *(["untold"] if untold_only else []),
+            *(["(start_unix_nano, job_id, rule) < ({start:Int64}, {last:String}, {rule:String})"] if before else []),
         ]
+        values: dict[str, Any] = {"limit": limit, "job": job_id}
+        values |= zip(("start", "last", "rule"), before or (0, "", ""), strict=True)
         rows = self._sql.rows(
             f"SELECT {_ALERT_COLUMNS} FROM job_alerts FINAL WHERE {' AND '.join(conditions)}"  # noqa: S608 - own text
-            " ORDER BY start_unix_nano DESC, job_id, rule LIMIT {limit:UInt64}",
-            {"limit": limit, **({"job": job_id} if job_id else {})},
+            " ORDER BY start_unix_nano DESC, job_id DESC, rule DESC LIMIT {limit:UInt64}",
+            values,
         )
         return [AlertRow(*row) for row in rows]
 

@@ -279,7 +279,7 @@ _TABLES = (
     _Table(
         "job_alerts",
         "scheduler Int64, job_id String, rule LowCardinality(String), start_unix_nano Int64, end_unix_nano Int64,"
-        " reason String, agent_id String, version Int64",
+        " reason String, agent_id String, untold UInt8, version Int64",
         "job_id, scheduler, rule, start_unix_nano",
         "ReplacingMergeTree(version)",
     ),

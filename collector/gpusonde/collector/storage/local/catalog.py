@@ -140,12 +140,13 @@ CREATE TABLE IF NOT EXISTS job_states (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS job_alerts (
     scheduler INTEGER NOT NULL, job_id TEXT NOT NULL, rule TEXT NOT NULL, start_unix_nano INTEGER NOT NULL,
-    end_unix_nano INTEGER NOT NULL, reason TEXT NOT NULL, agent_id TEXT NOT NULL,
+    end_unix_nano INTEGER NOT NULL, reason TEXT NOT NULL, agent_id TEXT NOT NULL, untold INTEGER NOT NULL,
     PRIMARY KEY (job_id, scheduler, rule, start_unix_nano)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS job_alerts_by_start ON job_alerts (start_unix_nano);
 CREATE INDEX IF NOT EXISTS runs_open ON runs (start_unix_nano, run_id) WHERE NOT ended;
 CREATE INDEX IF NOT EXISTS job_alerts_open ON job_alerts (start_unix_nano) WHERE end_unix_nano = 0;
+CREATE INDEX IF NOT EXISTS job_alerts_untold ON job_alerts (start_unix_nano) WHERE untold;
 """
 
 # What makes a catalogue of each older version one of the next.

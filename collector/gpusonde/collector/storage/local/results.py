@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from gpusonde.collector.storage.local.catalog import Database
 from gpusonde.collector.storage.model import (
+    MOST_STATES,
     AlertRow,
     CycleRow,
     CycleTree,
@@ -140,34 +141,48 @@ class LocalResults:
         rows = self._database.rows("SELECT tree FROM trees WHERE run_id = ?", (run_id,))
         return tree_row(rows[0][0]) if rows else CycleTree()
 
-    def states(self, run_ids: Collection[str]) -> dict[str, list[JobStateRow]]:
-        """Return the states of runs' jobs by run, in order of time; runs that have none are left out."""
+    def states(self, run_ids: Collection[str], limit: int = MOST_STATES) -> dict[str, list[JobStateRow]]:
+        """Return the latest states of runs' jobs by run, in order of time; runs that have none are left out."""
         found: dict[str, list[JobStateRow]] = {}
         for run_id in run_ids:
             rows = self._database.rows(
                 "SELECT start_unix_nano, state, reason, confidence FROM job_states WHERE run_id = ?"
-                " ORDER BY start_unix_nano",
-                (run_id,),
+                " ORDER BY start_unix_nano DESC LIMIT ?",
+                (run_id, limit),
             )
             if rows:
-                found[run_id] = [JobStateRow(*row) for row in rows]
+                found[run_id] = [JobStateRow(*row) for row in reversed(rows)]
         return found
 
     def save_alerts(self, alerts: Sequence[AlertRow]) -> None:
         """Keep alerts; one of the same job, rule and start takes the place of the one before."""
         with self._database.transaction() as connection:
             connection.executemany(
-                f"INSERT OR REPLACE INTO job_alerts ({_ALERT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+                f"INSERT OR REPLACE INTO job_alerts ({_ALERT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
                 [astuple(alert) for alert in alerts],
             )
 
-    def alerts(self, *, job_id: str = "", open_only: bool = False, limit: int) -> list[AlertRow]:
+    def alerts(
+        self,
+        *,
+        job_id: str = "",
+        open_only: bool = False,
+        untold_only: bool = False,
+        before: tuple[int, str, str] | None = None,
+        limit: int,
+    ) -> list[AlertRow]:
         """Return alerts, newest first; see ``ResultStore``."""
-        conditions = ["1", *(["job_id = ?"] if job_id else []), *(["end_unix_nano = 0"] if open_only else [])]
+        conditions = [
+            "1",
+            *(["job_id = ?"] if job_id else []),
+            *(["end_unix_nano = 0"] if open_only else []),
+            *(["untold"] if untold_only else []),
+            *(["(start_unix_nano, job_id, rule) < (?, ?, ?)"] if before else []),
+        ]
         rows = self._database.rows(
             f"SELECT {_ALERT_COLUMNS} FROM job_alerts WHERE {' AND '.join(conditions)}"  # noqa: S608 - own text only
-            " ORDER BY start_unix_nano DESC, job_id, rule LIMIT ?",
-            (*([job_id] if job_id else []), limit),
+            " ORDER BY start_unix_nano DESC, job_id DESC, rule DESC LIMIT ?",
+            (*([job_id] if job_id else []), *(before or ()), limit),
         )
         return [AlertRow(*row) for row in rows]
 
