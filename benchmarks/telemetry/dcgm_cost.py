@@ -1,9 +1,10 @@
 """What an agent costs that samples through DCGM, beside one that samples through NVML: both in one run.
 
-Usage: ``python benchmarks/telemetry/dcgm_cost.py [--rounds N] [--seconds S] [--gpus N]``. NVML is the stand-in that
-answers at once. Of DCGM the tests' stand-in takes watches and history; latest values go through a stand-in for libdcgm
-in C that does what the library does in its caller's process (``tests/support/fake_libdcgm.c``) and asks an engine in
-another process, whose time is told apart. Shares are of a core, in windows that follow each other.
+Usage: ``python benchmarks/telemetry/dcgm_cost.py [--rounds N] [--seconds S] [--gpus N] [--call-us T]``. Of NVML there
+are two agents over the stand-in: one whose calls answer at once, and one whose calls keep their caller's core busy for
+as long as NVIDIA's do. Of DCGM the tests' stand-in takes watches and history; latest values go through a stand-in for
+libdcgm in C that does what the library does in its caller's process (``tests/support/fake_libdcgm.c``) and asks an
+engine in another process, whose time is told apart. Shares are of a core, in windows that follow each other.
 """
 
 from __future__ import annotations
@@ -31,17 +32,24 @@ from support.fake_nvidia import compile_library  # noqa: E402
 _SETTLE_S = 8.0
 # Requests of history are not made by the stand-in in C. Each takes its client what one of a real engine took (4.4.2).
 _HISTORY_REQUEST_S = 0.00026
-_KINDS = ("nvml", "dcgm")
+# What a call of NVML that asks a GPU takes on its caller's core: the shortest that was found published, the mean of the
+# medians of nvmlDeviceGetUtilizationRates (7.2), MemoryInfo (14), ClockInfo (1.8) and PowerUsage (2.2) on an idle RTX
+# 5070 Ti. Of GPM's samples nothing was found. A driver whose GPU has a system processor (Hopper and later always) polls
+# for its answer on the caller's core (open-gpu-kernel-modules 595.45, _kgspRpcRecvPoll), 93 to 138 us for each of five
+# controls that its issue 446 shows.
+_CALL_US = 6.3
+_FREE, _PAID, _DCGM = "nvml-free", "nvml", "dcgm"
+_KINDS = (_FREE, _PAID, _DCGM)
 
 
 @dataclass(frozen=True)
 class SourceCosts:
-    """CPU of two agents and an engine, shares of a core.
+    """CPU of three agents and an engine, shares of a core.
 
     Attributes:
-        agents: "nvml" or "dcgm" -> shares by window.
+        agents: Kind of agent -> shares by window.
         engine: The engine's share.
-        threads: "nvml" or "dcgm" -> thread -> share over all windows.
+        threads: Kind of agent -> thread -> share over all windows.
         requests_per_s: To the engine.
         ticks: Share of those that were due.
     """
@@ -59,33 +67,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--set", action="append", default=[], help="further setting of both agents")
+    parser.add_argument("--call-us", type=float, default=_CALL_US, help="what a call of NVML takes, microseconds")
+    parser.add_argument("--set", action="append", default=[], help="further setting of all agents")
     parser.add_argument("--agent", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.agent:
         _run_agent(args.gpus, Path(args.agent[0]), args.agent[1:])
         return
     print(f"load {os.getloadavg()[0]:.1f}", end=" ", flush=True)
-    costs = measure(args.rounds, args.seconds, args.gpus, args.set)
+    costs = measure(args.rounds, args.seconds, args.gpus, args.call_us, args.set)
     print(f"to {os.getloadavg()[0]:.1f}; {args.gpus} GPUs at 10 Hz, {args.rounds} windows of {args.seconds:g} s")
     for kind in _KINDS:
         each = " ".join(f"{100 * share:.2f}" for share in costs.agents[kind])
         print(f"{kind}: {100 * np.mean(costs.agents[kind]):.3f} % of a core ({each})")
         print("  " + ", ".join(f"{name} {100 * share:.3f}" for name, share in costs.threads[kind].items()))
-    ratios = [dcgm / nvml for nvml, dcgm in zip(*(costs.agents[kind] for kind in _KINDS), strict=True)]
-    mean = np.mean(costs.agents["dcgm"]) / np.mean(costs.agents["nvml"])
-    print(f"DCGM / NVML {mean:.2f} (by window {min(ratios):.2f} to {max(ratios):.2f}); the engine {costs.engine:.3%}")
-    print(f"requests per second {costs.requests_per_s:.1f}, ticks {costs.ticks:.4f}")
+    for kind, what in ((_FREE, "free"), (_PAID, f"of {args.call_us:g} us")):
+        ratios = [dcgm / nvml for nvml, dcgm in zip(costs.agents[kind], costs.agents[_DCGM], strict=True)]
+        mean = np.mean(costs.agents[_DCGM]) / np.mean(costs.agents[kind])
+        print(f"DCGM / NVML with calls {what}: {mean:.2f} (by window {min(ratios):.2f} to {max(ratios):.2f})")
+    print(f"the engine {costs.engine:.3%}, requests per second {costs.requests_per_s:.1f}, ticks {costs.ticks:.4f}")
 
 
-def measure(rounds: int, seconds: float, gpus: int = 8, settings: list[str] | None = None) -> SourceCosts:
+def measure(
+    rounds: int, seconds: float, gpus: int = 8, call_us: float = _CALL_US, settings: list[str] | None = None
+) -> SourceCosts:
     """Measure an agent of each kind, with one collector.
 
     Args:
         rounds: Number of windows.
         seconds: Length of each.
         gpus: Number of GPUs.
-        settings: Further options of both agents.
+        call_us: What a call of NVML that asks a GPU takes.
+        settings: Further options of all agents.
     """
     with tempfile.TemporaryDirectory(prefix="gpusonde-dcgm-") as name, contextlib.ExitStack() as ending:
         place = Path(name)
@@ -97,7 +110,7 @@ def measure(rounds: int, seconds: float, gpus: int = 8, settings: list[str] | No
         agents = {}
         for kind in _KINDS:
             of_agent = (
-                f"source.kind={kind}",
+                f"source.kind={kind.partition('-')[0]}",
                 f"source.dcgm_bindings={_TESTS / 'support' / 'fake_dcgm' / 'bindings'}",
                 "metrics.listen=",
                 f"uplink.collector={collector.address}",
@@ -110,7 +123,12 @@ def measure(rounds: int, seconds: float, gpus: int = 8, settings: list[str] | No
             log = ending.enter_context((place / f"{kind}.log").open("wb"))
             agents[kind] = subprocess.Popen(
                 command,
-                env={**os.environ, "LD_LIBRARY_PATH": str(place), "FAKE_NVML_GPUS": str(gpus)},
+                env={
+                    **os.environ,
+                    "LD_LIBRARY_PATH": str(place),
+                    "FAKE_NVML_GPUS": str(gpus),
+                    "FAKE_NVML_CALL_US": str(0 if kind == _FREE else call_us),
+                },
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )

@@ -175,9 +175,12 @@ class Chaos:
 
 
 def ticks_of(store, host, life):
+    """The numbers of a life's ticks, in order of arrival, and with which records of which spools they came."""
     arrivals = store.samples.read_feed(host.name, host.gpu(life), Position(0, 0))
-    pieces = [a.samples.columns["power_watts"] for a in arrivals if isinstance(a, TicksEntry)]
-    return np.concatenate([np.empty(0), *pieces])
+    pieces = [a.samples for a in arrivals if isinstance(a, TicksEntry)]
+    numbers = np.concatenate([np.empty(0), *(piece.columns["power_watts"] for piece in pieces)])
+    records = [pair for piece in pieces for pair in zip(piece.spool.tolist(), piece.sequence.tolist(), strict=True)]
+    return np.unwrap(numbers, period=CYCLE) if len(numbers) else numbers, records
 
 
 @pytest.mark.needs_root
@@ -207,6 +210,12 @@ def test_every_fault_at_once_repeats_and_reorders_nothing_and_all_that_is_lost_i
         verify(collector.directory, hosts, chaos)
 
 
+def around(steps, numbers, records):
+    """What came before and after the first tick that is not behind the one before it, record by record."""
+    wrong = int((steps < 1).argmax())
+    return [(*records[i], numbers[i]) for i in range(max(0, wrong - 40), min(len(numbers), wrong + 80))]
+
+
 def verify(directory, hosts, chaos):
     assert check_store(directory).findings == []
     store = LocalStore(directory, StoreConfig(reserve_bytes=0))
@@ -216,9 +225,10 @@ def verify(directory, hosts, chaos):
         taken = stored = holes = tails = worst = 0
         for host in hosts:
             for life, reached in enumerate(host.reached, 1):
-                numbers = np.unwrap(ticks_of(store, host, life), period=CYCLE) if reached else np.empty(0)
+                numbers, records = ticks_of(store, host, life) if reached else (np.empty(0), [])
                 steps = np.diff(numbers, prepend=-1)
-                assert (steps >= 1).all(), (host.name, life)  # none twice, all in order
+                # None twice, all in order.
+                assert (steps >= 1).all(), (host.name, life, around(steps, numbers, records), losses)
                 hole, tail = int((steps - 1).sum()), reached - 1 - int(numbers[-1] if len(numbers) else -1)
                 taken, stored = taken + reached, stored + len(numbers)
                 holes, tails, worst = holes + hole, tails + tail, max(worst, tail)

@@ -38,6 +38,7 @@ static int failure_count;
 static struct { int gpu; u64 code; unsigned gi; } xids[MAX_XIDS];
 static int xid_count, live_samples, live_event_sets;
 static long calls;
+static double call_s;
 
 /* ---- steering ---- */
 API void fake_reset(int count, int gpm, double period_s) {
@@ -89,6 +90,14 @@ API double fake_integral(int gpu, double t) {
   double whole = (double)(int64_t)(t / period), r = t - period * whole;
   return (1.0 - gpu / 16.0) * (0.5 * period * whole + 0.2 * r + 0.3 * r * r / period);
 }
+/* The driver does not sleep while a GPU answers: it asks again and again, on its caller's core. */
+static void keep_busy(void) {
+  struct timespec begun, t;
+  if (call_s <= 0) return;
+  clock_gettime(CLOCK_MONOTONIC, &begun);
+  do clock_gettime(CLOCK_MONOTONIC, &t);
+  while ((double)(t.tv_sec - begun.tv_sec) + 1e-9 * (double)(t.tv_nsec - begun.tv_nsec) < call_s);
+}
 static result forced(const char *function, int gpu) {
   calls++;
   for (int i = 0; i < failure_count && i < MAX_FAILURES; i++)
@@ -106,7 +115,7 @@ static result forced_number(const char *what, unsigned number, int gpu) {
 }
 #define ENTER do { if (!initialized) return UNINITIALIZED; result f_ = forced(__func__, -2); if (f_) return f_; } while (0)
 #define DEVICE int i; do { if (!initialized) return UNINITIALIZED; if (!d) return INVALID; i = d->index; (void)i; \
-  result f_ = forced(__func__, i); if (f_) return f_; } while (0)
+  keep_busy(); result f_ = forced(__func__, i); if (f_) return f_; } while (0)
 static double level(int i) { return fake_level(i, now()); }
 /* An instance does a little less than its GPU, by its slot. */
 static double part(device d) { return d->instance < 0 ? 1.0 : 1.0 - 0.1 * d->instance; }
@@ -117,6 +126,8 @@ API result nvmlInitWithFlags(unsigned flags) {
   (void)flags; result f = forced("nvmlInit", -2); if (f) return f;
   /* For processes that nobody steers: how many GPUs there are. */
   if (!gpu_count && getenv("FAKE_NVML_GPUS")) fake_reset(atoi(getenv("FAKE_NVML_GPUS")), 1, 20);
+  /* What a call that asks a GPU takes of its caller's core, in microseconds; without it, nothing. */
+  call_s = getenv("FAKE_NVML_CALL_US") ? 1e-6 * atof(getenv("FAKE_NVML_CALL_US")) : 0;
   initialized++; return OK;
 }
 API result nvmlShutdown(void) { if (!initialized) return UNINITIALIZED; initialized--; return OK; }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -68,43 +68,45 @@ class SteadyRows:
     columns: int
     power: int | None
 
-    def decode(self, ticks: Sequence[SteadyTick]) -> Sequence[GpuTicks]:
-        """Return these ticks of all GPUs."""
-        rows, fields = self.slots.shape
-        raw = np.array([tick.raw[:, :fields] for tick in ticks])
+    def decode(self, parts: Sequence[SteadyTicks]) -> Sequence[GpuTicks]:
+        """Return the ticks of these parts of all GPUs."""
+        rows = len(self.slots)
+        raw = np.concatenate([part.raw for part in parts])
         answers = raw.view(self.layout)[..., 0]
-        values = np.empty((rows, self.columns + 2, len(ticks)))
-        held = ticks[0].held
-        if all(tick.held is held for tick in ticks):
-            values[...] = held.values[:, :, np.newaxis]
-        else:
-            np.stack([tick.held.values for tick in ticks], axis=2, out=values)
+        values = np.empty((rows, self.columns + 2, len(raw)))
+        begin = 0
+        for part in parts:
+            end = begin + len(part.raw)
+            values[:, :, begin:end] = part.held.values[:, :, np.newaxis]
+            begin = end
         places = self.slots + np.arange(rows)[:, np.newaxis] * (self.columns + 2)
         numbers = self.numbers_of(answers)
-        values.reshape(-1, len(ticks))[places.reshape(-1)] = numbers.reshape(len(ticks), -1).T
+        values.reshape(-1, len(raw))[places.reshape(-1)] = numbers.reshape(len(raw), -1).T
         if self.power is not None:
             instant = values[:, self.power]
             values[:, self.power] = np.where(np.isnan(instant), values[:, self.columns], instant)
         values = values[:, : self.columns]
-        times = np.rint(np.array([tick.times_us for tick in ticks]).T).astype(np.int64) * 1000
+        times = np.rint(np.concatenate([part.times_us for part in parts]).T).astype(np.int64) * 1000
         given = self.slots < self.columns
         blank = np.isnan(values[np.nonzero(given)[0], self.slots[given]]).any()
-        if not blank and all(tick.held.blanks == held.blanks for tick in ticks):
-            return AlignedTicks(self.gpus, times, values, held.blanks)
-        return [part for row in range(rows) for part in self._split(row, ticks, times[row], values[row], answers)]
+        blanks = parts[0].held.blanks
+        if not blank and all(part.held.blanks == blanks for part in parts):
+            return AlignedTicks(self.gpus, times, values, blanks)
+        held = [part.held for part in parts for _ in part.raw]
+        return [found for row in range(rows) for found in self._split(row, held, times[row], values[row], answers)]
 
     def _split(
         self,
         row: int,
-        ticks: Sequence[SteadyTick],
+        held: Sequence[HeldValues],
         times: npt.NDArray[np.int64],
         values: FloatArray,
         answers: npt.NDArray[np.void],
     ) -> Sequence[GpuTicks]:
         """Return the ticks of a GPU whose blanks are not the same all the time."""
         found = []
-        for number, tick in enumerate(ticks):
-            blanks = dict(tick.held.blanks[row])
+        for number, its in enumerate(held):
+            blanks = dict(its.blanks[row])
             for place, slot in enumerate(self.slots[row].tolist()):
                 if slot < self.columns and np.isnan(values[slot, number]):
                     blanks[slot] = self.reason_of(answers[number, row, place], place)
@@ -125,37 +127,27 @@ class HeldValues:
     blanks: Sequence[Mapping[int, MissingReason]]
 
 
-class SteadyTick(NamedTuple):
-    """One tick of all GPUs as the engine answered.
-
-    Attributes:
-        raw: What the engine's values begin with, shape (GPUs, fields, words).
-        times_us: When it was, of each GPU, Unix microseconds.
-        held: The slow columns.
-    """
-
-    raw: npt.NDArray[np.int64]
-    times_us: FloatArray
-    held: HeldValues
-
-
 class SteadyTicks(RawTicks):
     """Ticks of all GPUs as the engine answered; they are decoded with those that follow.
 
     Args:
         rows: What they have in common with those around them.
-        ticks: One or more, oldest first.
+        raw: What the engine's values begin with, shape (ticks, GPUs, fields, words), oldest first.
+        times_us: When each tick of each GPU was, shape (ticks, GPUs), Unix microseconds.
+        held: The slow columns.
     """
 
-    __slots__ = ("rows", "ticks")
+    __slots__ = ("held", "raw", "rows", "times_us")
 
-    def __init__(self, rows: SteadyRows, ticks: Sequence[SteadyTick]) -> None:
+    def __init__(self, rows: SteadyRows, raw: npt.NDArray[np.int64], times_us: FloatArray, held: HeldValues) -> None:
         self.rows = rows
-        self.ticks = ticks
+        self.raw = raw
+        self.times_us = times_us
+        self.held = held
 
     def peek(self) -> Sequence[GpuTicks]:
         """See :class:`RawTicks`."""
-        return self.rows.decode(self.ticks)
+        return self.rows.decode([self])
 
     def join(self, following: Sequence[RawTicks]) -> Sequence[GpuTicks]:
         """See :class:`RawTicks`."""
@@ -200,7 +192,7 @@ def _join_runs(ticks: Sequence[RawTicks]) -> Sequence[GpuTicks]:
     parts = [
         _join_whole([one for one in run if isinstance(one, DcgmTicks)])
         if rows is None
-        else rows.decode([tick for one in run if isinstance(one, SteadyTicks) for tick in one.ticks])
+        else rows.decode([one for one in run if isinstance(one, SteadyTicks)])
         for rows, run in runs
     ]
     return parts[0] if len(parts) == 1 else [ticks for part in parts for ticks in part]

@@ -18,7 +18,6 @@ from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEventKind,
     GpuTicks,
-    OwnLook,
     Reading,
     SourceEvent,
     SourceInventory,
@@ -39,7 +38,7 @@ from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
 from gpusonde.agent.sources.dcgm.holes import HoleFiller, ReaderRow
 from gpusonde.agent.sources.dcgm.pause import ProfilingPause
-from gpusonde.agent.sources.dcgm.raw_ticks import DcgmTicks, SteadyTick, SteadyTicks
+from gpusonde.agent.sources.dcgm.raw_ticks import DcgmTicks, SteadyTicks
 from gpusonde.agent.sources.dcgm.steady import LookPhase, Steady, is_in_order
 from gpusonde.agent.sources.dcgm.tick_grid import IndexArray
 from gpusonde.agent.sources.dcgm.watch import LatestValues, StuckWatch, Watch
@@ -183,10 +182,8 @@ class DcgmSource:
             SourceError: There was no engine for ``patience_s``, or it hangs again and again.
         """
         self._end_series()
-        if (steady := self._steady) is not None and (taken := self._take_answers(steady)):
-            ticks, looks = zip(*taken, strict=True)
-            count = len(ticks) * len(self._gpus)
-            return Reading(steady.ticks(ticks), more=True, tick_count=count, looks=looks)
+        if (steady := self._steady) is not None and (taken := self._take_answers(steady)) is not None:
+            return taken
         if self._answers:
             answer = self._answers.popleft()
             reading = self._read(answer.look.deadline_s, answer)
@@ -266,20 +263,18 @@ class DcgmSource:
         if series is not None and self._link.engine is not None:
             self._answers.extend(self._link.engine.end_series(series))
 
-    def _take_answers(self, steady: Steady) -> list[tuple[SteadyTick, OwnLook]]:
-        """Take the oldest answers that are ticks as they are."""
-        taken = []
-        while self._answers:
-            look, steady.latest.raw = self._answers[0]
-            if not steady.fits():
-                break
-            self._answers.popleft()
+    def _take_answers(self, steady: Steady) -> Reading | None:
+        """Take the oldest answers that are ticks as they are, if the first is."""
+        count = steady.fits([answer.content for answer in self._answers]) if self._answers else 0
+        if not count:
+            return None
+        looks = [self._answers.popleft().look for _ in range(count)]
+        for look in looks:
             self._holes.look(look.deadline_s)
             now_us = look.wall_ns // 1000
-            before_us, self._last_us = self._last_us, now_us
-            self._step_us = now_us - before_us
-            taken.append((steady.take(look.deadline_s), look))
-        return taken
+            self._step_us, self._last_us = now_us - self._last_us, now_us
+        ticks = steady.take(count, looks[-1].deadline_s)
+        return Reading(ticks, more=True, tick_count=count * len(self._gpus), looks=looks)
 
     def progress(self) -> None:
         """Hardware has no end."""
@@ -419,9 +414,9 @@ class DcgmSource:
                 if error.code == GPU_IS_LOST:
                     self._look_due_s = now_s
                 continue
-            if self._steady is not None and self._steady.fits():
+            if self._steady is not None and self._steady.fits([latest.raw]):
                 if not everything:
-                    return self._steady.ticks([self._steady.take(now_s)])
+                    return self._steady.take(1, now_s)
                 if self._is_as_before(self._steady, now_s):
                     return self._keep_up(engine, self._steady, now_s)
                 self._steady.tell()
@@ -484,7 +479,7 @@ class DcgmSource:
         self._note_lag(times_us)
         if self._holes.is_in_time(self._holes.step_s):
             self._shift_s = self._phase.shift_s(times_us, self._due_us)
-        ticks = steady.ticks([steady.take(now_s)])
+        ticks = steady.take(1, now_s)
         if now_s >= self._look_due_s - _ROUNDING_S:
             self._look_again(engine, now_s)
         return ticks

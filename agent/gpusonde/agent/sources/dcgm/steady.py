@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gpusonde.agent.sources.base import ZeroGuard
 from gpusonde.agent.sources.dcgm.gpu import PLAIN, PROFILING, DcgmGpu
-from gpusonde.agent.sources.dcgm.raw_ticks import HeldValues, SteadyRows, SteadyTick, SteadyTicks
+from gpusonde.agent.sources.dcgm.raw_ticks import HeldValues, SteadyRows, SteadyTicks
 from gpusonde.agent.sources.dcgm.tick_grid import FOLLOW, TOGETHER, IndexArray
 from gpusonde.agent.sources.dcgm.watch import LatestValues
 
@@ -79,9 +79,8 @@ class Steady:
         self._uncounted = None if latest.counts.all() else ~latest.counts
         if self._uncounted is not None:
             self._low[self._uncounted], self._high[self._uncounted] = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-        self._usual = latest.statuses[:, : self._fast].tobytes()
+        self._usual = latest.statuses[:, : self._fast]
         self._seen_us = latest.times_us[:, : self._fast]
-        self._times_us = self._seen_us
         # When each value is to come, by when its watch is to measure first.
         self._expected_us = np.full(self._seen_us.shape, np.inf)
         self._all_rows = np.arange(len(gpus))
@@ -95,8 +94,6 @@ class Steady:
                     self._expected_us[row, places] = next_us[watch] + (times_us - times_us.min())
                     if watch == base:
                         self._first[row] = places[times_us.argmin()]
-        self._deviation_us = np.zeros(self._seen_us.shape)
-        self._flat = self._deviation_us.reshape(-1)
         self._ticks = 0
         self.keep_up()
 
@@ -105,20 +102,34 @@ class Steady:
         held = [gpu.held for gpu in self._gpus]
         self._held = HeldValues(np.array([values for values, _ in held]), [blanks for _, blanks in held])
 
-    def fits(self) -> bool:
-        """Whether what was just read is the next tick of every GPU."""
-        raw, fast = self.latest.raw, self._fast
-        self._times_us = raw[:, :fast, self._time_at]
-        np.subtract(self._times_us, self._expected_us, out=self._deviation_us)
+    def fits(self, answers: Sequence[npt.NDArray[np.int64]]) -> int:
+        """Return how many of the first answers are the ticks that follow of every GPU, one after the other.
+
+        Args:
+            answers: What :attr:`LatestValues.raw` was after each; slow fields do not count.
+        """
+        raw = self._raw = np.array([answer[:, : self._fast] for answer in answers])
+        count = len(raw)
+        # From when a value would come if those before it had come in time.
+        number = np.arange(count)[:, np.newaxis]
+        self._early_us = raw[..., self._time_at] - (self._expected_us + self._interval_us * number[..., np.newaxis])
         if self._uncounted is not None:
-            self._deviation_us[self._uncounted] = 0.0
-        earliest, latest = float(np.minimum.reduce(self._flat)), float(np.maximum.reduce(self._flat))
-        return (
-            latest < self._certain_us
-            and earliest > -self._certain_us
-            and latest - earliest < self._together_us
-            and raw.view(np.int32)[:, :fast, self._status_at].tobytes() == self._usual
+            self._early_us[:, self._uncounted] = 0.0
+        by_tick = self._early_us.reshape(count, -1)
+        if count > 1:
+            # From when it was to come after them: the pace follows a share of each deviation.
+            left = (1.0 - FOLLOW) ** number
+            followed = np.cumsum(by_tick / left, axis=0)[:-1] * (FOLLOW * left[:-1])
+            by_tick = np.concatenate([by_tick[:1], by_tick[1:] - followed])
+        self._deviation_us = by_tick.reshape(self._early_us.shape)
+        earliest, latest = np.minimum.reduce(by_tick, axis=1), np.maximum.reduce(by_tick, axis=1)
+        fitting = (
+            (latest < self._certain_us)
+            & (earliest > -self._certain_us)
+            & (latest - earliest < self._together_us)
+            & (raw.view(np.int32)[..., self._status_at] == self._usual).reshape(count, -1).all(axis=1)
         )
+        return count if fitting.all() else int(fitting.argmin())
 
     def is_as_before(self) -> bool:
         """Whether in what was just read, and fits, fast values are numbers, all GPUs work and no slow value is new."""
@@ -135,23 +146,21 @@ class Steady:
 
     @property
     def read_us(self) -> npt.NDArray[np.int64]:
-        """When what was just read was measured, by GPU and fast field; 0 for never."""
-        return self._times_us
+        """When the last of what was asked about last was measured, by GPU and fast field; 0 for never."""
+        return self._raw[-1, ..., self._time_at]
 
-    def take(self, now_s: float) -> SteadyTick:
-        """Return what was just read, and fits, as a tick of all GPUs."""
+    def take(self, count: int, now_s: float) -> SteadyTicks:
+        """Return the first of what was asked about last, and fits, as ticks of all GPUs."""
         self.taken_s = now_s
-        self._deviation_us *= FOLLOW
-        self._expected_us += self._deviation_us
-        times_us = self._expected_us[self._all_rows, self._first]
-        self._expected_us += self._interval_us
-        self._seen_us = self._times_us
-        self._ticks += 1
-        return SteadyTick(self.latest.raw, times_us, self._held)
-
-    def ticks(self, ticks: Sequence[SteadyTick]) -> SteadyTicks:
-        """Return what :meth:`take` gave, as a reading has it."""
-        return SteadyTicks(self._rows, ticks)
+        late_us = self._early_us[:count] - (1.0 - FOLLOW) * self._deviation_us[:count]
+        times_us = self._expected_us[self._all_rows, self._first] + late_us[:, self._all_rows, self._first]
+        if count > 1:
+            times_us += self._interval_us * np.arange(count)[:, np.newaxis]
+        self._expected_us += late_us[-1] + count * self._interval_us
+        raw = self._raw[:count]
+        self._seen_us = raw[-1, ..., self._time_at]
+        self._ticks += count
+        return SteadyTicks(self._rows, raw, times_us, self._held)
 
     def tell(self) -> None:
         """Tell the reader what was seen; to be called before it decodes."""
