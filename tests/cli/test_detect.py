@@ -162,6 +162,19 @@ def test_the_end_of_the_job_is_told_from_the_number_of_epochs(capsys: pytest.Cap
     assert all(row["energy_joules"] > 0 for row in answer["epoch_table"])
 
 
-def test_more_epochs_than_the_job_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["detect", str(bundled_trace()), "--total-epochs", "5"]) == 1
-    assert "more than the 5" in capsys.readouterr().err
+def test_cycles_that_are_more_than_the_epochs_told_are_not_the_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--total-epochs", "5")
+    assert code == 0
+    assert (answer["verdict"], answer["epochs"], answer["level"]) == ("none", 0, None)
+    assert "the job is said to have 5 epochs" in answer["reason"]
+    assert answer["cycles"]
+    assert all(cycle["role"] != "epoch" for cycle in answer["cycles"])
+    assert answer["estimate"] is None
+    assert answer["estimate_reason"]
+
+
+def test_one_epoch_more_than_told_leaves_the_end_open(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--total-epochs", "11")
+    assert code == 0
+    assert answer["epochs"] == 12
+    assert "more than the 11" in answer["estimate_reason"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from gpusonde.cli import formatting
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.cli.parsing import OptionGroup, Parser
+from gpusonde.errors import TotalEpochsError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import CycleInfo, DurationTrend, EpochInfo, RunEpochs, RunInfo
@@ -180,21 +181,21 @@ class Progress:
     idle_share: float
     stalled_share: float
     estimate: EstimatePayload | None
+    estimate_reason: str | None = None
 
 
 def summarise_trace(trace: Trace, detection: EpochDetection, total_epochs: int | None) -> Progress:
-    """Work out what the epochs of a trace tell.
-
-    Raises:
-        gpusonde.epoch_detect.progress.TotalEpochsError: ``total_epochs`` does not fit what was found.
-    """
+    """Work out what the epochs of a trace tell; where the total does not fit them, why there is no estimate."""
     from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
 
     starts, ends = detection.epoch_starts_s, detection.epoch_ends_s
-    estimate = None
+    estimate = reason = None
     if total_epochs is not None:
-        end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]))
-        estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s)
+        try:
+            end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]))
+            estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s)
+        except TotalEpochsError as error:
+            reason = str(error)
     durations = (ends - starts)[1:]  # the first one compiles, fills caches, allocates
     trend = None
     if durations.size:
@@ -206,7 +207,7 @@ def summarise_trace(trace: Trace, detection: EpochDetection, total_epochs: int |
         EpochFigures(e.start_s, e.end_s, e.seen_share, e.energy_joules, e.mean_metrics)
         for e in epoch_table(trace.time_s, trace.values, starts, ends)
     ]
-    return Progress(table, trend, shares.idle, shares.stalled, estimate)
+    return Progress(table, trend, shares.idle, shares.stalled, estimate, reason)
 
 
 def summarise_run(run: RunInfo, found: RunEpochs) -> Progress:

@@ -144,6 +144,7 @@ class DetectPayload(TotalsPayload):
     plot: str | None
     epoch_table: Annotated[list[TraceEpochPayload], JsonKey("the epochs")]
     estimate: Annotated[EstimatePayload | None, JsonKey("null without `--total-epochs`")]
+    estimate_reason: Annotated[str | None, JsonKey("why there is no estimate although the total was given")]
 
 
 def add_detect_options(parser: Parser) -> None:
@@ -287,6 +288,7 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
         "epoch_table": table_payload(progress),
         **totals_payload(progress),
         "estimate": progress.estimate,
+        "estimate_reason": progress.estimate_reason,
     }
 
 
@@ -316,6 +318,8 @@ def _render(
             f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"
         )
     render_progress(screen, progress)
+    if progress.estimate_reason:
+        screen.note(f"no estimate of the end: {progress.estimate_reason}")
     render_levels(screen, detection.cycles, detection.level)
     for deviation in detection.deviations:
         screen.line(f"GPU {deviation.gpu} deviates: {deviation.kind} ({deviation.amount:.3g})")

@@ -147,11 +147,12 @@ def analyse_in_steps(
         # Pauses lengthen the mean epoch, not the usual one.
         likeliest = level_of(detection.hypotheses[0].period_s, cycles)
     level = choose_level(settled, likeliest if detection.verdict != Verdict.NONE else None)
-    if level is None and likeliest in settled.refuted:
-        detection = replace(detection, verdict=Verdict.NONE, reason="what was told refutes every cycle as the epoch")
-        cached = None
+    if level is None and (likeliest in settled.refuted or told.excludes(detection.epoch_starts_s.size)):
+        detection, cached = _find_nothing(detection, told.refute(detection)), None
     elif level is not None and (level != likeliest or detection.verdict == Verdict.NONE):
         detection, cached = _place_level(detection, cycles[level], activity, found, ended=ended), None
+        if told.excludes(detection.epoch_starts_s.size):
+            detection, level = _find_nothing(detection, told.refute(detection)), None
     if level is not None:
         detection = replace(detection, confidence=_TOLD if level == settled.epoch else settled.levels[level].guess)
     compared_s = cycles[level].period_s if level is not None else max((c.period_s for c in cycles), default=math.nan)
@@ -253,13 +254,17 @@ def _place_level(
             if level_of(placed.period_s, [cycle]) is not None:
                 return placed
     if cycle.starts_s.size < LEAST_CYCLES + 1:
-        return replace(detection, verdict=Verdict.NONE, reason=NO_TWO_WHOLE)
+        return _find_nothing(detection, NO_TWO_WHOLE)
     starts = activity.time_map.restore(cycle.starts_s)
     return replace(
         detection, verdict=Verdict.EPOCHS, reason=f"{starts.size - 1} cycles of {cycle.period_s:.4g} s repeat",
         period_s=cycle.period_s, period_low_s=cycle.period_low_s, period_high_s=cycle.period_high_s,
         confidence=cycle.confidence, epoch_starts_s=starts[:-1], epoch_ends_s=starts[1:],
     )  # fmt: skip
+
+
+def _find_nothing(detection: EpochDetection, reason: str) -> EpochDetection:
+    return EpochDetection(Verdict.NONE, reason, metrics=detection.metrics, hypotheses=detection.hypotheses)
 
 
 def find_readings(ticks: Ticks, devices: Mapping[str, Ticks], *, ended: bool = True) -> tuple[Load, list[Level]] | None:

@@ -16,7 +16,7 @@ from gpusonde.epoch_detect.cycles.events import Load
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.signal import median
 from gpusonde.epoch_detect.cycles.tree import JudgedLevel, Level
-from gpusonde.epoch_detect.result import Cycle, CycleRole
+from gpusonde.epoch_detect.result import Cycle, CycleRole, EpochDetection
 from gpusonde.telemetry import FloatArray
 
 _SAME = 0.1  # of the logarithm of a period that a user tells
@@ -368,6 +368,18 @@ class Told:
     def __bool__(self) -> bool:
         return self.total_epochs is not None or self.steps_per_epoch is not None or bool(self.roles)
 
+    def excludes(self, epochs: int) -> bool:
+        """Whether a job of which this is true cannot have so many epochs; one that was cut off may have fewer."""
+        return self.total_epochs is not None and epochs > self.total_epochs + max(1.0, _MORE * self.total_epochs)
+
+    def refute(self, found: EpochDetection) -> str:
+        """Say why what was found is not the job's epochs."""
+        reason = "what was told refutes every cycle as the epoch"
+        if self.excludes(found.epoch_starts_s.size):
+            counted = f"{found.epoch_starts_s.size} cycles of {found.period_s:.4g} s repeat"
+            reason += f": {counted}, and the job is said to have {self.total_epochs} epochs"
+        return reason
+
 
 @dataclass(frozen=True)
 class NamedLevel:
@@ -430,7 +442,7 @@ def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool, span_s: floa
     refuted = {i for i in named if levels[i].cycle.role != CycleRole.EPOCH}
     epoch = next((i for i in named if levels[i].cycle.role == CycleRole.EPOCH), None)
     if told.total_epochs is not None:
-        refuted |= {i for i, x in enumerate(levels) if x.cycle.count > _at_most(told.total_epochs)} - {epoch}
+        refuted |= {i for i, x in enumerate(levels) if told.excludes(x.cycle.count)} - {epoch}
     if epoch is None and told.steps_per_epoch is not None:
         epoch = _by_steps(levels, told.steps_per_epoch, refuted)
         if epoch is None:
@@ -481,10 +493,6 @@ def _name(level: NamedLevel, excluded: set[CycleRole]) -> NamedLevel:
     if likely[best] < least:
         return level
     return level.named(JUDGED_ROLES[best], float(min(likely[best], level.surest)))
-
-
-def _at_most(total: int) -> float:
-    return total + max(1.0, _MORE * total)
 
 
 def _by_steps(levels: list[NamedLevel], steps: int, refuted: set[int]) -> int | None:
