@@ -21,6 +21,19 @@ GPUS = load_gpus()
         ("NVIDIA H200 NVL", "H200-NVL-141GB"),
         ("NVIDIA GH200 480GB", "GH200-96GB"),
         ("NVIDIA B200", "B200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA GB300", "GB300"),
+        ("NVIDIA GH200 120GB", "GH200-96GB"),
+        ("NVIDIA H20", "H20-96GB"),
+        ("NVIDIA H800 PCIe", "H800-PCIe-80GB"),
+        ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
+        ("NVIDIA A800 80GB PCIe", "A800-PCIe-80GB"),
+        ("NVIDIA L20", "L20"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("NVIDIA GeForce RTX 5080", "RTX 5080"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Workstation"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Max-Q"),
         ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
         ("Tesla V100-PCIE-32GB", "V100-PCIe-32GB"),
         ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
@@ -57,6 +70,10 @@ GPUS = load_gpus()
         ("gpu-h200-sxm_1gpu-16vcpu-200gb", "H200-SXM-141GB"),
         ("Standard_NC6s_v3", "V100-PCIe-16GB"),
         ("gpu_1x_a6000", "RTX A6000"),
+        ("p6-b300.48xlarge", "B300"),
+        ("p6e-gb200.36xlarge", "GB200"),
+        ("a4x-highgpu-4g", "GB200"),
+        ("Standard_ND128isr_NDR_GB200_v6", "GB200"),
     ],
 )
 def test_a_name_that_means_one_gpu_resolves_without_a_note(gpus: GpuCatalog, spelling: str, name: str) -> None:
@@ -66,14 +83,42 @@ def test_a_name_that_means_one_gpu_resolves_without_a_note(gpus: GpuCatalog, spe
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("A10", "A100"), ("A10", "A10G"), ("T4", "T4G"), ("L4", "L40"), ("L40", "L40S"), ("P4", "P40"), ("H100", "GH200")],
+    [
+        ("A10", "A100"),
+        ("A10", "A10G"),
+        ("T4", "T4G"),
+        ("L4", "L40"),
+        ("L40", "L40S"),
+        ("P4", "P40"),
+        ("H100", "GH200"),
+        ("H20", "H200"),
+        ("B200", "GB200"),
+    ],
 )
 def test_names_that_contain_each_other_mean_different_gpus(gpus: GpuCatalog, first: str, second: str) -> None:
     assert gpus.resolve(first).spec.name != gpus.resolve(second).spec.name
 
 
 @pytest.mark.parametrize(
-    "name", ["T400", "A1", "A1000", "L", "L400", "P400", "H10", "H1000", "V10", "RTX", "RTX 3", "T4é"]
+    "name",
+    [
+        "T400",
+        "A1",
+        "A1000",
+        "L",
+        "L400",
+        "P400",
+        "H10",
+        "H1000",
+        "H20-3e",
+        "L2",
+        "RTX 5090 D",
+        "RTX 5090 Laptop GPU",
+        "V10",
+        "RTX",
+        "RTX 3",
+        "T4é",
+    ],
 )
 def test_part_of_a_name_is_never_taken_for_the_gpu(gpus: GpuCatalog, name: str) -> None:
     with pytest.raises(UnknownGpuError):

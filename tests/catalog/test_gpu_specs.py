@@ -76,10 +76,43 @@ def test_figures_from_memory_are_marked(gpus: GpuCatalog) -> None:
 
 
 def test_a_figure_without_value_has_no_source(gpus: GpuCatalog) -> None:
-    server = gpus.get("RTX PRO 6000 Server")
-    assert server.tensor_fp16_tflops is None
-    with pytest.raises(KeyError, match="no figure named 'tensor_fp16_tflops'"):
-        server.source_of("tensor_fp16_tflops")
+    gb200 = gpus.get("GB200")
+    assert gb200.base_clock_mhz is None
+    with pytest.raises(KeyError, match="no figure named 'base_clock_mhz'"):
+        gb200.source_of("base_clock_mhz")
+
+
+@pytest.mark.parametrize(
+    ("name", "fp16", "bf16", "fp8"),
+    [
+        ("P100-PCIe-16GB", 0, 0, 0),
+        ("V100-SXM2-16GB", 125, 0, 0),
+        ("T4", 65, 0, 0),
+        ("A100-SXM4-80GB", 312, 312, 0),
+        ("RTX 3090", 71.2, 71.2, 0),
+        ("L4", 121, 121, 242),
+        ("RTX 4090", 165.2, 165.2, 330.3),
+        ("H100-SXM5-80GB", 989, 989, 1979),
+        ("H20-96GB", 148, 148, 296),
+        ("RTX 5090", 209.5, 209.5, 419),
+        ("GB200", 2500, 2500, 5000),
+        ("B300", 2250, 2250, 4500),
+    ],
+)
+def test_what_tensor_cores_multiply_and_how_fast(
+    gpus: GpuCatalog, name: str, fp16: float, bf16: float, fp8: float
+) -> None:
+    spec = gpus.get(name)
+    assert (spec.tensor_fp16_tflops, spec.tensor_bf16_tflops, spec.tensor_fp8_tflops) == (fp16, bf16, fp8)
+    assert spec.source_of("tensor_bf16_tflops").title
+
+
+def test_every_gpu_with_fp8_has_its_rate_and_no_other_has(gpus: GpuCatalog) -> None:
+    for spec in gpus.specs:
+        assert bool(spec.tensor_bf16_tflops) == (spec.compute_capability >= 8.0), spec.name
+        assert bool(spec.tensor_fp8_tflops) == (spec.compute_capability >= 8.9), spec.name
+        if spec.tensor_fp8_tflops:
+            assert spec.tensor_fp8_tflops == pytest.approx(2 * (spec.tensor_bf16_tflops or 0), rel=0.02), spec.name
 
 
 def test_peak_rates_are_consistent_between_precisions(gpus: GpuCatalog) -> None:
@@ -103,6 +136,8 @@ def test_a_further_file_adds_gpus(tmp_path: Path) -> None:
     catalog = load_gpus(write(tmp_path, ENTRY))
     spec = catalog.resolve("example-x1").spec
     assert spec.cores_per_sm == 128
+    # Rates that the file does not give are not known, neither made up nor zero.
+    assert (spec.tensor_fp16_tflops, spec.tensor_bf16_tflops, spec.tensor_fp8_tflops) == (None, None, None)
     # Compute capability 9.0 of the shipped file holds for it, with that file's source.
     assert spec.shared_memory_bytes_per_sm == 228 * 1024
     assert "CCCL" in spec.source_of("shared_memory_bytes_per_sm").title

@@ -81,7 +81,7 @@ def test_spot_fractional_and_unknown_gpus_are_shown_on_request_only(offers: Offe
     fractions = set(offers.offers(whole_only=False)) - set(default)
     assert {offer.instance_type for offer in fractions} == {"g6f.large", "g6f.xlarge", "g6f.2xlarge", "g6f.4xlarge"}
     unknown = set(offers.offers(known_only=False)) - set(default)
-    assert {offer.gpu_model for offer in unknown} == {"AMD Radeon Pro V520", "B300"}
+    assert {offer.gpu_model for offer in unknown} == {"AMD Radeon Pro V520"}
 
 
 def test_offers_are_filtered_by_any_spelling_of_a_gpu_by_provider_and_by_region(offers: OfferCatalog) -> None:

@@ -32,6 +32,8 @@ _NUMBERS: dict[str, tuple[str, float, float, float]] = {
     "fp64_tflops": ("fp64_tflops", 1, 0, 10_000),
     "tensor_fp16_tflops": ("tensor_fp16_tflops", 1, 0, 100_000),
     "tensor_tf32_tflops": ("tensor_tf32_tflops", 1, 0, 100_000),
+    "tensor_bf16_tflops": ("tensor_bf16_tflops", 1, 0, 100_000),
+    "tensor_fp8_tflops": ("tensor_fp8_tflops", 1, 0, 100_000),
     "power_limit_watts": ("power_limit_watts", 1, 5, 5000),
     "pcie_generation": ("pcie_generation", 1, 1, 9),
     "pcie_lanes": ("pcie_lanes", 1, 1, 16),
@@ -49,12 +51,21 @@ _TEXTS = ("architecture", "memory_type", "released", "note")
 _OPTIONAL = frozenset(
     {
         "base_clock_mhz", "memory_bus_bits", "l2_cache_mib", "l1_cache_kib_per_sm", "fp16_tflops", "fp64_tflops",
-        "tensor_fp16_tflops", "tensor_tf32_tflops", "power_limit_watts", "pcie_generation", "pcie_lanes",
-        "nvlink_gb_per_s", "released", "note",
+        "tensor_fp16_tflops", "tensor_tf32_tflops", "tensor_bf16_tflops", "tensor_fp8_tflops", "power_limit_watts",
+        "pcie_generation", "pcie_lanes", "nvlink_gb_per_s", "released", "note",
     }
 )  # fmt: skip
 _OTHER_KEYS = frozenset({"name", "aliases", "source", "source_of", "techpowerup_id"})
 _PER_CAPABILITY = ("max_threads_per_sm", "shared_memory_kib_per_sm")
+
+# First compute capability whose tensor cores take the type; before it the rate is 0.
+_TENSOR_TYPES_SINCE = {"tensor_bf16_tflops": 8.0, "tensor_fp8_tflops": 8.9}
+_CUTLASS = Source(
+    "NVIDIA CUTLASS, include/cute/arch/mma_sm80.hpp (BF16) and mma_sm89.hpp (FP8): the architectures that guard them",
+    "https://github.com/NVIDIA/cutlass/tree/main/include/cute/arch",
+    "2026-11-23",
+    "BSD-3-Clause.",
+)
 
 # Gbit/s per pin of each memory type, with head room for the next speed bin. A bandwidth outside them is a slip of
 # unit (GB for Gbit, one die for two) rather than an odd card.
@@ -97,7 +108,9 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
     for key in (*_NUMBERS, *_TEXTS):
         attribute = _NUMBERS[key][0] if key in _NUMBERS else key
         if key not in figures:
-            values[attribute] = "" if key == "note" else None
+            values[attribute], origin = _by_tensor_type(key, values, origins)
+            if origin is not None:
+                origins[attribute] = origin
             continue
         values[attribute] = _value(key, figures[key], where)
         if key != "note":
@@ -132,6 +145,19 @@ def _with_shared_figures(
             raise CatalogError(f"{where}: source_of names {key!r}, which the table does not hold")
         source_ids[key] = identifier
     return figures, source_ids
+
+
+def _by_tensor_type(
+    key: str, values: Mapping[str, Any], origins: Mapping[str, Source]
+) -> tuple[float | str | None, Source | None]:
+    """Return what a table that is silent about a figure means by it: tensor cores do BF16 at the rate of FP16."""
+    if key == "note":
+        return "", None
+    if values.get("compute_capability", 0.0) < _TENSOR_TYPES_SINCE.get(key, 0.0):
+        return 0.0, _CUTLASS
+    if key == "tensor_bf16_tflops":
+        return values["tensor_fp16_tflops"], origins.get("tensor_fp16_tflops")
+    return None, None
 
 
 def _capability_key(value: object) -> str:
@@ -183,6 +209,8 @@ def _check_consistent(spec: GpuSpec, where: str) -> None:
     checks: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("tensor_fp16_tflops needs tensor_cores", lambda: bool(spec.tensor_fp16_tflops) <= bool(spec.tensor_cores)),
         ("tensor_tf32_tflops needs tensor_cores", lambda: bool(spec.tensor_tf32_tflops) <= bool(spec.tensor_cores)),
+        ("tensor_bf16_tflops needs tensor_cores", lambda: bool(spec.tensor_bf16_tflops) <= bool(spec.tensor_cores)),
+        ("tensor_fp8_tflops needs tensor_cores", lambda: bool(spec.tensor_fp8_tflops) <= bool(spec.tensor_cores)),
         ("fp64_tflops cannot exceed fp32_tflops", lambda: (spec.fp64_tflops or 0) <= spec.fp32_tflops),
     )
     for message, holds in checks:

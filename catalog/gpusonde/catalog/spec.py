@@ -98,7 +98,8 @@ class GpuSpec:
     """The data sheet of one GPU.
 
     A figure that nobody knows is None. A figure of something that the GPU does not have is 0: ``tensor_cores`` before
-    Volta, ``tensor_tf32_tflops`` before Ampere, ``nvlink_bytes_per_second`` of a card without NVLink.
+    Volta, ``tensor_tf32_tflops`` and ``tensor_bf16_tflops`` before Ampere, ``tensor_fp8_tflops`` before Ada,
+    ``nvlink_bytes_per_second`` of a card without NVLink.
 
     Attributes:
         name: Canonical name; tells variants apart (``V100-SXM2-16GB``, ``V100-PCIe-16GB``).
@@ -121,6 +122,8 @@ class GpuSpec:
         fp64_tflops: Peak FP64 without tensor cores.
         tensor_fp16_tflops: Peak dense FP16 with FP32 accumulation on tensor cores.
         tensor_tf32_tflops: Peak dense TF32 on tensor cores.
+        tensor_bf16_tflops: Peak dense BF16 with FP32 accumulation on tensor cores.
+        tensor_fp8_tflops: Peak dense FP8 (E4M3, E5M2) with FP32 accumulation on tensor cores.
         power_limit_watts: Default board power limit (half of it for one die of a two-die board).
         pcie_generation: PCI Express generation of the card.
         pcie_lanes: Lanes of the card; a host may wire fewer.
@@ -153,6 +156,8 @@ class GpuSpec:
     fp64_tflops: float | None
     tensor_fp16_tflops: float | None
     tensor_tf32_tflops: float | None
+    tensor_bf16_tflops: float | None
+    tensor_fp8_tflops: float | None
     power_limit_watts: float | None
     pcie_generation: int | None
     pcie_lanes: int | None
