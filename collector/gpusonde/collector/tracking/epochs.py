@@ -24,7 +24,7 @@ from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import UnusableStateError
 from gpusonde.collector.tracking.run_state import EpochsState, number, text, whole
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, EpochStatus, TrackedEpoch
-from gpusonde.epoch_detect.progress import Shares
+from gpusonde.epoch_detect.progress import PaceChange, PaceWatch, Shares
 from gpusonde.errors import ChildLostError
 from gpusonde.service.wire import JobActivity
 
@@ -83,6 +83,7 @@ class RunEpochTracker:
         self._version = 0
         self._shares = Shares(math.nan, math.nan)
         self._restored = False
+        self._pace = PaceWatch(metrics)
         self._deviations: tuple[DeviationRow, ...] = ()
         # Of looks that came before the run's first tick.
         self._early: list[JobActivity] = []
@@ -101,6 +102,8 @@ class RunEpochTracker:
         epochs._origin = state.origin_unix_nano
         try:
             epochs._tracker = restore_tracker(state.tracker)
+            # A release before did not follow it.
+            epochs._pace = PaceWatch.from_state(state.pace.encode()) if state.pace else PaceWatch(state.metrics)
             epochs._check()
         except ChildLostError:
             raise
@@ -132,7 +135,8 @@ class RunEpochTracker:
         """Return what another one needs to go on here; None where it is better to begin again."""
         if self._failure or self._tracker is None or self._origin is None:
             return None
-        return EpochsState(tuple(self._metrics), self._origin, self._shares, self._tracker.state())
+        pace = self._pace.state().decode()
+        return EpochsState(tuple(self._metrics), self._origin, self._shares, self._tracker.state(), pace)
 
     def update(self, samples: Samples, *, exhaustive: bool = True) -> None:
         """Take ticks of the run, its lead-in first.
@@ -154,7 +158,15 @@ class RunEpochTracker:
         # Seconds after the first tick: float64 holds those to the nanosecond, Unix seconds only to about a microsecond.
         time_s = (samples.time_unix_nano - self._origin) / 1e9
         values = samples.matrix(self._metrics)
-        self._attempt(lambda tracker: tracker.update(time_s, values, exhaustive=exhaustive))
+
+        def update(tracker: Tracker) -> list[EpochEvent]:
+            events = tracker.update(time_s, values, exhaustive=exhaustive)
+            if tracker.detection is not None:
+                self._pace.note_detection(tracker.detection)
+            self._pace.update(time_s, values)
+            return events
+
+        self._attempt(update)
 
     def note_activity(self, activity: JobActivity) -> None:
         """Take what the processes of the run's job did, as far as the run had begun.
@@ -200,6 +212,11 @@ class RunEpochTracker:
     def detection(self) -> EpochDetection | None:
         """The latest analysis."""
         return self._tracker.detection if self._tracker else None
+
+    @property
+    def slower(self) -> PaceChange | None:
+        """By how much the run's cycles take longer than before; None if they do not."""
+        return self._pace.change
 
     @property
     def origin_unix_nano(self) -> int:

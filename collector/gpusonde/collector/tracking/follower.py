@@ -178,6 +178,8 @@ class GpuFollower:
         if self._epochs and found is not None and found is not self._noted:
             self._jobs.states.note_detection(self._state_key, found, self._epochs.origin_unix_nano)
         self._noted = found
+        if self._epochs:
+            self._jobs.states.note_pace(self._state_key, self._epochs.slower, self._epochs.origin_unix_nano)
 
     def drain(self) -> None:
         """Take what the ticks so far have led to meanwhile.

@@ -187,12 +187,14 @@ class EpochsState:
         origin_unix_nano: Time 0 of the tracker.
         shares: The latest idle and stalled share.
         tracker: State of the epoch tracker.
+        pace: What is known of how long its cycles take; empty where nobody followed that.
     """
 
     metrics: tuple[str, ...]
     origin_unix_nano: int
     shares: Shares
     tracker: bytes
+    pace: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,7 @@ def _epochs_fields(epochs: EpochsState) -> dict[str, Any]:
         "metrics": epochs.metrics,
         "origin_unix_nano": epochs.origin_unix_nano,
         "shares": [epochs.shares.idle, epochs.shares.stalled],
+        "pace": epochs.pace,
     }
 
 
@@ -283,4 +286,5 @@ def _epochs_state(fields: Mapping[str, Any], tracker: bytes) -> EpochsState:
         whole(fields["origin_unix_nano"]),
         Shares(number(idle), number(stalled)),
         tracker,
+        text(fields.get("pace", "")),
     )

@@ -16,7 +16,7 @@ from gpusonde.collector.storage.model import JobStateRow
 from gpusonde.collector.storage.samples import SECOND_NS, Samples
 from gpusonde.epoch_detect import EpochDetection
 from gpusonde.epoch_detect.detect import shifted
-from gpusonde.epoch_detect.progress import StateWatch, duration_trend
+from gpusonde.epoch_detect.progress import PaceChange, StateWatch
 from gpusonde.service.wire import ACTIVITY_COLUMNS, Float64Array, JobActivity
 
 # Those that tell what a job does, as far as a GPU has them.
@@ -32,9 +32,6 @@ _METRICS = (
 # A GPU that is further behind the first one than this is not waited for, unless a backlog is read.
 _PATIENCE_S = 10
 _MOST_WAITING_S = 7200
-# A job is slower from so much on, in so many cycles.
-_LEAST_SLOWER = 0.05
-_FEWEST_CYCLES = 8
 # The words of a state that goes on have figures that change with every second.
 _TOLD_AGAIN_S = 60.0
 # That no state begins at a time any more.
@@ -116,7 +113,12 @@ class JobStates:
         """Take what was found of a job's cycles, on a time axis with that origin."""
         if (job := self._jobs.get(key)) is not None:
             job.watch.note_detection(shifted(detection, origin_unix_nano / SECOND_NS - job.origin))
-            job.watch.note_slower(_slower(detection))
+
+    def note_pace(self, key: _Key, change: PaceChange | None, origin_unix_nano: int) -> None:
+        """Take by how much a job's cycles take longer than before, None if they do not, on a time axis likewise."""
+        if (job := self._jobs.get(key)) is not None:
+            since_s = math.inf if change is None else change.since_s + origin_unix_nano / SECOND_NS - job.origin
+            job.watch.note_slower("" if change is None else change.reason, since_s)
 
     def note_activity(self, key: _Key, activity: JobActivity) -> None:
         """Take what a job's processes did; of several GPUs of it the same is said more than once."""
@@ -227,21 +229,6 @@ class JobStates:
         for gpu in job.gpus.values():
             for at in [at for at in gpu.waiting if at <= job.reached]:
                 del gpu.waiting[at]
-
-
-def _slower(detection: EpochDetection) -> str:
-    """Return by how much the cycles that measure a job's progress take longer than before; empty if they do not."""
-    if detection.level is None:
-        return ""
-    # The first one compiles, fills caches, allocates.
-    durations_s = np.diff(detection.cycles[detection.level].starts_s)[1:]
-    if durations_s.size < _FEWEST_CYCLES or not (durations_s > 0).all():
-        return ""
-    changes = duration_trend(durations_s).change_points
-    if not changes or changes[-1].change < _LEAST_SLOWER:
-        return ""
-    last = changes[-1]
-    return f"its cycles take {last.after_s:.3g} s, {last.change:.0%} longer than the {last.before_s:.3g} s before"
 
 
 def _news(job: _Job) -> tuple[list[JobStateRow], dict[int, JobStateRow]]:

@@ -1,6 +1,8 @@
 """What the epochs of a run tell: their table, the trend of their duration, its end; and what a job does now."""
 
 from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend
+from gpusonde.epoch_detect.progress.level_pace import PaceChange
+from gpusonde.epoch_detect.progress.pace import PaceWatch
 from gpusonde.epoch_detect.progress.remaining import COVERAGE, FEWEST_EPOCHS, EndEstimate, estimate_end
 from gpusonde.epoch_detect.progress.slow_device import DeviceSuspicion, SlowDeviceVerdict, SlowDeviceWatch
 from gpusonde.epoch_detect.progress.state import JobState, StateSpan, StateWatch
@@ -16,6 +18,8 @@ __all__ = [
     "EpochSummary",
     "EpochSums",
     "JobState",
+    "PaceChange",
+    "PaceWatch",
     "Shares",
     "SlowDeviceVerdict",
     "SlowDeviceWatch",

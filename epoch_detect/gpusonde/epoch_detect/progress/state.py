@@ -55,6 +55,7 @@ _DEAD_METER = 0.5  # of the power of an idle GPU
 _NO_TICKS_S = 10.0
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_LEVEL, _SURE_RUN = 0.8, 0.65
+_SURE_SLOWER = 0.8
 _REBORN = 2.0  # times the lowest load: one who had ended works
 
 
@@ -240,12 +241,24 @@ class StateWatch:
             usual = known.usual_processors
             known.usual_processors = processors if math.isnan(usual) else usual + _USUAL_RATE * (processors - usual)
 
-    def note_slower(self, reason: str) -> None:
+    def note_slower(self, reason: str, since_s: float = math.inf) -> None:
         """Say ``slower`` in the place of ``training`` from now on; with an empty reason, no more.
 
         Args:
-            reason: From what to what, and since when.
+            reason: From what to what.
+            since_s: Since when, on the time axis of the ticks: what was called ``training`` since then was not.
         """
+        if reason and not self._slower:
+            spans = []
+            for span in self._spans:
+                if span.state != JobState.TRAINING or span.end_s <= since_s:
+                    spans.append(span)
+                    continue
+                if span.start_s < since_s:
+                    spans.append(replace(span, end_s=since_s))
+                begin_s = max(span.start_s, since_s)
+                spans.append(StateSpan(JobState.SLOWER, begin_s, span.end_s, reason, _SURE_SLOWER))
+            self._spans = deque(spans, maxlen=_MOST_SPANS)
         self._slower = reason
 
     def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
@@ -495,7 +508,7 @@ class StateWatch:
         if depth:
             return JobState.EVALUATING, f"the load is {depth:.0%} below that of its training", 0.7
         if self._slower:
-            return JobState.SLOWER, self._slower, 0.8
+            return JobState.SLOWER, self._slower, _SURE_SLOWER
         if cycles.cyclic and math.isfinite(cycles.period_s):
             role = f" ({cycles.role})" if cycles.role else ""
             return JobState.TRAINING, f"works in cycles of {cycles.period_s:.3g} s{role}", 0.95

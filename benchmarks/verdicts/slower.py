@@ -1,0 +1,144 @@
+"""What got slower: how soon a change of the cycle time is told, what is told of healthy jobs, and which cause is named.
+
+A job runs until a time in its second half; from there on it goes on healthy and with each of the faults. The tracker
+and the watch are those of a collector: ticks come four seconds at a time, levels as ``EpochTracker`` told them by then.
+Set aside from every choice: the recorded kinds gpt3/64, ssd/1 and llama2_70b_lora/1, and the blind kinds of
+``benchmarks/epochs``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from faults import drifting, loader_stalls, other_tenant, slower_cycles
+from recordings import JobRecording
+
+from gpusonde.epoch_detect import EpochTracker
+from gpusonde.epoch_detect.progress.pace import PaceChange, PaceWatch
+
+HELD_BACK = frozenset({"gpt3/64", "ssd/1", "llama2_70b_lora/1"})
+FAULTS = ("healthy", "5 %", "10 %", "throttled 5 %", "throttled 10 %", "throttled 20 %", "loader", "drift", "tenant")
+COLUMNS = ("jobs", "fault", "cycles followed", "trials", "told", "in 5 cycles", "median cycles", "error", "too early")
+_BATCH_S = 4.0
+_CLEAR_TICKS, _CLEAR_SCATTER = 10.0, 0.01
+_LOOKED_CYCLES, _LEAST_LOOKED_S = 40, 120.0
+_FEWEST_BEFORE = 9  # cycles before the fault, of the level that is followed
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fault in one job.
+
+    Attributes:
+        kind: Of the job.
+        fault: One of :data:`FAULTS`.
+        followed: Whether the level is clear (``10 ticks, 1 %``), short (``5 to 10 ticks``) or scatters more.
+        cycles: Until it was told; infinite if it was not.
+        error: Of the change that was told.
+        early: Whether something was told before the fault.
+    """
+
+    kind: str
+    fault: str
+    followed: str
+    cycles: float
+    error: float
+    early: bool
+
+
+class _Player:
+    """A tracker and a watch on the mean of a job's devices."""
+
+    def __init__(self, recording: JobRecording) -> None:
+        names = tuple(recording.trace().values)
+        self.tracker, self.watch = EpochTracker(names), PaceWatch(names)
+        self.done = 0
+
+    def copy(self) -> _Player:
+        made = copy.copy(self)
+        made.tracker, made.watch = EpochTracker.restore(self.tracker.state()), copy.deepcopy(self.watch)
+        return made
+
+    def play(self, recording: JobRecording, until_s: float) -> Iterator[float]:
+        trace = recording.trace()
+        rows = np.array(list(trace.values.values()))
+        size = max(1, round(_BATCH_S / recording.interval_s))
+        stop = int(np.searchsorted(trace.time_s, until_s))
+        while self.done < stop:
+            part = slice(self.done, min(self.done + size, stop))
+            self.tracker.update(trace.time_s[part], rows[:, part])
+            if self.tracker.detection is not None:
+                self.watch.note_detection(self.tracker.detection)
+            self.watch.update(trace.time_s[part], rows[:, part])
+            self.done = part.stop
+            yield float(trace.time_s[part][-1])
+
+
+def _faulty(recording: JobRecording, fault: str, at_s: float, cycle_s: float) -> tuple[JobRecording, float]:
+    """A recording with a fault, and by how much its cycles take longer."""
+    share = float(fault.split()[-2]) / 100 if fault.endswith("%") else 0.1
+    if fault == "healthy":
+        return slower_cycles(recording, 0.0, at_s), 0.0
+    if fault.startswith("throttled"):
+        return slower_cycles(recording, share, at_s, power_exponent=2.0), share
+    if fault == "loader":
+        ends = recording.log.cycle_ends_s
+        first = float(ends[ends < at_s][-1]) if (ends < at_s).any() else at_s
+        log = replace(recording.log, cycle_ends_s=np.arange(first + cycle_s, recording.time_s[-1], cycle_s))
+        return loader_stalls(replace(recording, log=log), share * cycle_s, at_s), share
+    if fault == "drift":
+        return drifting(recording, 0.005, cycle_s, at_s), 0.2
+    if fault == "tenant":
+        return other_tenant(recording, 0, share, at_s), share
+    return slower_cycles(recording, share, at_s), share
+
+
+def _followed(watch: PaceWatch, tick_s: float) -> tuple[float, str] | None:
+    """The shortest level that the watch has known for long enough, and how clear it is."""
+    known = [(pace.period_s, pace.scatter) for pace in watch.paces if pace.cycles >= _FEWEST_BEFORE]
+    if not known:
+        return None
+    clear = [each for each in known if each[0] >= _CLEAR_TICKS * tick_s and each[1] <= _CLEAR_SCATTER]
+    period_s, scatter = min(clear or known)
+    if scatter > _CLEAR_SCATTER:
+        return period_s, "scatters more"
+    return period_s, "10 ticks or more" if period_s >= _CLEAR_TICKS * tick_s else "5 to 10 ticks"
+
+
+def trials(recording: JobRecording, at_share: float = 0.7, faults: Sequence[str] = FAULTS) -> list[Trial]:
+    """Play a job up to a time, and from there on with each fault; empty where nothing is followed by then."""
+    log = recording.log
+    at_s = log.start_s + at_share * (min(log.stop_s, float(recording.time_s[-1])) - log.start_s)
+    player = _Player(recording)
+    told_early = False
+    for _ in player.play(recording, at_s):
+        told_early |= player.watch.change is not None
+    followed = _followed(player.watch, recording.interval_s)
+    if followed is None:
+        return []
+    cycle_s, clarity = followed
+    found = []
+    for fault in faults:
+        made, slower = _faulty(recording, fault, at_s, cycle_s)
+        each = player.copy()
+        until_s = min(
+            at_s + max(_LEAST_LOOKED_S, _LOOKED_CYCLES * cycle_s * (3 if fault == "drift" else 1)), made.log.stop_s
+        )
+        told: PaceChange | None = None
+        cycles = math.inf
+        before = each.watch.change
+        for now_s in each.play(made, until_s):
+            change = each.watch.change
+            if change is not None and told is None and before is None:
+                cycles = (now_s - at_s) / (cycle_s * (1 + slower))
+                told = change
+            if told is not None and now_s > at_s + 12 * cycle_s:
+                break
+        last = each.watch.change or told
+        error = math.nan if last is None else last.after_s / last.before_s - 1 - slower
+        found.append(Trial(recording.kind, fault, clarity, cycles, error, before is not None or told_early))
+    return found

@@ -1,0 +1,255 @@
+"""``CycleClock``: when each cycle of a known level begins, from its waveform, as the ticks come.
+
+Between two looks of the tracker nobody says where cycles begin. Their waveform does: the mean of the cycles so far is
+laid over the ticks around where the next one is due, and begins it where the two correlate best. Levels and amplitudes
+of a metric do not count, so a job that throttles keeps its waveform. Where the best place is not clearly the best, the
+cycle has no beginning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpusonde.telemetry import FloatArray
+
+_FINEST = 96  # parts of a cycle that are told apart at most
+_LEARNED = 6  # cycles of which the waveform is learned
+_MOST_LEARNED = 12
+_ROUNDS = 3  # of aligning them
+_EARLIER, _LATER = 0.3, 0.45  # of a period, around where the next cycle is due
+_LEAST_MATCH = 0.6  # correlation of a cycle with the waveform
+_LEAST_USUAL = 0.7  # the same, median of those that it was learned of
+_CLEARLY = 0.06  # by which the second best place must correlate less
+_LOBE = 0.12  # of a period, that belongs to one place
+_RENEWED = 0.04  # share of a cycle in the waveform
+_MOST_LOST = 4  # cycles without a beginning, after which the waveform is learned anew
+_TEMPO = 3  # cycles whose median says when the next one is due
+_MOST_ROWS = 40 * _FINEST
+_AFTER = 0.3  # share of the waveform that lies behind the beginning
+_SOON = 0.12  # of a period behind where the next cycle is due, after which it is sought for the first time
+_STILL = 1e-9  # of a metric's values: what moves less does not
+_TINY = 1e-30
+_NOTHING: FloatArray = np.empty((0, 0))
+
+
+class CycleClock:
+    """Finds the beginnings of the cycles of one level.
+
+    Args:
+        period_s: Its period.
+        tick_s: Usual distance of ticks.
+    """
+
+    def __init__(self, period_s: float, tick_s: float) -> None:
+        self.period_s = period_s
+        self.tick_s = tick_s
+        self._merged = max(1, int(period_s / tick_s / _FINEST))
+        self._step_s = tick_s * self._merged
+        places = max(4, round(period_s / self._step_s))
+        self._after = max(1, round(_AFTER * places))
+        self._before = places - self._after
+        self._due_s = period_s
+        self._time = np.empty(0)
+        self._rows: FloatArray = _NOTHING  # shape (metrics, ticks)
+        self._part: list[tuple[FloatArray, FloatArray]] = []
+        self._waveform: FloatArray = _NOTHING  # shape (metrics, places), each metric's weight in its size
+        self._last_s = np.nan
+        self._lost = 0
+        self._durations: list[float] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the waveform is known."""
+        return self._waveform.size > 0
+
+    def update(self, time_s: FloatArray, rows: FloatArray, starts_s: FloatArray | None = None) -> list[float]:
+        """Take ticks.
+
+        Args:
+            time_s: Shape (n,), increasing, behind those before.
+            rows: Shape (metrics, n), without NaN.
+            starts_s: Where cycles among them begin, if that is known already.
+
+        Returns:
+            Beginnings of cycles, in order; NaN for one that has none, so that what lies around it is no duration.
+        """
+        self._remember(time_s, rows)
+        if not self._rows.size:
+            return []
+        if not self.is_running and not self._learn(starts_s):
+            return []
+        found = []
+        while self.is_running:
+            due_s = self._last_s + self._due_s
+            known_s = self._time[-1] - due_s - self._after * self._step_s
+            if known_s < _SOON * self._due_s:
+                break
+            later = min(_LATER, known_s / self._due_s)
+            begin_s = self._next(due_s, later)
+            if begin_s is None:
+                break
+            found.append(begin_s)
+        self._forget_old()
+        return found
+
+    def _remember(self, time_s: FloatArray, rows: FloatArray) -> None:
+        if self._merged > 1:
+            self._part.append((time_s, rows))
+            times = np.concatenate([part[0] for part in self._part])
+            count = times.size // self._merged * self._merged
+            if not count:
+                return
+            columns = np.concatenate([part[1] for part in self._part], axis=1)
+            self._part = [(times[count:], columns[:, count:])]
+            time_s = times[:count].reshape(-1, self._merged).mean(axis=1)
+            rows = columns[:, :count].reshape(len(columns), -1, self._merged).mean(axis=2)
+        if not self._rows.size:
+            self._time, self._rows = time_s, rows
+        else:
+            self._time = np.concatenate([self._time, time_s])
+            self._rows = np.concatenate([self._rows, rows], axis=1)
+        if not self.is_running and self._time.size > _MOST_ROWS:
+            self._time, self._rows = self._time[-_MOST_ROWS // 2 :], self._rows[:, -_MOST_ROWS // 2 :]
+
+    def _forget_old(self) -> None:
+        if not self.is_running:
+            return
+        keep_s = self._last_s - (self._before + 2) * self._step_s
+        first = int(np.searchsorted(self._time, keep_s)) - 1
+        if first > self._time.size // 2:
+            self._time, self._rows = self._time[first:], self._rows[:, first:]
+
+    def _around(self, at_s: float, before: int, after: int) -> FloatArray:
+        """Values at even distances around a time, shape (metrics, before + after + 1)."""
+        times = at_s + self._step_s * np.arange(-before, after + 1)
+        return np.array([np.interp(times, self._time, row) for row in self._rows])
+
+    def _learn(self, starts_s: FloatArray | None) -> bool:
+        """Learn the waveform of the ticks so far; begin with the first of them."""
+        edge_s = self._before * self._step_s + _LATER * self.period_s
+        first_s, last_s = self._time[0] + edge_s, self._time[-1] - edge_s
+        if last_s - first_s < (_LEARNED - 1) * self.period_s:
+            return False
+        guess = np.arange(first_s, last_s, self.period_s)
+        if starts_s is not None:
+            known = starts_s[(starts_s >= first_s) & (starts_s <= last_s)]
+            guess = known if known.size >= _LEARNED else guess
+        guess = guess[-_MOST_LEARNED:]
+        reach = round(_LATER * self.period_s / self._step_s)
+        pieces = np.array([self._around(at, self._before + reach, self._after + reach) for at in guess])
+        size = self._before + self._after + 1
+        places = np.full(guess.size, reach)
+        for _ in range(_ROUNDS):
+            cut = [piece[:, place : place + size] for piece, place in zip(pieces, places, strict=True)]
+            waveform = _weighted(np.array(cut))
+            curves = np.array([_correlation(waveform, piece) for piece in pieces])
+            places = curves.argmax(axis=1)
+        if np.median(curves.max(axis=1)) >= _LEAST_USUAL:
+            self._waveform, self._lost = waveform, 0
+            self._last_s = float(guess[0] + (places[0] - reach) * self._step_s) - self._due_s
+            return True
+        # Nothing that repeats: the older half of it is let go.
+        half = self._time.size // 2
+        self._time, self._rows = self._time[half:], self._rows[:, half:]
+        return False
+
+    def _next(self, due_s: float, later: float) -> float | None:
+        """Find the cycle that is due, no later than that share of a period; None to wait for more ticks."""
+        before, after = (max(1, int(share * self._due_s / self._step_s)) for share in (_EARLIER, later))
+        piece = self._around(due_s, self._before + before, self._after + after)
+        curve = _correlation(self._waveform, piece)
+        at = int(np.argmax(curve))
+        match = float(curve[at])
+        lobe = max(1, round(_LOBE * self._due_s / self._step_s))
+        beside = np.concatenate([curve[: max(at - lobe, 0)], curve[at + lobe + 1 :]])
+        inside = 0 < at < curve.size - (1 if later >= _LATER else 1 + lobe // 2)
+        # A lobe that reaches out of it hides nothing: what falls off on both sides is one place.
+        if match < _LEAST_MATCH or not inside or (beside.size and match - float(beside.max()) < _CLEARLY):
+            return self._lose(due_s) if later >= _LATER else None
+        left, middle, right = curve[at - 1 : at + 2].tolist()
+        bend = left - 2 * middle + right
+        fraction = 0.5 * (left - right) / bend if bend < 0 else 0.0
+        begin_s = due_s + (at - before + fraction) * self._step_s
+        if not self._lost:
+            self._durations = [*self._durations[1 - _TEMPO :], begin_s - self._last_s]
+            self._due_s = sorted(self._durations)[len(self._durations) // 2]
+        self._lost, self._last_s = 0, begin_s
+        fresh = _weighted(self._around(begin_s, self._before, self._after)[None], like=self._waveform)
+        self._waveform = (1 - _RENEWED) * self._waveform + _RENEWED * fresh
+        return begin_s
+
+    def _lose(self, due_s: float) -> float:
+        self._lost += 1
+        self._last_s = due_s
+        if self._lost >= _MOST_LOST:
+            self._waveform, self._durations, self._due_s = _NOTHING, [], self.period_s
+        return float("nan")
+
+    def fields(self) -> dict[str, Any]:
+        """What another one needs to go on here, for JSON."""
+        return {
+            "period_s": self.period_s,
+            "tick_s": self.tick_s,
+            "due_s": self._due_s,
+            "last_s": None if np.isnan(self._last_s) else self._last_s,
+            "lost": self._lost,
+            "durations": self._durations,
+            "waveform": self._waveform.tolist(),
+            "time_s": self._time.tolist(),
+            "rows": self._rows.tolist(),
+            "part": [[times.tolist(), rows.tolist()] for times, rows in self._part],
+        }
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> CycleClock:
+        """Inverse of :meth:`fields`."""
+        clock = cls(float(fields["period_s"]), float(fields["tick_s"]))
+        clock._due_s, clock._lost = float(fields["due_s"]), int(fields["lost"])
+        clock._last_s = np.nan if fields["last_s"] is None else float(fields["last_s"])
+        clock._durations = [float(each) for each in fields["durations"]]
+        clock._waveform, clock._rows = (np.array(fields[name], dtype=np.float64) for name in ("waveform", "rows"))
+        clock._time = np.array(fields["time_s"], dtype=np.float64)
+        clock._part = [(np.array(times, dtype=float), np.array(rows, dtype=float)) for times, rows in fields["part"]]
+        return clock
+
+
+def _weighted(cycles: FloatArray, like: FloatArray | None = None) -> FloatArray:
+    """Mean of cycles without level, each metric as large as it repeats, shape (metrics, places).
+
+    Args:
+        cycles: Shape (cycles, metrics, places).
+        like: A waveform whose sizes are taken instead.
+    """
+    mean = cycles.mean(axis=0)
+    mean = mean - mean.mean(axis=1, keepdims=True)
+    size = _size(mean)
+    if like is not None:
+        weight = _size(like)
+    else:
+        own = cycles - cycles.mean(axis=2, keepdims=True)
+        noise = np.sqrt(((own - mean) ** 2).mean(axis=(0, 2)))
+        weight = size**2 / np.maximum(size**2 + noise**2, _TINY)
+    return np.asarray(mean * (weight / np.maximum(size, _TINY))[:, None])
+
+
+def _size(waveform: FloatArray) -> FloatArray:
+    return np.asarray(np.sqrt((waveform**2).mean(axis=1)))
+
+
+def _correlation(waveform: FloatArray, piece: FloatArray) -> FloatArray:
+    """Correlation of a waveform with a longer piece at each place of it, mean of the metrics by their weights."""
+    width = waveform.shape[1]
+    weights = _size(waveform)
+    total = np.zeros(piece.shape[1] - width + 1)
+    for row, wave, weight in zip(piece, waveform, weights.tolist(), strict=True):
+        if weight <= 0:
+            continue
+        flat = row - row.mean()
+        sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (flat, flat**2))
+        mean = (sums[width:] - sums[:-width]) / width
+        spread = np.sqrt(np.maximum((squares[width:] - squares[:-width]) / width - mean**2, 0.0))
+        moves = spread > _STILL * np.abs(row).max()
+        total += np.where(moves, np.correlate(flat, wave, "valid") / width / np.maximum(spread, _TINY), 0.0)
+    return np.asarray(total / max(float(weights.sum()), _TINY))

@@ -1,0 +1,253 @@
+"""``LevelPace``: how long the cycles of one level take, and whether the latest take longer than those before.
+
+The mean of the latest is compared with the usual duration before them; earlier means of as many cycles say how much it
+may differ. A change that comes little by little is sought in medians of many cycles over all that is known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from gpusonde.epoch_detect.progress.changes import duration_trend
+from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
+from gpusonde.epoch_detect.result import Cycle
+from gpusonde.telemetry import FloatArray
+
+_LEAST_SLOWER = 0.04  # of the usual duration: less is real, perhaps, but of no use to anybody
+_SAME_LEVEL = 0.1
+_LATEST = (3, 4, 5, 6, 8, 12, 16, 24, 32)  # cycles whose mean is looked at
+_FEWEST_BEFORE = 8
+_MOST_BEFORE = 256
+_USUAL = 48  # of those before, whose median is the usual duration
+_DEVIATIONS, _UNKNOWN = 5.0, 20.0  # standard deviations that are needed, and so many more for few cycles before
+_HIGHEST = 1.25  # times the highest mean of as many cycles before
+_LEAST_SCATTER = 0.0015  # of a cycle
+_OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
+_UNLIKE, _LEAST_UNLIKE = 3.0, 0.25  # standard deviations, and shares of the change, that most of the latest may differ
+_LIKELY = 1e-6  # probability of as many long cycles among the latest, by those before
+_OFTEN = 0.1  # share of cycles before that are long, from which on that is scatter
+_BACK_CYCLES, _BACK = 5, 0.5  # cycles that are back at less than this share of the change
+_BLOCK, _MOST_BLOCKS, _FEWEST_BLOCKS = 8, 32, 6
+
+
+@dataclass(frozen=True)
+class PaceChange:
+    """The cycles of a job take longer.
+
+    Attributes:
+        since_s: Beginning of the first cycle that does; of a drift, of those that are looked at.
+        before_s: Usual duration before.
+        after_s: Usual duration now.
+        drift_per_cycle: Ratio by which each cycle takes longer than the one before, where they drift; 0 for a change
+            from one to the next.
+    """
+
+    since_s: float
+    before_s: float
+    after_s: float
+    drift_per_cycle: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        longer = f"{self.after_s / self.before_s - 1:.0%} longer than the {self.before_s:.3g} s before"
+        drift = f", {self.drift_per_cycle:.2%} more with each" if self.drift_per_cycle else ""
+        return f"its cycles take {self.after_s:.3g} s, {longer}{drift}"
+
+
+class LevelPace:
+    """Follows the cycles of one level; memory is bounded.
+
+    Args:
+        clock: Finds their beginnings.
+
+    Attributes:
+        change: By how much they take longer than before; None if they do not.
+    """
+
+    def __init__(self, clock: CycleClock) -> None:
+        self.change: PaceChange | None = None
+        self._clock = clock
+        self._begin_s = math.nan  # of the latest cycle
+        self._begins: list[float] = []
+        self._logs: list[float] = []
+        self._blocks: list[tuple[float, float]] = []  # beginning, median of the logarithms
+        self._block: list[float] = []
+        self._block_size = _BLOCK
+
+    @property
+    def period_s(self) -> float:
+        """Of the level, as it was confirmed."""
+        return self._clock.period_s
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its cycles are followed."""
+        return self._clock.is_running
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of which the duration is known, the latest some hundred."""
+        return len(self._logs)
+
+    @property
+    def scatter(self) -> float:
+        """Standard deviation of a duration as a ratio, of what is known."""
+        logs = np.array(self._logs)
+        return 1.4826 * float(np.median(np.abs(logs - np.median(logs)))) if logs.size else math.nan
+
+    def is_of(self, cycle: Cycle) -> bool:
+        """Whether a level that is told is this one."""
+        return abs(cycle.period_s / self._clock.period_s - 1) < _SAME_LEVEL
+
+    def update(self, time_s: FloatArray, rows: FloatArray, starts_s: FloatArray | None = None) -> None:
+        """Take ticks, as :meth:`CycleClock.update` does."""
+        for begin_s in self._clock.update(time_s, rows, starts_s):
+            if math.isfinite(begin_s) and math.isfinite(self._begin_s):
+                self._add(self._begin_s, math.log(begin_s - self._begin_s))
+            self._begin_s = begin_s
+
+    def _add(self, begin_s: float, log: float) -> None:
+        self._begins.append(begin_s)
+        self._logs.append(log)
+        if self.change is None:
+            self._look()
+        else:
+            self._follow_change(self.change)
+        if len(self._logs) > _MOST_BEFORE + _LATEST[-1]:
+            del self._begins[:-_MOST_BEFORE], self._logs[:-_MOST_BEFORE]
+        self._block.append(log)
+        if len(self._block) == self._block_size:
+            self._blocks.append((begin_s, sorted(self._block)[self._block_size // 2]))
+            self._block = []
+            if len(self._blocks) == _MOST_BLOCKS:
+                pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
+                self._blocks = [(one[0], (one[1] + other[1]) / 2) for one, other in pairs]
+                self._block_size *= 2
+            self._look_for_drift()
+
+    def _look(self) -> None:
+        logs = self._logs
+        if len(logs) < _FEWEST_BEFORE + _LATEST[0]:
+            return
+        usual = sorted(logs[-_USUAL - _LATEST[0] : -_LATEST[0]])
+        # Most cycles are as long as ever; the rest is for those that are not.
+        half = usual[3 * len(usual) // 4] - usual[len(usual) // 4]  # of a standard deviation, and a little more
+        rise = sum(logs[-_LATEST[0] :]) / _LATEST[0] - usual[len(usual) // 2]
+        if rise < 0.5 * max(math.log1p(_LEAST_SLOWER), half):
+            return
+        values = np.array(logs)
+        best: tuple[float, int, float] | None = None
+        for count in _LATEST:
+            before, latest = values[:-count], values[-count:]
+            if before.size < max(_FEWEST_BEFORE, 1.5 * count):
+                break
+            middle = float(np.median(before[-_USUAL:]))
+            single = 1.4826 * float(np.median(np.abs(before - middle)))
+            # A few that are much longer are pauses; they count as no more than a little longer.
+            most = middle + max(_OUTLIER * single, _LONG * math.log1p(_LEAST_SLOWER))
+            rise = float(np.minimum(latest, most).mean()) - middle
+            if rise < math.log1p(_LEAST_SLOWER) or _may_be_pauses(before, latest, middle + rise / 2):
+                continue
+            if float(np.quantile(np.abs(latest - np.median(latest)), 0.75)) > _UNLIKE * single + _LEAST_UNLIKE * rise:
+                continue
+            means = np.convolve(np.minimum(before, most), np.full(count, 1 / count), "valid") - middle
+            needed = (_DEVIATIONS + _UNKNOWN / before.size) * _scatter_of_means(before, means, count)
+            if rise < max(needed, _HIGHEST * float(means.max())):
+                continue
+            weight = count * rise**2
+            if best is None or weight > best[0]:
+                best = (weight, count, middle)
+        if best is not None:
+            _, count, middle = best
+            self.change = PaceChange(
+                self._begins[-count], math.exp(middle), math.exp(float(np.median(values[-count:])))
+            )
+
+    def _look_for_drift(self) -> None:
+        if len(self._blocks) < _FEWEST_BLOCKS:
+            return
+        third = max(2, len(self._blocks) // 6)
+        medians = [log for _, log in self._blocks]
+        if sum(medians[-third:]) / third - sum(medians[:third]) / third < math.log1p(_LEAST_SLOWER):
+            return
+        found = duration_trend(np.exp(medians))
+        last = found.change_points[-1] if found.change_points else None
+        begin = last.epoch if last is not None else 0
+        drifts = found.change_per_epoch_low > 0
+        risen = math.expm1(math.log1p(found.change_per_epoch) * (len(medians) - 1 - begin)) if drifts else 0.0
+        if risen >= _LEAST_SLOWER:
+            first = float(np.exp(medians[begin]))
+            per_cycle = math.expm1(math.log1p(found.change_per_epoch) / self._block_size)
+            self.change = PaceChange(self._blocks[begin][0], first, first * (1 + risen), per_cycle)
+        elif self.change is None and last is not None and last.change >= _LEAST_SLOWER:
+            self.change = PaceChange(self._blocks[begin][0], last.before_s, last.after_s)
+
+    def _follow_change(self, change: PaceChange) -> None:
+        first = next((i for i, at in enumerate(self._begins) if at >= change.since_s), 0)
+        latest = self._logs[max(first, len(self._logs) - _LATEST[-1]) :]
+        if change.drift_per_cycle:
+            latest = latest[-_LATEST[2] :]
+        back = sum(latest[-_BACK_CYCLES:]) / min(len(latest), _BACK_CYCLES)
+        rise = math.log(change.after_s / change.before_s)
+        if len(latest) >= _BACK_CYCLES and back - math.log(change.before_s) < _BACK * rise:
+            self.change = None
+            return
+        after_s = math.exp(sorted(latest)[len(latest) // 2])
+        self.change = PaceChange(change.since_s, change.before_s, after_s, change.drift_per_cycle)
+
+    def fields(self) -> dict[str, Any]:
+        """What another one needs to go on here, for JSON."""
+        return {
+            "clock": self._clock.fields(),
+            "change": None if self.change is None else asdict(self.change),
+            "begin_s": _none(self._begin_s),
+            "begins": self._begins,
+            "logs": self._logs,
+            "blocks": self._blocks,
+            "block": self._block,
+            "block_size": self._block_size,
+        }
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> LevelPace:
+        """Inverse of :meth:`fields`."""
+        pace = cls(CycleClock.of_fields(fields["clock"]))
+        pace._begin_s = math.nan if fields["begin_s"] is None else float(fields["begin_s"])
+        pace.change = None if fields["change"] is None else PaceChange(**fields["change"])
+        pace._begins, pace._logs = list(fields["begins"]), list(fields["logs"])
+        pace._blocks, pace._block = [(at, log) for at, log in fields["blocks"]], list(fields["block"])
+        pace._block_size = int(fields["block_size"])
+        return pace
+
+
+def _scatter_of_means(before: FloatArray, means: FloatArray, count: int) -> float:
+    """Standard deviation of the mean of so many cycles: that of such means, and what single cycles make likely."""
+    steps = np.diff(before)
+    # Neighbours differ by their own scatter and by that of the place between them, which their mean does not have.
+    own = before - np.median(before)
+    together = max(-float(np.mean(np.clip(own[1:] * own[:-1], -1, 1))), 0.0) if before.size > 1 else 0.0
+    single = (1.4826 * float(np.median(np.abs(steps)))) ** 2 / 2
+    place = min(together, single / 3)
+    likely = max(single - 2 * place, 0.0) / count + 2 * place / count**2
+    seen = 1.4826 * float(np.median(np.abs(means - np.median(means)))) if means.size >= 2 * count else 0.0
+    return max(_LEAST_SCATTER / math.sqrt(count), math.sqrt(likely), seen)
+
+
+def _may_be_pauses(before: FloatArray, latest: FloatArray, limit: float) -> bool:
+    """Whether as many long cycles as there are among the latest come now and then."""
+    share = (float((before > limit).sum()) + 0.5) / (before.size + 1)
+    if share > _OFTEN:
+        return False
+    count = latest.size
+    long = int((latest > limit).sum())
+    chances = (math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(long, count + 1))
+    return sum(chances) > _LIKELY
+
+
+def _none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

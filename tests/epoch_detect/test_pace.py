@@ -1,0 +1,121 @@
+"""Cycles that take longer are told within a few of them, and what is as long as ever is not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gpusonde.epoch_detect import EpochTracker
+from gpusonde.epoch_detect.progress import PaceWatch
+from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
+from gpusonde.epoch_detect.progress.level_pace import LevelPace
+
+TICK_S = 0.1
+
+
+def ticks(durations_s, noise=0.05, seed=0):
+    """Power of cycles of such durations: work, a slope, and a pause in a twelfth of each; with its time."""
+    rng = np.random.default_rng(seed)
+    ends_s = np.concatenate([[0.0], np.cumsum(durations_s)])
+    fine_s = np.arange(0.0, ends_s[-1], TICK_S / 8)
+    place = np.interp(fine_s, ends_s, np.arange(ends_s.size)) % 1
+    load = np.where(place < 0.88, 0.8 + 0.2 * place, 0.2)
+    load = load[: load.size // 8 * 8].reshape(-1, 8).mean(axis=1)
+    return TICK_S * np.arange(1, load.size + 1), 100 + 400 * (load + rng.normal(0, noise, load.size))
+
+
+def durations(cycle_s, count, slower=0.0, scatter=0.01, from_cycle=60, seed=0):
+    rng = np.random.default_rng(seed)
+    each = cycle_s * np.exp(rng.normal(0, scatter, count))
+    each[from_cycle:] *= 1 + slower
+    return each
+
+
+def followed(durations_s, cycle_s, **options):
+    """The pace of a level, and when its change was told, in cycles after the sixtieth."""
+    pace, told = LevelPace(CycleClock(cycle_s, TICK_S)), math.nan
+    time_s, power = ticks(durations_s, **options)
+    onset_s = float(durations_s[:60].sum())
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+        if pace.change is not None and math.isnan(told):
+            told = (time_s[min(at + 9, time_s.size - 1)] - onset_s) / cycle_s
+    return pace, told
+
+
+@pytest.mark.parametrize("cycle_s", [1.0, 1.37, 6.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_five_percent_are_told_within_five_cycles_where_they_have_ten_ticks(cycle_s, seed):
+    each = durations(cycle_s, 90, 0.05, scatter=0.005, seed=seed)
+    pace, told = followed(each, cycle_s * 1.003, seed=seed)
+    assert 0 < told <= 6 + 1.0 / cycle_s  # a cycle is over once the next has begun; ticks come a second at a time
+    assert pace.change.after_s / pace.change.before_s == pytest.approx(1.05, abs=0.01)
+    assert pace.change.since_s == pytest.approx(each[:60].sum(), abs=2 * cycle_s)
+    assert "5% longer than the" in pace.change.reason
+
+
+def test_ten_percent_are_told_where_cycles_have_six_ticks():
+    _, told = followed(durations(0.6, 90, 0.1, scatter=0.0), 0.6)
+    assert 0 < told <= 5 + 1.0 / 0.6
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.01, 0.05])
+def test_cycles_that_scatter_as_ever_are_no_change(scatter):
+    pace, told = followed(durations(2.0, 400, scatter=scatter), 2.0)
+    assert math.isnan(told)
+    assert pace.cycles > 200
+    assert pace.scatter == pytest.approx(scatter, abs=0.01)
+
+
+def test_single_long_cycles_are_no_change_however_long():
+    each = durations(2.0, 400, scatter=0.005)
+    each[::9] *= 1.3
+    assert math.isnan(followed(each, 2.0)[1])
+
+
+def test_a_change_is_over_once_the_cycles_are_as_before():
+    each = durations(2.0, 140, 0.1, scatter=0.005)
+    each[100:] /= 1.1
+    pace, told = followed(each, 2.0)
+    assert told < 6
+    assert pace.change is None
+
+
+def test_what_comes_little_by_little_is_told_as_drift():
+    each = durations(2.0, 300, scatter=0.003)
+    each[100:] *= 1.002 ** np.arange(200)
+    pace, _ = followed(each, 2.0)
+    assert pace.change.drift_per_cycle == pytest.approx(0.002, abs=0.001)
+    assert "more with each" in pace.change.reason
+
+
+def test_a_metric_without_a_repeated_waveform_says_nothing():
+    pace = LevelPace(CycleClock(2.0, TICK_S))
+    time_s = TICK_S * np.arange(8000)
+    pace.update(time_s, np.random.default_rng(0).normal(300, 50, (1, time_s.size)))
+    assert (pace.is_running, pace.cycles) == (False, 0)
+    assert pace.change is None
+
+
+def test_levels_are_those_of_the_tracker_and_a_copy_of_the_state_goes_on_alike():
+    time_s, power = ticks(durations(4.0, 200, 0.07, scatter=0.004, from_cycle=150))
+    tracker, watch = EpochTracker(["power_watts"]), PaceWatch(["power_watts"])
+    told = []
+    for at in range(0, time_s.size, 40):
+        part = slice(at, at + 40)
+        tracker.update(time_s[part], power[None, part])
+        if tracker.detection is not None:
+            watch.note_detection(tracker.detection)
+        watch.update(time_s[part], power[None, part])
+        if at == 4000:
+            watch = PaceWatch.from_state(watch.state())
+        told.append(watch.change is not None)
+    assert [pace.period_s for pace in watch.paces] == pytest.approx([4.0], rel=0.02)
+    first_s = time_s[told.index(True) * 40]
+    assert 0 < first_s - durations(4.0, 150, scatter=0.004).sum() < 6 * 4.0
+    assert told[-1]
+
+
+def test_a_broken_state_is_refused():
+    with pytest.raises(ValueError, match="no state of a pace"):
+        PaceWatch.from_state(b'{"version": 1}')
