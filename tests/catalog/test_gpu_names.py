@@ -189,9 +189,21 @@ def test_a_count_is_left_out_and_said(gpus: GpuCatalog) -> None:
         ("GRID T4-16Q", "a virtual GPU (vGPU)"),
         ("NVIDIA A10-24Q", "a virtual GPU (vGPU)"),
         ("g6f.large", "a fraction of an L4"),
-        ("g4ad.xlarge", "AMD Radeon Pro V520"),
-        ("inf2.xlarge", "AWS Inferentia2"),
+        ("g4ad.xlarge", "AMD Radeon Pro V520, not NVIDIA: nothing measured"),
+        ("dl1.24xlarge", "Intel Gaudi, not NVIDIA: nothing measured"),
+        ("inf2.xlarge", "AWS Inferentia2, not NVIDIA: nothing measured"),
         ("Standard_NV6ads_A10_v5", "a fraction of an A10"),
+        ("MI300X", "AMD, not NVIDIA: nothing measured"),
+        ("8x AMD Instinct MI325X", "AMD, not NVIDIA: nothing measured"),
+        ("Advanced Micro Devices, Inc. [AMD/ATI] Aqua Vanjaram [Instinct MI300X]", "AMD, not NVIDIA: nothing measured"),
+        ("Radeon RX 7900 XTX", "AMD, not NVIDIA: nothing measured"),
+        ("mi250x", "AMD, not NVIDIA: nothing measured"),
+        ("Gaudi2", "Intel, not NVIDIA: nothing measured"),
+        ("Intel Gaudi 3", "Intel, not NVIDIA: nothing measured"),
+        ("HL-225", "Intel, not NVIDIA: nothing measured"),
+        ("TPU v5p", "Google, not NVIDIA: nothing measured"),
+        ("Ascend 910B", "Huawei, not NVIDIA: nothing measured"),
+        ("Apple M3 Max", "Apple, not NVIDIA: nothing measured"),
     ],
 )
 def test_what_is_no_whole_nvidia_gpu_is_refused_with_the_reason(gpus: GpuCatalog, name: str, reason: str) -> None:
@@ -199,6 +211,29 @@ def test_what_is_no_whole_nvidia_gpu_is_refused_with_the_reason(gpus: GpuCatalog
         gpus.resolve(name)
     assert caught.value.reason == reason
     assert f"is {reason}; name a whole NVIDIA GPU" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["RTX 5090 D", "MI", "Amdahl", "Quadro M6000", "GT 710"])
+def test_an_unknown_name_of_no_other_vendor_is_simply_unknown(gpus: GpuCatalog, name: str) -> None:
+    with pytest.raises(UnknownGpuError, match="unknown GPU") as caught:
+        gpus.resolve(name)
+    assert caught.value.reason == ""
+
+
+def test_accelerators_of_other_vendors_can_be_read_with_sources(gpus: GpuCatalog) -> None:
+    other = gpus.find_other("AMD Instinct mi300x")
+    assert other is not None
+    assert (other.name, other.vendor) == ("MI300X", "AMD")
+    figures = other.figures()
+    assert figures["memory_bytes"] == 192 * 2**30
+    assert figures["memory_bandwidth_bytes_per_second"] == pytest.approx(5.3e12)
+    assert figures["tensor_fp8_tflops"] == 2610
+    for each in gpus.others:
+        assert not {"sm_count", "compute_capability"} & set(each.figures())
+        assert all(each.source_of(figure).retrieved for figure in each.figures())
+        with pytest.raises(UnknownGpuError, match="not NVIDIA: nothing measured"):
+            gpus.resolve(each.name)
+    assert gpus.find_other("H100") is None
 
 
 def test_an_unknown_name_gives_the_nearest_ones(gpus: GpuCatalog) -> None:

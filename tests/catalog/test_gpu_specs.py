@@ -32,6 +32,9 @@ fp32_tflops = 2.56
 """
 
 
+OTHER = "[[other_accelerator]]\nname = 'Y1'\nvendor = 'Y'\narchitecture = 'Y'\nmemory_type = 'HBM3'\n"
+
+
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "more.toml"
     path.write_text(text, encoding="utf-8")
@@ -185,6 +188,11 @@ def test_catalogues_share_no_state(tmp_path: Path) -> None:
         (('retrieved = "2026-11-20"', ""), "sources.sheet: lacks retrieved"),
         (('retrieved = "2026-11-20"', "retrieved = 2026"), "retrieved must be a str, not 2026"),
         (('retrieved = "2026-11-20"', 'retrieved = "2026"\nlicence = "MIT"'), "unknown key 'licence'"),
+        (("[[gpu]]", "[[other_accelerator]]\nname = 'Y1'\n[[gpu]]"), "'Y1': vendor must be a string, not None"),
+        (("[[gpu]]", OTHER + "sm_count = 3\n[[gpu]]"), "'Y1': unknown key 'sm_count'"),
+        (("[[gpu]]", OTHER + "memory_gib = 1e9\n[[gpu]]"), "'Y1': memory_gib = 1000000000.0 is outside"),
+        (("[[gpu]]", OTHER + "source = 'shed'\nfp32_tflops = 1\n[[gpu]]"), "fp32_tflops: source 'shed' is not defined"),
+        (("[[gpu]]", OTHER + "aliases = ['Tesla T4']\n[[gpu]]"), "'Tesla T4' names both 'T4' and 'Y1'"),
         (("[[gpu]]", "[[gpu"), "is not TOML"),
     ],
 )

@@ -10,6 +10,7 @@ from gpusonde.catalog.offers import (
     load_offers,
     rank_offers,
 )
+from gpusonde.catalog.others import OtherAccelerator
 from gpusonde.catalog.spec import GpuSpec, Precision, Source
 from gpusonde.errors import CatalogError, UnknownGpuError
 
@@ -21,6 +22,7 @@ __all__ = [
     "GpuSpec",
     "Offer",
     "OfferCatalog",
+    "OtherAccelerator",
     "Precision",
     "Resolution",
     "Source",

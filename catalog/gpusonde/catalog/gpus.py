@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.catalog.loading import parse_gpu
+from gpusonde.catalog.others import OtherAccelerator, find_vendor, parse_other
 from gpusonde.catalog.spec import DATA_DIRECTORY, GpuSpec, Source, parse_sources, read_toml
 from gpusonde.errors import CatalogError, UnknownGpuError
 
@@ -70,7 +71,16 @@ _VISIBLE_MEMORY_HIGH = 1.02
 _LONGEST_NAME = 120
 # Of lspci, for example, which has the name in brackets.
 _LONGEST_LINE = 1000
-_SECTIONS = ("sources", "compute_capability", "ambiguous", "families", "not_whole_nvidia_gpus", "gpu")
+_NOT_NVIDIA = "not NVIDIA: nothing measured"
+_SECTIONS = (
+    "sources",
+    "compute_capability",
+    "ambiguous",
+    "families",
+    "not_whole_nvidia_gpus",
+    "gpu",
+    "other_accelerator",
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ class GpuCatalog:
         ambiguous: Names that stand for several of them.
         families: Instance family -> canonical name.
         not_whole_gpus: Instance family -> what it rents instead of a whole NVIDIA GPU.
+        others: Accelerators of other vendors, for reading: ``resolve`` refuses them.
 
     Raises:
         CatalogError: Two GPUs share a name, or a name points to a GPU that is not there.
@@ -125,8 +136,10 @@ class GpuCatalog:
         ambiguous: Iterable[AmbiguousName] = (),
         families: Mapping[str, str] | None = None,
         not_whole_gpus: Mapping[str, str] | None = None,
+        others: Iterable[OtherAccelerator] = (),
     ) -> None:
         self.specs: tuple[GpuSpec, ...] = tuple(specs)
+        self.others: tuple[OtherAccelerator, ...] = tuple(others)
         self.ambiguous: tuple[AmbiguousName, ...] = tuple(ambiguous)
         self._families = dict(families or {})
         self._not_whole_gpus = dict(not_whole_gpus or {})
@@ -144,6 +157,7 @@ class GpuCatalog:
         ambiguous: list[AmbiguousName] = []
         families: dict[str, str] = {}
         not_whole: dict[str, str] = {}
+        others: list[OtherAccelerator] = []
         for path in (DATA_DIRECTORY / "gpus.toml", *map(Path, extra)):
             document = read_toml(path)
             unknown = [section for section in document if section not in _SECTIONS]
@@ -155,7 +169,8 @@ class GpuCatalog:
             ambiguous.extend(_parse_ambiguous(_table(document, "ambiguous", path), path))
             families.update(_strings(document, "families", path))
             not_whole.update(_strings(document, "not_whole_nvidia_gpus", path))
-        catalog = cls(specs, ambiguous=ambiguous, families=families, not_whole_gpus=not_whole)
+            others.extend(parse_other(table, sources, path) for table in document.get("other_accelerator", []))
+        catalog = cls(specs, ambiguous=ambiguous, families=families, not_whole_gpus=not_whole, others=others)
         catalog.check()
         return catalog
 
@@ -166,8 +181,9 @@ class GpuCatalog:
             CatalogError: It does not.
         """
         owners: dict[str, str] = {}
-        for spec in self.specs:
-            if len([other for other in self.specs if other.name == spec.name]) > 1:
+        known: tuple[GpuSpec | OtherAccelerator, ...] = (*self.specs, *self.others)
+        for spec in known:
+            if len([other for other in known if other.name == spec.name]) > 1:
                 raise CatalogError(f"gpu {spec.name!r} is defined twice; give each variant its own name")
             for alias in (spec.name, *spec.aliases):
                 key = normalise_name(alias)
@@ -233,7 +249,7 @@ class GpuCatalog:
             memory_bytes: Device memory as the driver shows it (framebuffer total), to tell variants apart.
 
         Raises:
-            UnknownGpuError: The catalogue holds no such GPU, or the name stands for a part of one.
+            UnknownGpuError: The catalogue holds no such GPU, the name stands for a part of one, or it is not NVIDIA's.
         """
         if len(name) > _LONGEST_LINE:
             raise UnknownGpuError(name)
@@ -249,7 +265,14 @@ class GpuCatalog:
                 note = f"one of the {count} GPUs"
                 note = f"{note}; {resolution.note}" if resolution.note else note
                 return Resolution(resolution.spec, name, note, resolution.candidates)
+        if (vendor := find_vendor(name)) is not None:
+            raise UnknownGpuError(name, reason=f"{vendor}, {_NOT_NVIDIA}")
         raise UnknownGpuError(name, self.nearest(name))
+
+    def find_other(self, name: str) -> OtherAccelerator | None:
+        """Return the accelerator of another vendor that a name means, or None."""
+        key = normalise_name(name[:_LONGEST_NAME])
+        return next((other for other in self.others if key in map(normalise_name, (other.name, *other.aliases))), None)
 
     def _resolve_spelling(self, requested: str, spelling: str, memory_bytes: float | None) -> Resolution | None:
         key = normalise_name(spelling)
@@ -272,7 +295,7 @@ class GpuCatalog:
         family = match["family"].casefold()
         for name, kind in self._not_whole_gpus.items():
             if name.casefold() == family:
-                raise UnknownGpuError(requested, reason=kind)
+                raise UnknownGpuError(requested, reason=f"{kind}, {_NOT_NVIDIA}" if find_vendor(kind) else kind)
         return next(self._by_name[gpu] for name, gpu in self._families.items() if name.casefold() == family)
 
     def _choose(self, requested: str, entry: AmbiguousName, memory_bytes: float | None) -> Resolution:

@@ -15,7 +15,7 @@ _KIBIBYTE = float(1 << 10)
 _GIGABYTE = 1e9
 
 # Key of the file -> (attribute, factor to the attribute's unit, smallest and largest value that the file may hold).
-_NUMBERS: dict[str, tuple[str, float, float, float]] = {
+NUMBERS: dict[str, tuple[str, float, float, float]] = {
     "compute_capability": ("compute_capability", 1, 3.0, 15.0),
     "sm_count": ("sm_count", 1, 1, 1000),
     "cuda_cores": ("cuda_cores", 1, 64, 100_000),
@@ -95,26 +95,26 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
     if not isinstance(name, str) or not name.strip():
         raise CatalogError(f"{file}: a [[gpu]] table has no name")
     where = f"{file}: gpu {name!r}"
-    unknown = [key for key in table if key not in _NUMBERS and key not in _TEXTS and key not in _OTHER_KEYS]
+    unknown = [key for key in table if key not in NUMBERS and key not in _TEXTS and key not in _OTHER_KEYS]
     if unknown:
-        raise CatalogError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join([*_NUMBERS, *_TEXTS])}")
+        raise CatalogError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join([*NUMBERS, *_TEXTS])}")
     figures, source_ids = _with_shared_figures(table, capabilities, where)
-    missing = [key for key in (*_NUMBERS, *_TEXTS) if key not in figures and key not in _OPTIONAL]
+    missing = [key for key in (*NUMBERS, *_TEXTS) if key not in figures and key not in _OPTIONAL]
     if missing:
         raise CatalogError(f"{where}: lacks {', '.join(missing)}")
 
-    values: dict[str, Any] = {"name": name, "aliases": _texts(table.get("aliases", []), f"{where}: aliases")}
+    values: dict[str, Any] = {"name": name, "aliases": read_texts(table.get("aliases", []), f"{where}: aliases")}
     origins: dict[str, Source] = {}
-    for key in (*_NUMBERS, *_TEXTS):
-        attribute = _NUMBERS[key][0] if key in _NUMBERS else key
+    for key in (*NUMBERS, *_TEXTS):
+        attribute = NUMBERS[key][0] if key in NUMBERS else key
         if key not in figures:
             values[attribute], origin = _by_tensor_type(key, values, origins)
             if origin is not None:
                 origins[attribute] = origin
             continue
-        values[attribute] = _value(key, figures[key], where)
+        values[attribute] = read_value(key, figures[key], where)
         if key != "note":
-            origins[attribute] = _source(source_ids[key], sources, f"{where}: {key}")
+            origins[attribute] = read_source(source_ids[key], sources, f"{where}: {key}")
     values["cores_per_sm"], rest = divmod(values["cuda_cores"], values["sm_count"])
     if rest:
         raise CatalogError(
@@ -131,7 +131,7 @@ def _with_shared_figures(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Add the figures that all GPUs of its compute capability share; return figures, and key -> id of the source."""
     figures = dict(table)
-    source_ids = {key: table.get("source") for key in table if key in _NUMBERS or key in _TEXTS}
+    source_ids = {key: table.get("source") for key in table if key in NUMBERS or key in _TEXTS}
     capability = capabilities.get(_capability_key(table.get("compute_capability")), {})
     for key in _PER_CAPABILITY:
         if key not in figures and key in capability:
@@ -164,18 +164,28 @@ def _capability_key(value: object) -> str:
     return f"{value:.1f}" if isinstance(value, (int, float)) else ""
 
 
-def _texts(value: object, where: str) -> tuple[str, ...]:
+def read_texts(value: object, where: str) -> tuple[str, ...]:
+    """Check a list of strings.
+
+    Raises:
+        CatalogError: It is none.
+    """
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise CatalogError(f"{where} must be a list of strings")
     return tuple(value)
 
 
-def _value(key: str, value: object, where: str) -> Any:
+def read_value(key: str, value: object, where: str) -> Any:
+    """Check the value of a key of a ``[[gpu]]`` table; return the text, or the number in the attribute's unit.
+
+    Raises:
+        CatalogError: It is of the wrong type or outside the range of the key.
+    """
     if key in _TEXTS:
         if not isinstance(value, str):
             raise CatalogError(f"{where}: {key} must be a string, not {value!r}")
         return value
-    attribute, factor, low, high = _NUMBERS[key]
+    attribute, factor, low, high = NUMBERS[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CatalogError(f"{where}: {key} must be a number, not {value!r}")
     if not low <= value <= high:  # also catches nan
@@ -183,7 +193,12 @@ def _value(key: str, value: object, where: str) -> Any:
     return round(value * factor) if attribute in _INTEGERS else value * factor
 
 
-def _source(identifier: object, sources: Mapping[str, Source], where: str) -> Source:
+def read_source(identifier: object, sources: Mapping[str, Source], where: str) -> Source:
+    """Return the source of this id.
+
+    Raises:
+        CatalogError: None is defined.
+    """
     if not isinstance(identifier, str) or identifier not in sources:
         raise CatalogError(f"{where}: source {identifier!r} is not defined; known: {', '.join(sources)}")
     return sources[identifier]

@@ -169,6 +169,11 @@ class GpuSpec:
     note: str = ""
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def vendor(self) -> str:
+        """``NVIDIA``: for the others see ``OtherAccelerator``."""
+        return "NVIDIA"
+
     def figures(self) -> dict[str, float]:
         """Every known numeric attribute by name, in the order above and in the attribute's own unit."""
         return {

@@ -13,7 +13,7 @@ from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 
 if TYPE_CHECKING:
-    from gpusonde.catalog import GpuSpec, Offer
+    from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, OtherAccelerator
 
 
 class MetricPayload(TypedDict):
@@ -225,6 +225,7 @@ class GpuPayload(TypedDict):
     """One GPU of the catalogue."""
 
     name: str
+    vendor: Annotated[str, JsonKey("nothing is predicted for GPUs of others than `NVIDIA`")]
     aliases: list[str]
     architecture: str
     memory_type: str
@@ -255,8 +256,14 @@ def run_gpus(args: argparse.Namespace) -> int:
     catalog = load_gpus()
     output = Output(as_json=args.json)
     if args.name is None:
-        every: GpusPayload = {"requested": None, "note": None, "gpus": [_payload(spec) for spec in catalog.specs]}
-        output.result(every, lambda screen: _render_all(screen, list(catalog.specs)))
+        gpus = [*map(_payload, catalog.specs), *map(_payload, catalog.others)]
+        every: GpusPayload = {"requested": None, "note": None, "gpus": gpus}
+        output.result(every, lambda screen: _render_all(screen, catalog))
+        return 0
+    if (other := catalog.find_other(args.name)) is not None:
+        note = f"{other.vendor}, not NVIDIA: nothing measured, so nothing is predicted for it"
+        read: GpusPayload = {"requested": args.name, "note": note, "gpus": [_payload(other)]}
+        output.result(read, lambda screen: _render_one(screen, other, note))
         return 0
     resolution = catalog.resolve(args.name)
     payload: GpusPayload = {
@@ -268,14 +275,15 @@ def run_gpus(args: argparse.Namespace) -> int:
     return 0
 
 
-def _payload(spec: GpuSpec) -> GpuPayload:
+def _payload(spec: GpuSpec | OtherAccelerator) -> GpuPayload:
     figures = spec.figures()
     return {
         "name": spec.name,
+        "vendor": spec.vendor,
         "aliases": list(spec.aliases),
         "architecture": spec.architecture,
         "memory_type": spec.memory_type,
-        "released": spec.released,
+        "released": spec.released or None,
         "note": spec.note or None,
         "figures": [
             {
@@ -292,7 +300,7 @@ def _payload(spec: GpuSpec) -> GpuPayload:
     }
 
 
-def _render_all(screen: Screen, specs: list[GpuSpec]) -> None:
+def _render_all(screen: Screen, catalog: GpuCatalog) -> None:
     columns = ("GPU", "architecture", "SMs", "boost (MHz)", "memory", "bandwidth (GB/s)", "FP32 (TFLOPS)", "power (W)")
     screen.table(
         columns,
@@ -307,16 +315,18 @@ def _render_all(screen: Screen, specs: list[GpuSpec]) -> None:
                 formatting.number(spec.fp32_tflops),
                 formatting.number(spec.power_limit_watts, 4),
             )
-            for spec in specs
+            for spec in catalog.specs
         ],
         numeric=columns[2:],
         optional=("boost (MHz)", "power (W)", "architecture", "SMs"),
     )
     screen.line()
+    others = ", ".join(f"{other.name} ({other.vendor})" for other in catalog.others)
+    screen.line(f"figures only, nothing is predicted for them: {others}")
     screen.line("'gpusonde gpus NAME' shows every figure of one with its source.")
 
 
-def _render_one(screen: Screen, spec: GpuSpec, note: str) -> None:
+def _render_one(screen: Screen, spec: GpuSpec | OtherAccelerator, note: str) -> None:
     if note:
         screen.note(f"note: {note}")
     screen.heading(f"{spec.name} ({spec.architecture}, {spec.memory_type}, released {spec.released or 'unknown'})")
