@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import eta
 import hangs
 import numpy as np
 import recordings
@@ -38,6 +39,7 @@ the one alarm there was two meters at 5 to 25 W for a minute. That took the mean
 
 Recorded = list[tuple[recordings.JobRecording, Told]]
 _BARE_SHARE = 0.2  # of the weeks, to be watched without marks as well
+_ETA_JOBS = 8  # generated of each kind
 _TRIALS = 3  # of each kind of hang in each recording
 
 
@@ -174,12 +176,33 @@ def _slow(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     ]
 
 
+def _looked_at(task: tuple[str, int, int]) -> list[eta.Look]:
+    return eta.of_job(*task)
+
+
+def _eta(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
+    found = [look for each in recorded for look in eta.of_recording(*each)]
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        found += [look for looks in pool.map(_looked_at, eta.tasks(_ETA_JOBS)) for look in looks]
+    return [
+        "Three looks at each job at 38 to 42 % of it and three at 68 to 72 %. Errors and widths are relative to the",
+        "time that is left. The total is that of the level that is told: who sees its period and its count knows how",
+        "many of it his job has. Where nothing is told by then, or what is told is no level of the job, there is no",
+        "estimate. Generated jobs take 5 minutes to 2.5 hours, were recorded from their beginning to their end, and",
+        "are other ones than those that the intervals were chosen by; of the kinds marked * none was looked at before.",
+        "Bars: median error 3 % and 2 %, 86 to 94 % in the interval, 80 % in every kind.",
+        "",
+        *eta.table(found),
+    ]
+
+
 _SECTIONS: dict[str, tuple[str, Callable[[Recorded, argparse.Namespace], list[str]]]] = {
     "states": ("State by second", _states),
     "hangs": ("Hangs", _hangs),
     "healthy": ("False alarms in healthy recordings", _healthy),
     "weeks": ("False alarms in weeks of generated jobs", _weeks),
     "slow": ("The device that makes the others wait", _slow),
+    "eta": ("When a job will be done", _eta),
     "cost": ("Cost of watching", _cost),
 }
 

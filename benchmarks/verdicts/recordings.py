@@ -181,26 +181,18 @@ def _with_log(recording: JobRecording, log: JobLog) -> JobRecording:
     )
 
 
-def generated(kind: str, seed: int, number: int, *, blind: bool = False, longest_s: float = 3600.0) -> JobRecording:
-    """Simulate a job of ``benchmarks/epochs/jobs.py``.
-
-    Args:
-        kind: One of its kinds.
-        seed: Of the set.
-        number: Of the job in it.
-        blind: Whether a kind may be made that is set aside from every fit.
-        longest_s: Seconds that the job is planned for, at most.
-    """
-    made = jobs.job(kind, seed, number, blind=blind, longest_s=longest_s)
-    traces = made.traces
-    values = {metric: np.array([trace.values[metric] for trace in traces]) for metric in traces[0].values}
+def generated(job: jobs.Job) -> JobRecording:
+    """Take a job of ``benchmarks/epochs/jobs.py`` for a recording."""
+    shared = [metric for metric in job.traces[0].values if all(metric in trace.values for trace in job.traces)]
+    values = {metric: np.array([trace.values[metric] for trace in job.traces]) for metric in shared}
     power = values.get("power_watts")
     idle = float(np.nanmin(power)) if power is not None else GPU_IDLE_WATTS
-    busy = [at for at, state in made.states if state != "starting"]
-    ends = next((level.starts_s for level in reversed(made.levels) if level.visible), _NO_TIMES)
+    busy = [at for at, state in job.states if state != "starting"]
+    ends = next((level.starts_s for level in reversed(job.levels) if level.visible), _NO_TIMES)
+    time_s = job.traces[0].time_s
     log = JobLog(
-        min(busy, default=0.0), min(made.end_s, float(traces[0].time_s[-1])),
-        cycle_ends_s=np.asarray(ends, dtype=float), states=made.states,
+        min(busy, default=0.0), min(job.end_s, float(time_s[-1])),
+        cycle_ends_s=np.asarray(ends, dtype=float), states=job.states,
     )  # fmt: skip
-    names = tuple(trace.gpu_uuid for trace in traces)
-    return JobRecording(made.name, f"generated {kind}", names, traces[0].time_s, values, idle, log)
+    names = tuple(trace.gpu_uuid for trace in job.traces)
+    return JobRecording(job.name, f"generated {job.kind}", names, time_s, values, idle, log)

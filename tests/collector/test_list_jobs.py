@@ -128,6 +128,7 @@ def test_a_job_is_in_the_state_of_most_of_its_gpus_and_hosts_that_do_otherwise_a
     ]
     # Two GPUs trained for 470 of 600 s, one for all of them.
     assert job.goodput_ratio == pytest.approx((2 * 470 + 600) / 1800)
+    assert job.gpu_time.seconds == 1800
 
 
 def test_a_job_that_is_over_is_ended_and_one_of_which_nothing_is_known_is_unknown(subject):
@@ -144,7 +145,9 @@ def test_a_job_that_is_over_is_ended_and_one_of_which_nothing_is_known_is_unknow
 @pytest.fixture
 def trained(subject):
     """A job with evaluations every 10 s inside of epochs of 60 s, of which the latest ten starts are kept."""
-    tree = CycleTree((level(10.0, range(500, 600, 10), "evaluation", 59), level(60.0, range(0, 600, 60))), level=1)
+    tree = CycleTree(
+        (level(10.0, range(500, 600, 10), "evaluation", 59), level(60.0, range(0, 601, 60), count=10)), level=1
+    )
     save(subject, RunUpdate(run_of("a"), None, tree))
     return subject
 
@@ -165,19 +168,60 @@ def test_the_total_may_be_that_of_another_level_and_counts_starts_that_are_not_k
     (job,) = ask(trained, **request).jobs
     assert job.progress_ratio == pytest.approx(0.5)
     assert (job.estimate.epochs_done, job.estimate.epochs_left) == (59, 59)
-    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 600 + 590, abs=1)
+    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 590 + 590, abs=1)
     (job,) = ask(trained, **(request | {"total_role": query_pb2.CYCLE_ROLE_STEP})).jobs
     assert not job.HasField("estimate")
     assert "no level" in job.estimate_reason
 
 
-def test_totals_that_cannot_be_are_refused_with_the_field(trained):
-    with pytest.raises(RequestError, match="'total_cycles': 10 cycles of that level are over, more than the 9"):
-        ask(trained, job_id="4711", total_cycles=9)
+def test_totals_that_cannot_be_are_answered_in_words_and_totals_of_no_job_refused(trained):
+    (job,) = ask(trained, job_id="4711", total_cycles=9).jobs
+    assert not job.HasField("estimate")
+    assert job.estimate_reason.startswith("10 cycles of that level (epoch 60 s each) are over, more than the 9 that")
     with pytest.raises(RequestError, match="name it in 'job_id'"):
         ask(trained, total_cycles=9)
     with pytest.raises(RequestError, match=r"'total_cycles': .* after the year 9999"):
         ask(trained, job_id="4711", total_cycles=(1 << 32) - 1)
+
+
+def test_without_a_total_earlier_runs_of_the_same_name_tell_the_end(trained):
+    (job,) = ask(trained, job_id="4711").jobs
+    assert not job.HasField("estimate")
+    assert job.estimate_reason == "no total was given, and no earlier run of the job is known"
+    for i in range(3):  # days before, each with 15 epochs of the same kind
+        start_s = -100_000 * (i + 1)
+        starts_s = range(start_s, start_s + 901, 60)
+        tree = CycleTree((level(60.0, starts_s, count=15),), level=0)
+        save(trained, RunUpdate(run_of(f"before-{i}", start_s, start_s + 920, ended=True), None, tree))
+    (job,) = ask(trained, job_id="4711").jobs[:1]
+    assert (job.estimate.epochs_done, job.estimate.epochs_left) == (10, 5)
+    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 900, abs=1)
+    assert job.estimate.basis.startswith("15 cycles, as 3 earlier runs of the job had")
+    assert job.progress_ratio == pytest.approx(10 / 15)
+
+
+def test_how_long_earlier_pods_of_a_template_took_tells_the_end_of_one_without_cycles(subject):
+    kubernetes = job_pb2.SCHEDULER_KUBERNETES
+    for i, (pod, length_s) in enumerate((("ml/train-x7k2p", 900), ("ml/train-bq4zt", 1000), ("ml/other-x7k2p", 5000))):
+        run = run_of(f"before-{i}", -20_000 * (i + 1), -20_000 * (i + 1) + length_s, job=pod, scheduler=kubernetes)
+        save(subject, replace(run, ended=True))
+    save(subject, run_of("now", job="ml/train-9wlcd", scheduler=kubernetes))
+    (job,) = ask(subject, job_id="ml/train-9wlcd").jobs
+    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 949, abs=2)
+    assert job.estimate.end_time_lower.ToNanoseconds() / 1e9 >= START / 1e9 + 600
+    assert job.estimate.basis == "how long 2 earlier runs of it took: 949 s"
+    (job,) = ask(subject, job_id="ml/train-9wlcd", like_job_id="ml/other-x7k2p").jobs
+    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 5000, abs=2)
+    save(subject, run_of("now", 0, 2000, job="ml/train-9wlcd", scheduler=kubernetes))
+    (job,) = ask(subject, job_id="ml/train-9wlcd").jobs
+    assert job.estimate_reason == "it has run for 2000 s, and no earlier run of it took longer than 1000 s"
+
+
+def test_time_that_a_job_hung_is_added_to_its_end(trained):
+    run = replace(run_of("a"), end_unix_nano=START + 1600 * SECOND)
+    save(trained, RunUpdate(run, None, states=[state(0, "training"), state(600, "hung"), state(1500, "training")]))
+    (job,) = ask(trained, job_id="4711", total_cycles=20).jobs
+    assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 1200 + 900, abs=1)
 
 
 def test_a_client_gets_plain_values_and_refusals_by_name(tmp_path):

@@ -82,6 +82,7 @@ class EstimatePayload(TypedDict):
     end_s: Annotated[float, JsonKey("of the last epoch: on the trace's own time axis, or from the start of the run")]
     end_low_s: Annotated[float, JsonKey("its 90 % interval")]
     end_high_s: Annotated[float, JsonKey("its 90 % interval")]
+    basis: Annotated[str, JsonKey("what it rests on")]
 
 
 class TotalsPayload(TypedDict):
@@ -193,7 +194,7 @@ def summarise_trace(trace: Trace, detection: EpochDetection, total_epochs: int |
     if total_epochs is not None:
         try:
             end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]))
-            estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s)
+            estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s, end.basis)
         except TotalEpochsError as error:
             reason = str(error)
     durations = (ends - starts)[1:]  # the first one compiles, fills caches, allocates
@@ -218,8 +219,8 @@ def summarise_run(run: RunInfo, found: RunEpochs) -> Progress:
 
     estimate = None
     if (end := found.estimate) is not None:
-        times = (end.end_unix_nano, end.end_low_unix_nano, end.end_high_unix_nano)
-        estimate = _estimate(end.epochs_done, end.epochs_left, *map(since, times))
+        end_s, low_s, high_s = map(since, (end.end_unix_nano, end.end_low_unix_nano, end.end_high_unix_nano))
+        estimate = _estimate(end.epochs_done, end.epochs_left, end_s, low_s, high_s, end.basis)
     trend = None
     if (asked := found.trend) is not None:
         trend = _trend(asked, [(c.epoch, c.before_s, c.after_s, c.change) for c in asked.changes])
@@ -238,8 +239,15 @@ def summarise_run(run: RunInfo, found: RunEpochs) -> Progress:
     return Progress(table, trend, found.idle_share, found.stalled_share, estimate)
 
 
-def _estimate(done: int, left: int, end_s: float, low_s: float, high_s: float) -> EstimatePayload:
-    return {"epochs_done": done, "epochs_left": left, "end_s": end_s, "end_low_s": low_s, "end_high_s": high_s}
+def _estimate(done: int, left: int, end_s: float, low_s: float, high_s: float, basis: str) -> EstimatePayload:
+    return {
+        "epochs_done": done,
+        "epochs_left": left,
+        "end_s": end_s,
+        "end_low_s": low_s,
+        "end_high_s": high_s,
+        "basis": basis,
+    }
 
 
 def _trend(found: Trend | DurationTrend, changes: Sequence[tuple[int, float, float, float]]) -> TrendPayload:
@@ -317,7 +325,7 @@ def render_progress(screen: Screen, progress: Progress) -> None:
         range_ = formatting.interval(estimate["end_low_s"], estimate["end_high_s"])
         screen.line(
             f"{estimate['epochs_done']} epochs done, {estimate['epochs_left']} left: the job ends at "
-            f"{formatting.seconds(estimate['end_s'])} (90 % interval {range_} s)"
+            f"{formatting.seconds(estimate['end_s'])} (90 % interval {range_} s), by {estimate['basis']}"
         )
 
 

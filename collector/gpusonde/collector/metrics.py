@@ -332,6 +332,10 @@ class JobMetrics:
             "gpusonde_job_cycle_seconds", "Period of the level that measures its progress.", labels=[*_JOB, "level"]
         )
         cycles = GaugeMetricFamily("gpusonde_job_cycles", "Whole cycles of that level so far.", labels=[*_JOB, "level"])
+        good_s = gpu_s = 0.0
+        for job in self.alerts.jobs:
+            gpu_s += job.gpu_time.ToNanoseconds() / 1e9
+            good_s += job.goodput_ratio * job.gpu_time.ToNanoseconds() / 1e9
         for job in jobs:
             named = [job.job_id, Scheduler.Name(job.scheduler).removeprefix("SCHEDULER_").lower()]
             state.add_metric([*named, _state_name(job)], 1)
@@ -347,6 +351,11 @@ class JobMetrics:
         counters = self.alerts.counters
         left_out = len(self.alerts.jobs) - len(jobs)
         yield metrics.gauge(f"{_PREFIX}_jobs_left_out", "Jobs that go on and have no series here.", left_out)
+        yield metrics.gauge(
+            f"{_PREFIX}_goodput_ratio",
+            "Share of the GPU time of all jobs that go on in which they made progress; absent while none is known.",
+            good_s / gpu_s if gpu_s else None,
+        )
         yield metrics.counters(f"{_PREFIX}_job_alerts", "Alerts about jobs, by rule.", "rule", counters.fired)
         yield metrics.counters(
             f"{_PREFIX}_job_alert_notifications",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -36,10 +37,11 @@ class JobEstimatePayload(TypedDict):
     """When a job ends."""
 
     cycles_done: int
-    cycles_left: Annotated[int, JsonKey("the one under way included")]
+    cycles_left: Annotated[int, JsonKey("the one under way included; 0 where it rests on how long earlier jobs took")]
     end_time: Annotated[str, JsonKey("with its 90 % interval")]
     end_low_time: str
     end_high_time: str
+    basis: Annotated[str, JsonKey("what it rests on")]
 
 
 class JobAlertPayload(TypedDict):
@@ -74,9 +76,10 @@ class JobPayload(TypedDict):
     history: Annotated[list[JobSpanPayload], JsonKey("states before, the latest 64 at most")]
     level: Annotated[LevelPayload | None, JsonKey("level of its cycles that measures the progress")]
     progress_ratio: Annotated[float, JsonKey("null where the total is not known")]
-    estimate: Annotated[JobEstimatePayload | None, JsonKey("null where the total is not known")]
-    estimate_reason: Annotated[str | None, JsonKey("why there is no estimate although the total was given")]
+    estimate: Annotated[JobEstimatePayload | None, JsonKey("of one JOB; null where nothing tells its end")]
+    estimate_reason: Annotated[str | None, JsonKey("of one JOB, why there is no estimate")]
     goodput_ratio: Annotated[float, JsonKey("share of its GPUs' time in which it trained or evaluated")]
+    gpu_s: Annotated[float, JsonKey("seconds of GPUs that `goodput_ratio` is a share of")]
     members: Annotated[list[dict[str, Any]], JsonKey("its runs", holds="gpusonde.collector.client.results.JobMember")]
     deviations: Annotated[
         list[dict[str, Any]],
@@ -89,6 +92,7 @@ class JobsPayload(TypedDict):
     """What ``gpusonde jobs`` prints."""
 
     jobs: Annotated[list[JobPayload], JsonKey("the newest first")]
+    goodput_ratio: Annotated[float, JsonKey("share of the GPU time of all of them in which they trained or evaluated")]
 
 
 class AlertsPayload(TypedDict):
@@ -117,6 +121,12 @@ def add_jobs_options(parser: Parser) -> None:
         metavar="N",
         help="the same, in cycles of the level that measures its progress",
     )
+    parser.add_argument(
+        "--like",
+        default="",
+        metavar="JOB",
+        help="a job that is over and tells when this one will be, without a total (default: earlier ones of its name)",
+    )
     parser.add_argument("--watch", action="store_true", help="again every second, until interrupted")
     add_collector_options(parser)
 
@@ -124,8 +134,8 @@ def add_jobs_options(parser: Parser) -> None:
 def run_jobs(args: argparse.Namespace) -> int:
     """Ask and print."""
     total = args.total_epochs or args.total_steps or args.total_cycles
-    if total and not args.job:
-        raise UsageError("a total is that of one job: name the JOB")
+    if (total or args.like) and not args.job:
+        raise UsageError("a total, or what is alike, is that of one job: name the JOB")
     if (total or 0) > _MOST_TOTAL:
         raise UsageError(f"a total is at most {_MOST_TOTAL}")
     if args.alerts and (total or args.watch):
@@ -149,6 +159,7 @@ def _ask(client: Client, args: argparse.Namespace) -> list[JobInfo]:
         limit=args.limit,
         total_cycles=args.total_epochs or args.total_steps or args.total_cycles,
         total_role="epoch" if args.total_epochs else "step" if args.total_steps else "",
+        like_job_id=args.like,
     )
     if args.job and not jobs:
         raise CommandError(f"the collector has seen no job {args.job!r}; 'gpusonde jobs --all' lists them")
@@ -156,7 +167,7 @@ def _ask(client: Client, args: argparse.Namespace) -> list[JobInfo]:
 
 
 def _print(args: argparse.Namespace, jobs: Sequence[JobInfo]) -> None:
-    payload: JobsPayload = {"jobs": [_payload(job) for job in jobs]}
+    payload: JobsPayload = {"jobs": [_payload(job) for job in jobs], "goodput_ratio": _goodput(jobs)}
     Output(as_json=args.json).result(payload, lambda screen: _render(screen, args, jobs))
 
 
@@ -233,6 +244,16 @@ def _render(screen: Screen, args: argparse.Namespace, jobs: Sequence[JobInfo]) -
     if args.job:
         for job in jobs:
             _render_details(screen, job)
+    elif not math.isnan(goodput := _goodput(jobs)):
+        hours = sum(job.gpu_s for job in jobs) / 3600
+        screen.line(f"goodput of all: {formatting.percent(goodput)} of {hours:.1f} GPU hours")
+
+
+def _goodput(jobs: Sequence[JobInfo]) -> float:
+    """Share of the GPU time of jobs in which they made progress, NaN where no state of any is known."""
+    known = [job for job in jobs if not math.isnan(job.goodput_ratio)]
+    total = sum(job.gpu_s for job in known)
+    return sum(job.goodput_ratio * job.gpu_s for job in known) / total if total else math.nan
 
 
 def _level(job: JobInfo) -> str:
@@ -245,9 +266,9 @@ def _level(job: JobInfo) -> str:
 def _render_details(screen: Screen, job: JobInfo) -> None:
     if (estimate := job.estimate) is not None:
         low, high = local_time(estimate.end_low_unix_nano), local_time(estimate.end_high_unix_nano)
+        cycles = f"{estimate.epochs_done} cycles done, {estimate.epochs_left} left: " if estimate.epochs_left else ""
         screen.line(
-            f"{estimate.epochs_done} cycles done, {estimate.epochs_left} left: ends at "
-            f"{local_time(estimate.end_unix_nano)} (90 % interval {low} to {high})"
+            f"{cycles}ends at {local_time(estimate.end_unix_nano)} (90 % interval {low} to {high}), by {estimate.basis}"
         )
     if job.estimate_reason:
         screen.note(f"no estimate of the end: {job.estimate_reason}")
@@ -270,6 +291,7 @@ def _payload(job: JobInfo) -> JobPayload:
             "end_time": formatting.iso_time(job.estimate.end_unix_nano),
             "end_low_time": formatting.iso_time(job.estimate.end_low_unix_nano),
             "end_high_time": formatting.iso_time(job.estimate.end_high_unix_nano),
+            "basis": job.estimate.basis,
         }
     return {
         "job_id": job.job_id,
@@ -294,6 +316,7 @@ def _payload(job: JobInfo) -> JobPayload:
         "estimate": estimate,
         "estimate_reason": job.estimate_reason or None,
         "goodput_ratio": job.goodput_ratio,
+        "gpu_s": job.gpu_s,
         "members": [vars(member) for member in job.members],
         "deviations": [vars(deviation) for deviation in job.deviations],
         "alerts": [_alert_payload(alert) for alert in job.alerts],

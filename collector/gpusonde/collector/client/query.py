@@ -120,6 +120,7 @@ class Client(ServiceClient):
         limit: int | None = None,
         total_cycles: int | None = None,
         total_role: str = "",
+        like_job_id: str = "",
     ) -> list[JobInfo]:
         """Return jobs with what they do, newest first.
 
@@ -129,9 +130,11 @@ class Client(ServiceClient):
             limit: At most so many; None means all.
             total_cycles: How many cycles the job is to run for, for its progress and its end; only with ``job_id``.
             total_role: Role of the level that they are counted in; empty means the one that measures the progress.
+            like_job_id: A job that is over, and tells the end of this one where no total is given; empty means earlier
+                jobs of the same name; only with ``job_id``.
 
         Raises:
-            CollectorError: More cycles are over than ``total_cycles``, or there is no answer.
+            CollectorError: A total comes without ``job_id``, or there is no answer.
             ValueError: There is no such role.
         """
         jobs: list[JobInfo] = []
@@ -140,6 +143,7 @@ class Client(ServiceClient):
             active_only=active_only,
             total_cycles=total_cycles,
             total_role=f"CYCLE_ROLE_{total_role.upper()}" if total_role else None,
+            like_job_id=like_job_id,
         )
         while limit is None or len(jobs) < limit:
             request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(jobs))
@@ -313,6 +317,7 @@ def _job(job: query_pb2.Job) -> JobInfo:
         estimate=_estimate(job.estimate) if job.HasField("estimate") else None,
         estimate_reason=job.estimate_reason,
         goodput_ratio=job.goodput_ratio if job.HasField("goodput_ratio") else math.nan,
+        gpu_s=job.gpu_time.ToNanoseconds() / 1e9,
         deviations=tuple(GpuDeviation(each.gpu_uuid, each.kind, each.amount) for each in job.deviations),
         alerts=tuple(_alert(alert) for alert in job.alerts),
     )
@@ -405,6 +410,7 @@ def _estimate(estimate: query_pb2.EndEstimate) -> RunEndEstimate:
         estimate.end_time_lower.ToNanoseconds(),
         estimate.end_time_upper.ToNanoseconds(),
         estimate.interval_coverage,
+        estimate.basis,
     )
 
 

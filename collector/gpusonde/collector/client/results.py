@@ -131,11 +131,12 @@ class RunEndEstimate:
 
     Attributes:
         epochs_done: Epochs that are over.
-        epochs_left: Epochs still to come, the one under way included.
+        epochs_left: Epochs still to come, the one under way included; 0 where they are not what it rests on.
         end_unix_nano: Expected end.
         end_low_unix_nano: Lower end of its interval.
         end_high_unix_nano: Upper end of it.
         interval_coverage: Share of such intervals that should hold the true end.
+        basis: What it rests on.
     """
 
     epochs_done: int
@@ -144,6 +145,7 @@ class RunEndEstimate:
     end_low_unix_nano: int
     end_high_unix_nano: int
     interval_coverage: float
+    basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -321,9 +323,10 @@ class JobInfo:
         history: The states before, oldest first.
         level: The level of its cycles that measures the progress; None while none is confirmed.
         progress_ratio: Share of the total that is done, 0..1; NaN where the total is not known.
-        estimate: When it will be done; None where that is not known.
-        estimate_reason: Why not, where the total was given.
+        estimate: When it will be done; None where that is not known, or no one job was asked for.
+        estimate_reason: Why not, where one job was asked for.
         goodput_ratio: Share of its GPUs' time in which it made progress, 0..1; NaN where no state is known.
+        gpu_s: Seconds of GPUs that it is a share of.
         deviations: GPUs of the job that do otherwise than the others.
         alerts: The latest ones, newest first, where one job was asked for.
     """
@@ -344,6 +347,7 @@ class JobInfo:
     estimate: RunEndEstimate | None
     estimate_reason: str
     goodput_ratio: float
+    gpu_s: float
     deviations: tuple[GpuDeviation, ...]
     alerts: tuple[JobAlert, ...] = ()
 

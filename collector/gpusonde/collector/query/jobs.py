@@ -7,25 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-
+from gpusonde.collector.query.endings import JobProgress, earlier_runs, stays
 from gpusonde.collector.query.job_tree import JobTree
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.runs import (
     MOST_RUNS_OF_A_JOB,
     cycle_message,
     deviation_messages,
-    end_estimate,
     gpu_message,
     timestamp,
     tree_parts,
+    with_ends,
 )
 from gpusonde.collector.storage.model import AlertRow, GpuRow, JobStateRow, RunRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import NO_JOBS, job_of
 from gpusonde.common.v1 import job_pb2
-from gpusonde.epoch_detect.progress import FEWEST_EPOCHS, estimate_end
-from gpusonde.errors import RequestError, TotalEpochsError
+from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import Binding
 
@@ -33,8 +31,6 @@ _PAGE = 1000
 _MOST_OPEN_RUNS = 100_000
 _DAY_NS = 86_400_000_000_000
 _SILENT_NS = 300_000_000_000
-# A job that was put back into the queue goes on under its id; a name that comes again after longer is another job.
-_SAME_JOB_NS = 600_000_000_000
 _MOST_SPANS = 64
 _MOST_ALERTS = 16
 STATES = {
@@ -57,12 +53,12 @@ def list_jobs(
         now_unix_nano: The time; None means that of the clock.
 
     Raises:
-        RequestError: A page that cannot be, a total without its job, or one that is less than what is over
-            (``INVALID_ARGUMENT``).
+        RequestError: A page that cannot be, or a total without its job (``INVALID_ARGUMENT``).
     """
     limit = page_size(request.page_size, 100, 1000)
-    if (request.total_cycles or request.total_role) and not request.job_id:
-        raise RequestError("INVALID_ARGUMENT", "field 'total_cycles': is that of one job; name it in 'job_id'")
+    for field in ("total_cycles", "total_role", "like_job_id"):
+        if getattr(request, field) and not request.job_id:
+            raise RequestError("INVALID_ARGUMENT", f"field {field!r}: is that of one job; name it in 'job_id'")
     place = from_token(request.page_token, (int, str))
     before = (int(place[0]), str(place[1])) if place else None
     now = time.time_ns() if now_unix_nano is None else now_unix_nano
@@ -203,15 +199,7 @@ def _members(results: ResultStore, run: RunRow) -> list[RunRow]:
     same = [
         other for other in results.runs(job_id=run.job_id, limit=MOST_RUNS_OF_A_JOB) if other.scheduler == run.scheduler
     ]
-    # From the newest on: a stay that begins long after all before it have ended begins another job.
-    clusters: list[list[RunRow]] = []
-    reached = 0
-    for other in reversed(same):
-        if not clusters or other.start_unix_nano > reached + _SAME_JOB_NS:
-            clusters.append([])
-        clusters[-1].append(other)
-        reached = max(reached, other.end_unix_nano)
-    (members,) = [c for c in clusters if any(other.run_id == run.run_id for other in c)] or [[run]]
+    (members,) = [stay for stay in stays(same) if any(other.run_id == run.run_id for other in stay)] or [[run]]
     return members[::-1]
 
 
@@ -238,12 +226,13 @@ def _job(store: Store, of: _Runs, request: query_pb2.ListJobsRequest, now: int) 
     for hold in of.held:
         if (key := (hold.agent_id, hold.binding.gpu_uuid)) not in worked:
             job.members.append(_bound(hold, gpus.get((key[1], key[0]))))
-    _add_state(job, store.results, members)
-    if of.active and not works:
-        _add_idleness(job, of, end)
+    parts = _parts(store.results, members)
+    told = _add_state(job, parts, members)
+    resting_ns = _add_idleness(job, of, end) if of.active and not works else 0
+    _add_goodput(job, parts, resting_ns)
     if members:
         latest = max(members, key=lambda run: (not run.ended, run.end_unix_nano))
-        _add_progress(job, store.results, latest, request)
+        _add_progress(job, store.results, latest, members, told, request)
     if request.job_id:
         job.alerts.extend(_alerts(store.results, job))
     return job
@@ -259,8 +248,8 @@ def _bound(hold: _Hold, gpu: GpuRow | None) -> query_pb2.JobMember:
     )
 
 
-def _add_idleness(job: query_pb2.Job, of: _Runs, end: int) -> None:
-    """Say of a job whose GPUs all rest that its scheduler still gives them to it."""
+def _add_idleness(job: query_pb2.Job, of: _Runs, end: int) -> int:
+    """Say of a job whose GPUs all rest that its scheduler still gives them to it; return the GPU time, nanoseconds."""
     since = max(end, min(hold.binding.start_unix_nano for hold in of.held))
     silent = sorted({hold.agent_id for hold in of.held if not hold.is_heard})
     job.state_time.CopyFrom(timestamp(since))
@@ -270,6 +259,8 @@ def _add_idleness(job: query_pb2.Job, of: _Runs, end: int) -> None:
     if silent:
         job.state, job.confidence = query_pb2.JOB_STATE_UNKNOWN, 0.0
         job.reason = f"nothing is heard of {', '.join(silent)}; {job.reason}"
+    until = job.end_time.ToNanoseconds()
+    return sum(max(0, until - max(end, hold.binding.start_unix_nano)) for hold in of.held)
 
 
 def _alerts(results: ResultStore, job: query_pb2.Job) -> Iterator[query_pb2.JobAlert]:
@@ -302,11 +293,14 @@ def _member(run: RunRow, gpu: GpuRow | None) -> query_pb2.JobMember:
 
 @dataclass(frozen=True)
 class _AgentStates:
-    """What one agent's GPUs of a job did: states one after another, and how many GPUs they are."""
+    """What one agent's GPUs of a job did: states one after another, with their ends, and how many GPUs they are."""
 
-    rows: Sequence[JobStateRow]
-    ends: Sequence[int]
+    rows: Sequence[tuple[JobStateRow, int]]
     gpu_count: int
+
+    @property
+    def state(self) -> str:
+        return self.rows[-1][0].state
 
 
 def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentStates]:
@@ -315,20 +309,20 @@ def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentS
     parts = {}
     for agent_id in sorted({run.agent_id for run in members}):
         runs = [run for run in members if run.agent_id == agent_id]
-        rows = sorted(
-            (row for run in runs for row in known.get(run.run_id, ()) if row.state), key=lambda row: row.start_unix_nano
-        )
-        if rows:
-            end = max(run.end_unix_nano for run in runs)
-            ends = [*(row.start_unix_nano for row in rows[1:]), max(end, rows[-1].start_unix_nano)]
-            parts[agent_id] = _AgentStates(rows, ends, len({run.gpu_uuid for run in runs}))
+        rows = sorted((row for run in runs for row in known.get(run.run_id, ())), key=lambda row: row.start_unix_nano)
+        if told := with_ends(rows, max(run.end_unix_nano for run in runs)):
+            parts[agent_id] = _AgentStates(told, len({run.gpu_uuid for run in runs}))
     return parts
 
 
-def _add_state(job: query_pb2.Job, results: ResultStore, members: Sequence[RunRow]) -> None:
-    """Add what the job is doing: what the most of its GPUs do, with the hosts named that do otherwise."""
-    parts = _parts(results, members)
-    _add_goodput(job, parts)
+def _add_state(
+    job: query_pb2.Job, parts: Mapping[str, _AgentStates], members: Sequence[RunRow]
+) -> Sequence[tuple[JobStateRow, int]]:
+    """Add what the job is doing: what the most of its GPUs do, with the hosts named that do otherwise.
+
+    Returns:
+        The states of a host that does what most do, with the end of each.
+    """
     if not job.active:
         last = max(members, key=lambda run: run.end_unix_nano)
         job.state, job.reason, job.confidence = query_pb2.JOB_STATE_ENDED, last.end_reason, 1.0
@@ -337,78 +331,70 @@ def _add_state(job: query_pb2.Job, results: ResultStore, members: Sequence[RunRo
         job.state, job.reason = query_pb2.JOB_STATE_UNKNOWN, "nothing is known of its state yet"
         job.state_time.CopyFrom(job.start_time)
     if not parts:
-        return
+        return ()
     counts: dict[str, int] = {}
     for part in parts.values():
-        counts[part.rows[-1].state] = counts.get(part.rows[-1].state, 0) + part.gpu_count
+        counts[part.state] = counts.get(part.state, 0) + part.gpu_count
     state = max(counts, key=lambda name: counts[name])
-    agents = [agent_id for agent_id, part in parts.items() if part.rows[-1].state == state]
-    told = parts[agents[0]]
+    agents = [agent_id for agent_id, part in parts.items() if part.state == state]
+    told = parts[agents[0]].rows
     if job.active:
-        row = told.rows[-1]
+        row, _ = told[-1]
         job.state, job.reason, job.confidence = _state(row.state), row.reason, row.confidence
         job.state_time.CopyFrom(timestamp(row.start_unix_nano))
-        others = [f"{agent_id} is {part.rows[-1].state}" for agent_id, part in parts.items() if agent_id not in agents]
+        others = [f"{agent_id} is {part.state}" for agent_id, part in parts.items() if agent_id not in agents]
         job.reason = "; ".join([job.reason, *others])
-    before = list(zip(told.rows, told.ends, strict=True))
-    for row, end in (before[:-1] if job.active else before)[-_MOST_SPANS:]:
+    for row, end in (told[:-1] if job.active else told)[-_MOST_SPANS:]:
         job.history.append(
             query_pb2.JobStateSpan(
                 state=_state(row.state), start_time=timestamp(row.start_unix_nano), end_time=timestamp(end)
             )
         )
+    return told
 
 
-def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _AgentStates]) -> None:
-    total = good = 0
+def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _AgentStates], resting_ns: int) -> None:
+    total, good = resting_ns, 0
     for part in parts.values():
-        for row, end in zip(part.rows, part.ends, strict=True):
+        for row, end in part.rows:
             spent = (end - row.start_unix_nano) * part.gpu_count
             total += spent
             good += spent if _state(row.state) in _PROGRESS else 0
     if total:
         job.goodput_ratio = good / total
+        job.gpu_time.FromNanoseconds(total)
 
 
 def _state(name: str) -> query_pb2.JobState:
     return cast(query_pb2.JobState, STATES.get(name, query_pb2.JOB_STATE_UNKNOWN))
 
 
-def _add_progress(job: query_pb2.Job, results: ResultStore, run: RunRow, request: query_pb2.ListJobsRequest) -> None:
-    """Add the level that measures the progress and, where the total is given, how far the job is."""
+def _add_progress(
+    job: query_pb2.Job,
+    results: ResultStore,
+    run: RunRow,
+    members: Sequence[RunRow],
+    states: Sequence[tuple[JobStateRow, int]],
+    request: query_pb2.ListJobsRequest,
+) -> None:
+    """Add the level that measures the progress and, of a job that was asked for, how far it is and when it ends."""
     tree = JobTree.of(tree_parts(results, run)).listed()
     job.deviations.extend(deviation_messages(tree))
-    level: query_pb2.Cycle | None = None
+    level = tree.level
     if request.total_role:
-        same = [each for cycle in tree.cycles if (each := cycle_message(cycle)).role == request.total_role]
-        level = max(same, key=lambda each: each.confidence, default=None)
-    elif tree.level is not None:
-        level = cycle_message(tree.cycles[tree.level])
+        same = [i for i, cycle in enumerate(tree.cycles) if cycle_message(cycle).role == request.total_role]
+        level = max(same, key=lambda i: tree.cycles[i].confidence, default=None)
     if level is not None:
-        job.level.CopyFrom(level)
-    if not request.total_cycles:
+        job.level.CopyFrom(cycle_message(tree.cycles[level]))
+    if not request.job_id or not job.active:
         return
-    if level is None:
-        job.estimate_reason = "no level of its cycles with that role is known yet"
-    elif len(level.latest_start_times) < FEWEST_EPOCHS:
-        job.estimate_reason = f"{level.count} cycles are over; at least {FEWEST_EPOCHS} are needed"
+    progress = JobProgress(results, members, run, tree, level, states)
+    if request.total_cycles:
+        ending = progress.with_total(request.total_cycles)
     else:
-        job.progress_ratio = min(level.count / request.total_cycles, 1.0)
-        _add_estimate(job, run, level, request.total_cycles)
-
-
-def _add_estimate(job: query_pb2.Job, run: RunRow, level: query_pb2.Cycle, total: int) -> None:
-    origin = run.start_unix_nano
-    starts_s = np.array([(start.ToNanoseconds() - origin) / 1e9 for start in level.latest_start_times])
-    ends_s = np.append(starts_s[1:], starts_s[-1] + level.period.ToNanoseconds() / 1e9)
-    before = level.count - len(starts_s)
-    try:
-        estimate = estimate_end(starts_s, ends_s, total - before, (run.end_unix_nano - origin) / 1e9)
-    except TotalEpochsError as error:
-        raise RequestError(
-            "INVALID_ARGUMENT",
-            f"field 'total_cycles': {level.count} cycles of that level are over, more than the {total} that the job is"
-            " said to have; give the number with which it was started, or leave it out",
-        ) from error
-    job.estimate.CopyFrom(end_estimate(estimate, origin, "total_cycles"))
-    job.estimate.epochs_done += before
+        ending = progress.like(earlier_runs(results, members, request.like_job_id))
+    job.estimate_reason = ending.reason
+    if ending.estimate is not None:
+        job.estimate.CopyFrom(ending.estimate)
+    if ending.progress is not None:
+        job.progress_ratio = ending.progress

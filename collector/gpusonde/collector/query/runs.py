@@ -12,14 +12,30 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.query.job_tree import JobTree, TreePart
 from gpusonde.collector.query.paging import from_token, page_size, to_token
-from gpusonde.collector.storage.model import CycleRow, CycleTree, EpochRow, GpuRow, RunRow, SummaryRow
+from gpusonde.collector.storage.model import (
+    CycleRow,
+    CycleTree,
+    EpochRow,
+    GpuRow,
+    JobStateRow,
+    RunRow,
+    SummaryRow,
+)
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import job_of
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.epoch_detect import told_role
-from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, EndEstimate, duration_trend, estimate_end
+from gpusonde.epoch_detect.progress import (
+    COVERAGE,
+    FEWEST_EPOCHS,
+    EndEstimate,
+    JobState,
+    duration_trend,
+    estimate_end,
+)
 from gpusonde.errors import RequestError, TotalEpochsError
 from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import FloatArray
 
 # Of all hosts of a job.
 MOST_RUNS_OF_A_JOB = 10_000
@@ -148,10 +164,7 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
     place = from_token(request.page_token, (int, int))
     run = find_run(results, request.run_id)
     everything = results.epochs(run.run_id)
-    standing = [epoch for epoch in everything if epoch.stands]
-    provisional = sum(epoch.status == "provisional" for epoch in standing)
-    # The newest ones count once there are some that the tracker is sure of.
-    counted = standing if provisional < len(standing) else []
+    counted = counted_epochs(everything)
     response = query_pb2.ListEpochsResponse(
         verdict=VERDICTS.get(run.verdict, query_pb2.EPOCH_VERDICT_UNSPECIFIED),
         reason=run.reason or _NOT_ANALYSED,
@@ -159,11 +172,12 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
         idle_share=None if math.isnan(run.idle_share) else run.idle_share,
         stalled_share=None if math.isnan(run.stalled_share) else run.stalled_share,
         pending_summaries=results.count_to_summarise(run.run_id),
-        provisional_epochs=provisional,
+        provisional_epochs=sum(epoch.status == "provisional" for epoch in everything),
     )
     _add_tree(response, results, run, include_provisional=request.include_provisional)
     if request.total_epochs:
-        _estimate(response, run, counted, request.total_epochs)
+        states = results.states([run.run_id]).get(run.run_id, ())
+        _estimate(response, run, counted, states, request.total_epochs)
     left_out = set() if request.include_withdrawn else {"withdrawn", "other_level"}
     left_out |= set() if request.include_provisional else {"provisional"}
     listed = [epoch for epoch in everything if epoch.status not in left_out]
@@ -178,6 +192,35 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
     return response
 
 
+def counted_epochs(epochs: Sequence[EpochRow]) -> list[EpochRow]:
+    """Return the epochs that count: the newest ones do once there are some that the tracker is sure of."""
+    standing = [epoch for epoch in epochs if epoch.stands]
+    return standing if any(epoch.status != "provisional" for epoch in standing) else []
+
+
+def training_spans(states: Sequence[tuple[JobStateRow, int]], origin_unix_nano: int) -> FloatArray:
+    """Return when a job trained, seconds after an origin, shape (spans, 2).
+
+    Args:
+        states: What it did, in order, each with its end.
+        origin_unix_nano: What they count from.
+    """
+    spans = [
+        ((row.start_unix_nano - origin_unix_nano) / 1e9, (end - origin_unix_nano) / 1e9)
+        for row, end in states
+        if row.state in _TRAINS
+    ]
+    return np.array(spans).reshape(-1, 2)
+
+
+def with_ends(states: Sequence[JobStateRow], end_unix_nano: int) -> list[tuple[JobStateRow, int]]:
+    """Return states with the end of each: where the next one begins, or, of the last one, where all of them end."""
+    told = [row for row in states if row.state]
+    last = [max(end_unix_nano, told[-1].start_unix_nano)] if told else []
+    return list(zip(told, [*(row.start_unix_nano for row in told[1:]), *last], strict=True))
+
+
+_TRAINS = frozenset({JobState.TRAINING, JobState.SLOWER})
 _ROLES = {
     "unknown": query_pb2.CYCLE_ROLE_UNKNOWN,
     "step": query_pb2.CYCLE_ROLE_STEP,
@@ -307,7 +350,11 @@ def _trend(epochs: Sequence[EpochRow]) -> query_pb2.DurationTrend | None:
 
 
 def _estimate(
-    response: query_pb2.ListEpochsResponse, run: RunRow, epochs: Sequence[EpochRow], total_epochs: int
+    response: query_pb2.ListEpochsResponse,
+    run: RunRow,
+    epochs: Sequence[EpochRow],
+    states: Sequence[JobStateRow],
+    total_epochs: int,
 ) -> None:
     """Add the estimate, or why there is none yet."""
     if len(epochs) < FEWEST_EPOCHS:
@@ -319,7 +366,11 @@ def _estimate(
     starts_s = np.array([(epoch.start_unix_nano - origin) / 1e9 for epoch in epochs])
     ends_s = np.array([(epoch.end_unix_nano - origin) / 1e9 for epoch in epochs])
     try:
-        estimate = estimate_end(starts_s, ends_s, total_epochs, (run.end_unix_nano - origin) / 1e9)
+        training_s = training_spans(with_ends(states, run.end_unix_nano), origin)
+        now_s = (run.end_unix_nano - origin) / 1e9
+        estimate = estimate_end(
+            starts_s, ends_s, total_epochs, now_s, training_s=training_s if training_s.size else None
+        )
     except TotalEpochsError as error:
         raise RequestError(
             "INVALID_ARGUMENT",
@@ -353,4 +404,5 @@ def end_estimate(estimate: EndEstimate, origin_unix_nano: int, field: str) -> qu
         end_time_lower=timestamp(origin_unix_nano + round(estimate.end_low_s * 1e9)),
         end_time_upper=timestamp(origin_unix_nano + round(estimate.end_high_s * 1e9)),
         interval_coverage=COVERAGE,
+        basis=estimate.basis,
     )

@@ -3,7 +3,13 @@
 from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend
 from gpusonde.epoch_detect.progress.level_pace import PaceChange
 from gpusonde.epoch_detect.progress.pace import PaceWatch
-from gpusonde.epoch_detect.progress.remaining import COVERAGE, FEWEST_EPOCHS, EndEstimate, estimate_end
+from gpusonde.epoch_detect.progress.remaining import (
+    COVERAGE,
+    FEWEST_EPOCHS,
+    EndEstimate,
+    estimate_end,
+    estimate_from_others,
+)
 from gpusonde.epoch_detect.progress.slow_device import DeviceSuspicion, SlowDeviceVerdict, SlowDeviceWatch
 from gpusonde.epoch_detect.progress.state import JobState, StateSpan, StateWatch
 from gpusonde.epoch_detect.progress.table import EpochSummary, EpochSums, Shares, epoch_table, time_shares
@@ -30,5 +36,6 @@ __all__ = [
     "duration_trend",
     "epoch_table",
     "estimate_end",
+    "estimate_from_others",
     "time_shares",
 ]

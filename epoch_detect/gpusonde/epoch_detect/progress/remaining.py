@@ -1,7 +1,14 @@
-"""When the job will be done, from the cycles that are over and how many there are to be."""
+"""When a job will be done: from its cycles that are over and how many there are to be, or from how long others took.
+
+Cycles are not alike: every so often one is longer by an evaluation or a checkpoint, some were not seen, the first holds
+what came before it. The interval's width was chosen on generated jobs and half of the recorded ones; see
+``docs/results/verdicts.md``.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +19,17 @@ from gpusonde.errors import TotalEpochsError
 from gpusonde.telemetry import FloatArray
 
 COVERAGE = 0.9
-_LEAST_SCATTER = 0.02  # of the duration: epochs alike so far need not stay so
 FEWEST_EPOCHS = 3
+
+_LONGER = 1.12  # times the usual duration: a cycle with something more in it
+_MOST_LONGER = 0.34  # share of the cycles; if there are more, they are just uneven
+_NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is cycles that were not seen
+_LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
+# Beyond the scatter of cycles: slow drift, of the time left; where boundaries are placed, and cycles that were not
+# seen, of a cycle; and the share of time that longer ones took, of the time left: they need be no part of a rhythm.
+_DRIFT, _PLACED, _UNSEEN, _UNEVEN = 0.03, 0.1, 1.0, 0.5
+_LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
+_ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,7 @@ class EndEstimate:
         end_s: Expected end on the time axis of the epochs.
         end_low_s: Lower end of its 90 % interval.
         end_high_s: Upper end of it.
+        basis: What it rests on, for a human reader.
     """
 
     epochs_done: int
@@ -33,41 +50,173 @@ class EndEstimate:
     end_s: float
     end_low_s: float
     end_high_s: float
+    basis: str = ""
 
 
-def estimate_end(starts_s: FloatArray, ends_s: FloatArray, total_epochs: int, now_s: float) -> EndEstimate:
+def estimate_end(
+    starts_s: FloatArray,
+    ends_s: FloatArray,
+    total_epochs: int,
+    now_s: float,
+    *,
+    training_s: FloatArray | None = None,
+    epochs_before: int = 0,
+    lost_s: float = 0.0,
+) -> EndEstimate:
     """Estimate the end from the epochs since the last change of their duration.
 
-    The interval holds the scatter of single epochs and what is not known of their mean (Student's t); that the job goes
-    on as it did is assumed.
+    What recurs in every few of them (a checkpoint, an evaluation) is counted as often as it is still to come. The
+    interval (Student's t) holds their scatter, what is not known of their mean and of what recurs, and drift.
 
     Args:
         starts_s: Shape (epochs,), of the epochs that are over.
         ends_s: Shape (epochs,).
         total_epochs: Epochs that the job is to run for.
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
+        training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
+            A gap between epochs is a pause, or epochs that were not seen.
+        epochs_before: Epochs before the first one given.
+        lost_s: Time since the last of them in which the job made no progress.
 
     Raises:
         TotalEpochsError: More epochs are over than there are to be, or fewer than three are.
     """
-    done = int(starts_s.size)
-    if done < FEWEST_EPOCHS:
+    done = int(starts_s.size) + epochs_before
+    if starts_s.size < FEWEST_EPOCHS:
         raise TotalEpochsError(
             f"{done} epochs are over; at least {FEWEST_EPOCHS} are needed to say when the job will be done"
         )
     if total_epochs < done:
         raise TotalEpochsError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
-    left = total_epochs - done
     last = float(ends_s[-1])
-    if not left:
-        return EndEstimate(done, 0, last, last, last)
-    durations = (ends_s - starts_s)[1:]  # the first one compiles, fills caches, allocates
-    points = duration_trend(durations).change_points
-    recent = durations[points[-1].epoch if points else 0 :]
-    mean, n = float(recent.mean()), recent.size
-    scatter = max(float(recent.std(ddof=1)), _LEAST_SCATTER * mean)
-    half = float(stdtrit(n - 1, 0.5 + COVERAGE / 2)) * scatter * float(np.sqrt(left + left**2 / n))
-    expected = max(last + left * mean, now_s)
-    return EndEstimate(
-        done, left, expected, max(last + left * mean - half, now_s), max(last + left * mean + half, now_s)
+    seen = _Cycles.measure(starts_s, ends_s, training_s)
+    # A total that is reached only by what was not seen is not reached.
+    unseen = min(seen.unseen, total_epochs - done) if total_epochs > done else 0
+    done += unseen
+    left = total_epochs - done
+    if left <= 0:
+        return EndEstimate(total_epochs, 0, last, last, last, "all of its cycles are over")
+    longer_s, longer_variance = seen.longer_to_come(left)
+    sigma = math.sqrt(
+        seen.scatter_s**2 * (left + left**2 / seen.count)
+        + longer_variance
+        + (_DRIFT * left * seen.mean_s) ** 2
+        + (_PLACED * seen.mean_s) ** 2
+        + (_UNSEEN * seen.mean_s) ** 2 * unseen
     )
+    half = float(stdtrit(max(seen.count - 1, 1), 0.5 + COVERAGE / 2)) * sigma
+    end = last + lost_s + left * seen.mean_s + longer_s
+    low, high = (max(end + side * half, now_s) for side in (-1, 1))
+    return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s))
+
+
+def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: float) -> EndEstimate:
+    """Estimate the end of a job from how long earlier runs of it took; logarithms of durations are taken for normal.
+
+    Args:
+        durations_s: Of earlier runs that came to their end, at least one, positive.
+        start_s: When this one began.
+        now_s: Time of the newest tick.
+
+    Raises:
+        TotalEpochsError: It runs longer already than any of them took, so they tell nothing of it.
+    """
+    logs = np.log(np.asarray(durations_s, dtype=float))
+    elapsed = now_s - start_s
+    if elapsed > float(np.exp(logs.max())):
+        longest = float(np.exp(logs.max()))
+        raise TotalEpochsError(
+            f"it has run for {elapsed:.0f} s, and no earlier run of it took longer than {longest:.0f} s"
+        )
+    n = logs.size
+    unlike = max(float(logs.std(ddof=1)), _LEAST_UNLIKE) if n > 1 else _ONE_RUN_UNLIKE
+    half = float(stdtrit(max(n - 1, 4 if n == 1 else 1), 0.5 + COVERAGE / 2)) * unlike * math.sqrt(1 + 1 / n)
+    # Those that were over by now say nothing of one that goes on.
+    still = logs[logs > math.log(max(elapsed, 1e-9))]
+    middle = float(np.median(still))
+    end, low, high = (max(start_s + math.exp(middle + side * half), now_s) for side in (0, -1, 1))
+    runs = f"{n} earlier runs of it" if n > 1 else "one earlier run of it"
+    return EndEstimate(0, 0, end, low, high, f"how long {runs} took: {math.exp(float(np.median(logs))):.0f} s")
+
+
+@dataclass(frozen=True)
+class _Cycles:
+    """What cycles so far tell of those to come.
+
+    Attributes:
+        mean_s: Mean duration of those that are not longer than usual.
+        scatter_s: Standard deviation of them.
+        count: How many they are.
+        places: Shape (longer,), which ones are longer, counted from the first.
+        longer_s: Shape (longer,), by how much.
+        last: Place of the last one.
+        unseen: Cycles in gaps that were not seen.
+    """
+
+    mean_s: float
+    scatter_s: float
+    count: int
+    places: FloatArray
+    longer_s: FloatArray
+    last: int
+    unseen: int
+
+    @classmethod
+    def measure(cls, starts_s: FloatArray, ends_s: FloatArray, training_s: FloatArray | None) -> _Cycles:
+        usual = float(np.median(ends_s - starts_s))
+        gaps = np.append(starts_s[1:] - ends_s[:-1], 0.0) / usual
+        if training_s is not None and training_s.size:
+            trained = np.append(_overlap(ends_s[:-1], starts_s[1:], training_s), 0.0) / usual
+            # A gap of which the half was no training is a pause.
+            missed = np.where(trained > 0.5 * gaps, np.round(trained), 0.0)
+        else:
+            whole = np.round(gaps)
+            missed = np.where(np.abs(gaps - whole) < _NEARLY_WHOLE * np.sqrt(np.maximum(whole, 1)), whole, 0.0)
+        durations = ends_s - starts_s + np.where(missed, 0.0, np.maximum(gaps, 0.0) * usual)
+        places = np.arange(durations.size) + np.cumsum(missed) - missed
+        if durations.size > FEWEST_EPOCHS:  # the first one compiles, fills caches, allocates
+            durations, places = durations[1:], places[1:]
+        is_longer = durations > _LONGER * float(np.median(durations))
+        if is_longer.mean() > _MOST_LONGER:
+            is_longer[:] = False
+        alike = durations[~is_longer]
+        points = duration_trend(alike).change_points
+        if points and alike.size - points[-1].epoch > 1:
+            alike = alike[points[-1].epoch :]
+        mean = float(alike.mean())
+        scatter = max(float(alike.std(ddof=1)) if alike.size > 1 else 0.0, _LEAST_SCATTER * mean)
+        return cls(
+            mean, scatter, alike.size, places[is_longer], durations[is_longer] - mean, int(places[-1]),
+            int(missed.sum()),
+        )  # fmt: skip
+
+    def longer_to_come(self, left: int) -> tuple[float, float]:
+        """Seconds that longer cycles among those to come take beyond the usual, expected, and their variance."""
+        if not self.places.size:
+            return 0.0, 0.0
+        each = float(self.longer_s.mean())
+        # Once is no rhythm yet.
+        every = float(np.diff(self.places).mean()) if self.places.size > 1 else self.last + 2.0
+        often = left / every
+        uneven = self.longer_s.sum() / (max(self.last, 1) * self.mean_s)
+        return often * each, max(often, 0.25) * each**2 + (_UNEVEN * uneven * left * self.mean_s) ** 2
+
+    def words(self, unseen: int, longer_s: float) -> str:
+        said = [f"the latest {self.count} cycles, {self.mean_s:.3g} s each"]
+        if self.places.size:
+            said.append(f"{self.places.size} longer ones, for which {longer_s:.0f} s are still to come")
+        if unseen:
+            said.append(f"{unseen} that were not seen but must have been")
+        return ", ".join(said)
+
+
+def _overlap(begins_s: FloatArray, ends_s: FloatArray, spans_s: FloatArray) -> FloatArray:
+    """Seconds of stretches that lie in spans, shape (stretches,)."""
+    before = np.concatenate([[0.0], np.cumsum(spans_s[:, 1] - spans_s[:, 0])])
+
+    def until(time_s: FloatArray) -> FloatArray:
+        i = np.searchsorted(spans_s[:, 0], time_s, side="right")
+        inside = np.where(i > 0, np.minimum(time_s, spans_s[i - 1, 1]) - spans_s[i - 1, 0], 0.0)
+        return np.asarray(before[np.maximum(i - 1, 0)] + np.maximum(inside, 0.0))
+
+    return until(ends_s) - until(begins_s)

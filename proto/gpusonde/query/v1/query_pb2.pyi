@@ -332,36 +332,40 @@ class DurationChange(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., before: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., change: _Optional[float] = ...) -> None: ...
 
 class EndEstimate(_message.Message):
-    __slots__ = ("epochs_done", "epochs_left", "end_time", "end_time_lower", "end_time_upper", "interval_coverage")
+    __slots__ = ("epochs_done", "epochs_left", "end_time", "end_time_lower", "end_time_upper", "interval_coverage", "basis")
     EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_LEFT_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_LOWER_FIELD_NUMBER: _ClassVar[int]
     END_TIME_UPPER_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
     epochs_done: int
     epochs_left: int
     end_time: _timestamp_pb2.Timestamp
     end_time_lower: _timestamp_pb2.Timestamp
     end_time_upper: _timestamp_pb2.Timestamp
     interval_coverage: float
-    def __init__(self, epochs_done: _Optional[int] = ..., epochs_left: _Optional[int] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_lower: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_upper: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., interval_coverage: _Optional[float] = ...) -> None: ...
+    basis: str
+    def __init__(self, epochs_done: _Optional[int] = ..., epochs_left: _Optional[int] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_lower: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_upper: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., basis: _Optional[str] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
-    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role")
+    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role", "like_job_id")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_CYCLES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_ROLE_FIELD_NUMBER: _ClassVar[int]
+    LIKE_JOB_ID_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     active_only: bool
     page_size: int
     page_token: str
     total_cycles: int
     total_role: CycleRole
-    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ...) -> None: ...
+    like_job_id: str
+    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ...) -> None: ...
 
 class ListJobsResponse(_message.Message):
     __slots__ = ("jobs", "next_page_token")
@@ -372,7 +376,7 @@ class ListJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "scheduler", "active", "start_time", "end_time", "members", "state", "state_time", "reason", "confidence", "history", "level", "progress_ratio", "estimate", "estimate_reason", "goodput_ratio", "deviations", "alerts")
+    __slots__ = ("job_id", "scheduler", "active", "start_time", "end_time", "members", "state", "state_time", "reason", "confidence", "history", "level", "progress_ratio", "estimate", "estimate_reason", "goodput_ratio", "deviations", "alerts", "gpu_time")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +395,7 @@ class Job(_message.Message):
     GOODPUT_RATIO_FIELD_NUMBER: _ClassVar[int]
     DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
     ALERTS_FIELD_NUMBER: _ClassVar[int]
+    GPU_TIME_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     scheduler: _job_pb2.Scheduler
     active: bool
@@ -409,7 +414,8 @@ class Job(_message.Message):
     goodput_ratio: float
     deviations: _containers.RepeatedCompositeFieldContainer[GpuDeviation]
     alerts: _containers.RepeatedCompositeFieldContainer[JobAlert]
-    def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ...) -> None: ...
+    gpu_time: _duration_pb2.Duration
+    def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ..., gpu_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class JobAlert(_message.Message):
     __slots__ = ("state", "start_time", "end_time", "reason", "job_id", "scheduler")
