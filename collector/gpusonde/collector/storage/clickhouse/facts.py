@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column
 from gpusonde.collector.storage.model import (
     AgentRow,
     GpuRow,
@@ -217,7 +217,7 @@ class ClickHouseFacts:
                 {"agent_id": agent, **vars(owner), "version": version(agent, owner.term)}
                 for agent, owner in claims.items()
             ]
-            self._sql.insert("agent_moves", fact_table(rows))
+            self._sql.insert("agent_moves", rows)
             rivals = self._sql.few_rows(
                 "SELECT agent_id, max(term) FROM agent_moves WHERE agent_id IN {agents:Array(String)}"
                 " AND collector != {collector:String} AND moved >= now() - {seconds:Int64} GROUP BY agent_id",
@@ -238,7 +238,7 @@ class ClickHouseFacts:
         ]
         for agent in rows:
             del agent["first_sequence"]
-        self._sql.insert("agents", fact_table(rows))
+        self._sql.insert("agents", rows)
 
     def agents(self) -> list[AgentRow]:
         """Return every agent ever seen."""
@@ -341,7 +341,7 @@ class ClickHouseFacts:
             {"agent_id": agent_id, "spool_id": spool_id, "spool": spool}
             for (agent_id, spool_id), spool in numbers.items()
         ]
-        self._sql.insert("spools", fact_table(rows))
+        self._sql.insert("spools", rows)
 
     def durable(self, spool: int) -> int:
         """Return the sequence up to which a spool is durable, 0 when nothing of it is."""

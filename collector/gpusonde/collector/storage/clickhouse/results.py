@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gpusonde.collector.storage.clickhouse.facts import TERM_SHIFT, Ownership
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, fact_table
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.local.results import summary_row, summary_text, tree_row, tree_text
 from gpusonde.collector.storage.model import (
     MOST_STATES,
@@ -84,7 +84,7 @@ class ClickHouseResults:
                 epochs[update.run.run_id] = _Written(term, new)
         try:
             if rows:
-                self._sql.insert("epochs", fact_table(rows))
+                self._sql.insert("epochs", rows)
         except StoreError:
             for run_id in epochs:
                 self._written.pop(run_id, None)
@@ -104,18 +104,18 @@ class ClickHouseResults:
             if update.tree is not None
         ]
         if trees:
-            self._sql.insert("trees", fact_table(trees))
+            self._sql.insert("trees", trees)
         states = [
             {"run_id": u.run.run_id, **vars(state), "version": self._ownership.version(u.run.agent_id)}
             for u in updates
             for state in u.states
         ]
         if states:
-            self._sql.insert("job_states", fact_table(states))
+            self._sql.insert("job_states", states)
         # The last state of a run counts, as does its version.
         runs = [{**vars(u.run), "version": self._ownership.version(u.run.agent_id)} for u in updates]
         if runs:
-            self._sql.insert("runs", fact_table(runs))
+            self._sql.insert("runs", runs)
         if resumes:
             positions = [
                 {
@@ -127,7 +127,7 @@ class ClickHouseResults:
                 }
                 for (agent_id, gpu_uuid), (position, not_before) in resumes.items()
             ]
-            self._sql.insert("tracker_positions", fact_table(positions))
+            self._sql.insert("tracker_positions", positions)
 
     def _read_written(self, run: RunRow) -> _Written:
         written = self._written.get(run.run_id)
@@ -264,7 +264,7 @@ class ClickHouseResults:
             for alert in alerts
         ]
         if rows:
-            self._sql.insert("job_alerts", fact_table(rows))
+            self._sql.insert("job_alerts", rows)
 
     def alerts(
         self,
@@ -306,7 +306,7 @@ class ClickHouseResults:
             }
             for epoch, summary in summaries
         ]
-        self._sql.insert("summaries", fact_table(rows))
+        self._sql.insert("summaries", rows)
 
     def summaries(self, run_id: str, epochs: Sequence[EpochRow]) -> dict[int, SummaryRow]:
         """Return the summaries, by index, of neighbouring epochs of a run, as far as there are any."""

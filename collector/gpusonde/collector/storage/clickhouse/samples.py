@@ -18,8 +18,7 @@ from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Greeted
 from gpusonde.collector.storage.clickhouse.sql import (
     ClickHouseSql,
     RecordRows,
-    fact_table,
-    progress_table,
+    progress_rows,
     sample_table,
 )
 from gpusonde.collector.storage.memtable import Memtable
@@ -151,10 +150,10 @@ class ClickHouseSamples:
             began_at = self._monotonic_clock()
             for table, facts in rows.facts.items():
                 if facts:
-                    self._sql.insert(table, fact_table(facts))
+                    self._sql.insert(table, facts)
             if rows.blocks:
                 self._sql.insert("samples", sample_table(rows.blocks, lossless=self._config.lossless))
-            self._sql.insert("progress", progress_table(rows.reached))
+            self._sql.insert("progress", progress_rows(rows.reached))
             self._counters.on_log_sync(self._monotonic_clock() - began_at)
             gpus = self._tail.add([(position, incoming.decoded) for position, incoming in fresh])
             with self._lock:
@@ -225,7 +224,7 @@ class ClickHouseSamples:
             new = self._number(new, found.holders)
         durable = {key: first_sequences.get(key, 1) - 1 for key in new}
         if reached := {new[key]: sequence for key, sequence in durable.items() if sequence}:
-            self._sql.insert("progress", progress_table(reached))
+            self._sql.insert("progress", progress_rows(reached))
         known.update({key: (number, durable[key]) for key, number in new.items()})
         with self._lock:
             self._spools.update({key: number for key, (number, _) in known.items()})
@@ -249,11 +248,11 @@ class ClickHouseSamples:
         """Insert as much as one commit of a busy collector."""
         collector = self._ownership.collector
         row = {"collector": collector, "version": self._wall_clock_ns(), "data": _PROBE}
-        self._sql.insert("probes", fact_table([row]))
+        self._sql.insert("probes", [row])
 
     def quarantine(self, name: str, data: bytes) -> None:
         """Keep the bytes of a record that is refused for good."""
-        self._sql.insert("quarantine", fact_table([{"name": name, "data": data, "version": self._wall_clock_ns()}]))
+        self._sql.insert("quarantine", [{"name": name, "data": data, "version": self._wall_clock_ns()}])
 
     def subscribe(self, listener: Listener) -> None:
         """Have ``listener`` called, on the thread that appends, after records became durable."""

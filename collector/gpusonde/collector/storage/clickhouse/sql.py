@@ -1,6 +1,6 @@
 """``ClickHouseSql``: the database as the store uses it, and records as rows of its tables, column by column.
 
-Values reach the database as bound parameters (``{name:Type}``, bound by the server) or as Arrow columns, never as text
+Values reach the database as bound parameters (``{name:Type}``, bound by the server) or as rows in JSON or Arrow, never as text
 of a statement; names of tables and columns come from the schema and the metric catalogue alone.
 """
 
@@ -37,16 +37,6 @@ from gpusonde.service.wire import (
 _SECOND_NS = 1_000_000_000
 # An answer of fewer bytes is not worth the time of several threads.
 _LARGE_BYTES = 1 << 18
-
-# Columns of the tables of facts, as far as Arrow would guess another type or none at all.
-_TYPES: Mapping[str, pa.DataType] = {
-    "metrics": pa.list_(pa.string()),
-    "message": pa.binary(),
-    "host": pa.binary(),
-    "data": pa.binary(),
-    "content": pa.binary(),
-    "received": pa.timestamp("s", "UTC"),
-}
 
 
 @dataclass
@@ -143,13 +133,6 @@ class RecordRows:
         self.facts["gaps"].append({"spool": spool, "first_sequence": first_sequence, "last_sequence": last_sequence})
 
 
-def fact_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows, which all have the columns of the first, as columns."""
-    return pa.table(
-        {name: pa.array([row[name] for row in rows], _TYPES.get(name)) for name in rows[0]},
-    )
-
-
 def sample_table(blocks: Sequence[tuple[StoredBlock, int]], *, lossless: bool) -> pa.Table:
     """Return the ticks of blocks of any GPUs as rows of the table of samples, rounded unless lossless."""
     # Blocks of one layout are joined at once; those of a fleet have few layouts.
@@ -178,11 +161,9 @@ def sample_table(blocks: Sequence[tuple[StoredBlock, int]], *, lossless: bool) -
     )
 
 
-def progress_table(reached: Mapping[int, int]) -> pa.Table:
-    """Return how far spools are."""
-    return pa.table(
-        {"spool": np.array([*reached], dtype=np.int64), "sequence": np.array([*reached.values()], dtype=np.int64)}
-    )
+def progress_rows(reached: Mapping[int, int]) -> list[dict[str, int]]:
+    """Return how far spools are as rows of the table of progress."""
+    return [{"spool": spool, "sequence": sequence} for spool, sequence in reached.items()]
 
 
 # An acknowledgement means most replicas. A read shows what was inserted through any of them, which the server only
@@ -243,13 +224,23 @@ class ClickHouseSql:
             answer = self._engine.query(statement, parameters, "JSONCompactEachRow")
             return [json.loads(line) for line in answer.splitlines()]
 
-    def insert(self, table: str, rows: pa.Table) -> None:
-        """Insert rows; when it returns, the server has them in a part, or most replicas have."""
+    def insert(self, table: str, rows: pa.Table | Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows; when it returns, the server has them in a part, or most replicas have.
+
+        Args:
+            table: Where to.
+            rows: Many, column by column, or at least one, which all have the columns of the first: of a few, Arrow
+                costs eight times as much.
+        """
+        if isinstance(rows, pa.Table):
+            columns, content, form = rows.column_names, _arrow_file(rows), "Arrow"
+        else:
+            columns, content, form = list(rows[0]), _json_lines(rows), "JSONCompactEachRow"
         last_try_s = time.monotonic() + _LONGEST_BUSY_S
         while True:
             with _naming_failures(self.config.url):
                 try:
-                    self._engine.insert(table, rows)
+                    self._engine.insert(table, columns, content, form)
                 except Exception as error:
                     if getattr(error, "code", None) != _BUSY or time.monotonic() > last_try_s:
                         raise
@@ -270,6 +261,24 @@ class ClickHouseSql:
     def close(self) -> None:
         """Disconnect."""
         self._engine.close()
+
+
+def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows as arrays; bytes that are no text stay as they are, which the database takes."""
+    lines = [
+        [value.decode(errors="surrogateescape") if isinstance(value, bytes) else value for value in row.values()]
+        for row in rows
+    ]
+    return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode(errors="surrogateescape")
+
+
+def _arrow_file(rows: pa.Table) -> pa.Buffer:
+    large = rows.nbytes > _LARGE_BYTES
+    options = pa.ipc.IpcWriteOptions(compression="lz4" if large else None, use_threads=large)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.RecordBatchFileWriter(sink, rows.schema, options=options) as writer:
+        writer.write(rows)
+    return sink.getvalue()
 
 
 def binary_column(table: pa.Table, name: str) -> list[bytes]:
@@ -304,9 +313,9 @@ class _EmbeddedEngine:
         answer: bytes = self._client.raw_query(statement, dict(parameters), fmt=form)
         return answer
 
-    def insert(self, table: str, rows: pa.Table) -> None:
-        """Insert rows."""
-        self._client.insert_arrow(table, rows)
+    def insert(self, table: str, columns: Sequence[str], rows: bytes | pa.Buffer, form: str) -> None:
+        """Insert rows that are in one of ClickHouse's formats."""
+        self._client.raw_insert(table, list(columns), bytes(rows), fmt=form)
 
     def run(self, statement: str) -> None:
         """Run a statement that answers nothing."""

@@ -15,7 +15,7 @@ from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownersh
 from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseSamples
 from gpusonde.collector.storage.clickhouse.schema import prepare
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column
 from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import OwnersListener, StoreCounters, UnusableStateError
 from gpusonde.errors import StoreError
@@ -196,4 +196,4 @@ class ClickHouseStates:
             "content": content,
             "version": self._ownership.version(key[0]),
         }
-        self._sql.insert("tracking_states", fact_table([row]))
+        self._sql.insert("tracking_states", [row])
