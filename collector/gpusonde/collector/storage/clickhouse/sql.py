@@ -1,7 +1,7 @@
 """``ClickHouseSql``: the database as the store uses it, and records as rows of its tables, column by column.
 
-Values reach the database as bound parameters (``{name:Type}``, bound by the server) or as rows in JSON or Arrow, never as text
-of a statement; names of tables and columns come from the schema and the metric catalogue alone.
+Values reach the database as bound parameters (``{name:Type}``, bound by the server) or as rows in JSON or Arrow, never
+as text of a statement; names of tables and columns come from the schema and the metric catalogue alone.
 """
 
 from __future__ import annotations
