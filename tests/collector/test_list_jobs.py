@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from support.job_records import binding, gpu_traces, idle_outside, records_of
 from support.running_collector import ThreadCollector
 from support.trace_records import incoming
@@ -291,3 +292,50 @@ def test_a_job_that_has_left_its_gpus_is_over(subject):
     subject.feed(incoming([said], "host-1"), 1)
     now = START + 60 * SECOND
     assert not list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+
+
+def test_the_longest_pause_is_told_within_runs_and_between_them_however_long_ago(subject):
+    busy = [state(400 + i, "training" if i % 2 else "evaluating") for i in range(150)]
+    first = [state(0, "training"), state(100, "checkpointing"), state(130, "stalled"), state(160, "training"), *busy]
+    save(
+        subject,
+        RunUpdate(run_of("a", 0, 600, ended=True), None, states=first),
+        RunUpdate(run_of("b", 1000, 1100, ended=True), None, states=[state(1000, "training"), state(1080, "hung")]),
+    )
+    (job,) = ask(subject).jobs
+    assert job.longest_pause.seconds == 400
+    save(subject, RunUpdate(run_of("c", 0, 600, job="other", ended=True), None, states=first))
+    (job,) = ask(subject, job_id="other").jobs
+    assert job.longest_pause.seconds == 60
+    save(subject, run_of("d", 0, 600, job="steady"))
+    (job,) = ask(subject, job_id="steady").jobs
+    assert not job.HasField("longest_pause")
+
+
+def test_what_the_processes_of_a_job_did_is_told_for_the_window_that_was_asked_for(subject):
+    traces = idle_traces()
+    hold(subject, traces)
+    group = ingest_pb2.ProcessGroupActivity(
+        gpu_uuids=list(traces), processor_ms=[500] * 30, written_bytes=[3_000_000] * 30, read_bytes=[1_000_000] * 30
+    )
+    looks = [
+        ingest_pb2.Record(
+            sequence=100 + i,
+            job_activity=ingest_pb2.JobActivity(
+                start_time_unix_nano=START + 30 * i * SECOND, offsets_ms=[1000 * k for k in range(30)], groups=[group]
+            ),
+        )
+        for i in range(2)
+    ]
+    subject.feed(incoming(looks, "host-1"), 2)
+    now = START + 60 * SECOND
+    request = query_pb2.ListJobsRequest(job_id="4711", active_only=True, process_window=Duration(seconds=60))
+    (job,) = list_jobs(subject.store, request, now).jobs
+    assert job.processes.seen.seconds == 60
+    assert job.processes.processors == pytest.approx(0.5)
+    assert job.processes.bytes_per_second == pytest.approx(4e6)
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(job_id="4711", active_only=True), now).jobs
+    assert not job.HasField("processes")
+    for wrong in ({"process_window": Duration(seconds=60)}, {"job_id": "4711", "process_window": Duration(seconds=-1)}):
+        with pytest.raises(RequestError, match="process_window"):
+            ask(subject, **wrong)

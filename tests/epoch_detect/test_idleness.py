@@ -1,9 +1,11 @@
 """When a job's GPUs may be taken away: two witnesses on every GPU, for long enough, and nothing against it."""
 
+import math
+
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect.progress.idleness import judge_idleness
+from gpusonde.epoch_detect.progress.idleness import ProcessUse, judge_idleness
 
 WANTED_S = 1800.0
 
@@ -21,8 +23,12 @@ def gpu(seconds=1800, interval_s=1.0, **values):
     return time_s, {name: column for name, column in rest.items() if column is not None}
 
 
-def judge(*gpus, idle_s=2000.0, pauses_s=()):
-    return judge_idleness(idle_s, WANTED_S, pauses_s, {f"GPU-{i}": each for i, each in enumerate(gpus)})
+REST = ProcessUse(WANTED_S, 0.01, 0.0)
+
+
+def judge(*gpus, idle_s=2000.0, longest_pause_s=0.0, processes=REST):
+    known = {f"GPU-{i}": each for i, each in enumerate(gpus)}
+    return judge_idleness(idle_s, WANTED_S, longest_pause_s, known, processes)
 
 
 def bursts(every, value):
@@ -39,6 +45,7 @@ def test_a_job_whose_gpus_all_rest_is_idle_and_says_by_what():
         "it is not in use",
         "its power is flat",
         "nothing moves over PCIe",
+        "its processes rest",
     )
 
 
@@ -69,11 +76,11 @@ def test_one_witness_is_not_enough():
 
 
 def test_pauses_that_the_job_came_back_from_are_waited_out():
-    assert judge(gpu(), idle_s=2000.0, pauses_s=[900.0]).idle
-    early = judge(gpu(), idle_s=2000.0, pauses_s=[60.0, 1700.0])
+    assert judge(gpu(), idle_s=2000.0, longest_pause_s=450.0).idle
+    early = judge(gpu(), idle_s=2000.0, longest_pause_s=1700.0)
     assert not early.idle
-    assert early.evidence == ("idle for 2000 s of 2550 s; it paused for 1700 s before and went on",)
-    assert judge(gpu(), idle_s=2600.0, pauses_s=[60.0, 1700.0]).idle
+    assert early.evidence == ("idle for 2000 s of 6800 s; it paused for 1700 s before and went on",)
+    assert judge(gpu(), idle_s=6900.0, longest_pause_s=1700.0).idle
 
 
 def test_metrics_that_are_missing_are_no_rest():
@@ -88,3 +95,23 @@ def test_metrics_that_are_missing_are_no_rest():
 
 def test_an_agent_that_samples_idle_gpus_less_often_is_heard_all_the_same():
     assert judge(gpu(interval_s=2.0)).idle
+
+
+def test_processes_that_work_keep_a_job_whose_gpus_rest():
+    busy = judge(gpu(), processes=ProcessUse(WANTED_S, 3.5, 2e3))
+    assert not busy.idle
+    assert busy.evidence == ("its processes take 3.50 processors",)
+    loads = judge(gpu(), processes=ProcessUse(WANTED_S, 0.05, 4e7))
+    assert not loads.idle
+    assert loads.evidence == ("its processes read and write 40.0 MB/s",)
+
+
+def test_that_processes_rest_is_evidence_and_where_nobody_knows_the_job_is_waited_for_longer():
+    assert "its processes rest" in judge(gpu()).evidence
+    for unknown in (None, ProcessUse(WANTED_S, math.nan, math.nan), ProcessUse(0.5 * WANTED_S, 0.01, 0.0)):
+        early = judge(gpu(), processes=unknown)
+        assert not early.idle
+        assert early.evidence == ("idle for 2000 s of 7200 s; what its processes do is not known",)
+        late = judge(gpu(), idle_s=7300.0, processes=unknown)
+        assert late.idle
+        assert "what its processes do is not known, so it was waited for longer" in late.evidence

@@ -11,11 +11,15 @@ from gpusonde.kubelet.v1 import pod_resources_pb2 as pb
 
 
 class FakeKubelet:
-    """Answers List with what a test puts into ``pods``: (namespace, pod, container, resource, device ids)."""
+    """Answers List with what a test puts into ``pods``: (namespace, pod, container, resource, device ids).
+
+    And into ``claims``: (namespace, pod, container, driver, device, CDI names), as kubelets tell of resource claims.
+    """
 
     def __init__(self, socket):
         self.socket = socket
         self.pods = []
+        self.claims = []
         self.refuse = None
         self.delay_s = 0.0
         self.asked = 0
@@ -66,5 +70,28 @@ class FakeKubelet:
                     ],
                 )
                 for namespace, pod, container, resource, ids in self.pods
+            ]
+            + [
+                pb.PodResources(
+                    name=pod,
+                    namespace=namespace,
+                    containers=[
+                        pb.ContainerResources(
+                            name=container,
+                            dynamic_resources=[
+                                pb.DynamicResource(
+                                    claim_resources=[
+                                        pb.ClaimResource(
+                                            driver_name=driver,
+                                            device_name=device,
+                                            cdi_devices=[pb.CDIDevice(name=name) for name in names],
+                                        )
+                                    ]
+                                )
+                            ],
+                        )
+                    ],
+                )
+                for namespace, pod, container, driver, device, names in self.claims
             ]
         )

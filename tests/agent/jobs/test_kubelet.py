@@ -62,6 +62,26 @@ def test_time_slicing_gives_one_gpu_several_pods_and_device_files_are_understood
     assert [o.job_id for o in found["GPU-b"]] == ["a/three"]
 
 
+def test_claims_of_dynamic_resource_allocation_are_understood(kubelet, socket):
+    nvidia = "gpu.nvidia.com"
+    kubelet.claims = [
+        # As NVIDIA's driver names devices since Kubernetes 1.34; the number is that of the device file.
+        ("a", "named", "c", nvidia, "gpu-5", ["k8s.gpu.nvidia.com/claim=0a1b-gpu-5"]),
+        # A kubelet that tells CDI names only.
+        ("a", "by-cdi", "c", "", "", ["k8s.gpu.nvidia.com/device=gpu-6"]),
+        ("a", "by-uuid", "c", "", "", ["nvidia.com/gpu=MIG-1"]),
+        # An instance by its profile: which one, nobody says. And devices of others.
+        ("a", "profile", "c", nvidia, "gpu-6-mig-19-0-1", ["k8s.gpu.nvidia.com/device=gpu-6-mig-19-0-1"]),
+        ("a", "network", "c", "nic.example.com", "gpu-6", ["nic.example.com/port=gpu-6"]),
+    ]
+    found = pods(socket, {5: "GPU-a", 6: "GPU-b"}).owners(NOW)
+    assert {gpu: [o.job_id for o in owners] for gpu, owners in found.items()} == {
+        "GPU-a": ["a/named"],
+        "GPU-b": ["a/by-cdi"],
+        "MIG-1": ["a/by-uuid"],
+    }
+
+
 def test_what_is_there_at_the_first_answer_has_been_there_since_the_agent_began_to_look(kubelet, socket):
     subject = pods(socket)
     kubelet.pods = [("a", "early", "c", "nvidia.com/gpu", ["GPU-a"])]
@@ -141,3 +161,16 @@ def test_the_numbers_on_the_wire_are_the_kubelet_s():
     (read,) = answer.pod_resources
     assert (read.name, read.namespace, read.containers[0].name) == ("p", "n", "c")
     assert (read.containers[0].devices[0].resource_name, list(read.containers[0].devices[0].device_ids)) == ("r", ["d"])
+
+
+def test_the_numbers_of_claims_on_the_wire_are_the_kubelet_s():
+    # dynamic_resources=5 { claim_name=2 "n", claim_namespace=3 "s", claim_resources=4 { cdi_devices=1 { name=1
+    # "v/c=d" }, driver_name=2 "r", pool_name=3 "p", device_name=4 "gpu-0", share_id=5 "x" } } of a container.
+    from gpusonde.kubelet.v1 import pod_resources_pb2 as pb
+
+    cdi = bytes.fromhex("0a05") + b"v/c=d"
+    claim = b"\x0a" + bytes([len(cdi)]) + cdi + bytes.fromhex("120172 1a0170 2205") + b"gpu-0" + bytes.fromhex("2a0178")
+    dynamic = bytes.fromhex("12016e 1a0173") + b"\x22" + bytes([len(claim)]) + claim
+    (read,) = pb.ContainerResources.FromString(b"\x2a" + bytes([len(dynamic)]) + dynamic).dynamic_resources
+    (told,) = read.claim_resources
+    assert (told.driver_name, told.device_name, told.cdi_devices[0].name) == ("r", "gpu-0", "v/c=d")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ _TIMEOUT_S = 2.0
 _LARGEST_ANSWER_BYTES = 16 << 20
 _MOST_DEVICES = 4096
 _RESOURCE_VENDOR = "nvidia.com/"
+_DRA_DRIVER = "gpu.nvidia.com"
+_VENDORS = frozenset({"nvidia.com", "k8s.gpu.nvidia.com"})
+# What names a GPU in a claim's device, whatever stands before it; "gpu-0-mig-..." says a profile, not which instance.
+_DRA_ID = re.compile(r"(GPU|MIG)-[0-9a-zA-Z-]+$|(?<![0-9a-z])gpu-[0-9]+$")
+_DRA_NAME = re.compile(r"^gpu-([0-9]+)$")
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", _LARGEST_ANSWER_BYTES),
     # Servers in Go refuse the path of a socket as an authority.
@@ -137,13 +143,28 @@ class KubeletPods:
         seen = 0
         for pod in answer.pod_resources:
             for container in pod.containers:
-                for group in container.devices:
-                    if not group.resource_name.startswith(_RESOURCE_VENDOR):
-                        continue
-                    for name in group.device_ids:
-                        seen += 1
-                        if seen > _MOST_DEVICES:
-                            return
-                        gpu = self._devices.by_plugin_id(name)
-                        if gpu is not None and pod.name:
-                            yield _Device(gpu, "::" in name, pod.namespace or "default", pod.name, container.name)
+                for names in _names(container):
+                    seen += 1
+                    if seen > _MOST_DEVICES:
+                        return
+                    gpu = next((gpu for name in names if (gpu := self._devices.by_plugin_id(name)) is not None), None)
+                    if gpu is not None and pod.name:
+                        replica = any("::" in name for name in names)
+                        yield _Device(gpu, replica, pod.namespace or "default", pod.name, container.name)
+
+
+def _names(container: pod_resources_pb2.ContainerResources) -> Iterator[Sequence[str]]:
+    """Yield the names of each device that a container got, by a device plugin or by claims (DRA)."""
+    for group in container.devices:
+        if group.resource_name.startswith(_RESOURCE_VENDOR):
+            for name in group.device_ids:
+                yield (name,)
+    for resource in container.dynamic_resources:
+        for claim in resource.claim_resources:
+            # Of NVIDIA's driver gpu-N is that of /dev/nvidiaN; a name of its CDI devices ends in that or in a UUID.
+            known = [each.name.rpartition("=")[2] for each in claim.cdi_devices if each.name.split("/")[0] in _VENDORS]
+            if claim.driver_name == _DRA_DRIVER:
+                known.append(claim.device_name)
+            ids = [match.group() for name in known if (match := _DRA_ID.search(name))]
+            if ids:
+                yield [_DRA_NAME.sub(r"nvidia\1", each) for each in ids]

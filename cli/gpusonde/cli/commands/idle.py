@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gpusonde.telemetry import FloatArray
 
 _COMMAND_TIMEOUT_S = 60.0
-# In which a job pauses, and after which it went on.
-_PAUSES = frozenset({"idle", "stalled", "hung", "checkpointing"})
+# A collector says of so long at most what processes did.
+_LONGEST_WINDOW_S = 86_400.0
 
 
 class IdleJobPayload(TypedDict):
@@ -50,7 +50,9 @@ class IdlePayload(TypedDict):
 
 
 @dataclass(frozen=True)
-class _Judged:
+class JudgedJob:
+    """A job in state idle, what is thought of it, and what was done about it."""
+
     job: JobInfo
     verdict: IdlenessVerdict
     reaped: bool = False
@@ -58,9 +60,11 @@ class _Judged:
 
     @property
     def idle_s(self) -> float:
+        """For how long it is in that state."""
         return (self.job.end_unix_nano - self.job.state_unix_nano) / 1e9
 
     def payload(self) -> IdleJobPayload:
+        """Return it as it is printed."""
         return {
             "job_id": self.job.job_id,
             "scheduler": self.job.scheduler or None,
@@ -105,7 +109,7 @@ def run_idle(args: argparse.Namespace) -> int:
     if args.act and not command:
         raise UsageError("--act runs the command of --reap; give one")
     with connect(args) as client:
-        judged = [_judge(client, job, wanted_s) for job in _idle_jobs(client)]
+        judged = [judge(client, job, wanted_s) for job in _idle_jobs(client)]
         if args.act:
             judged = [_reap(client, each, command, wanted_s) for each in judged]
 
@@ -124,34 +128,39 @@ def _idle_jobs(client: Client, job_id: str = "") -> list[JobInfo]:
     return [job for job in client.list_jobs(job_id=job_id, active_only=True) if job.state == "idle"]
 
 
-def _judge(client: Client, job: JobInfo, wanted_s: float) -> _Judged:
-    from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict, judge_idleness
+def judge(client: Client, job: JobInfo, wanted_s: float) -> JudgedJob:
+    """Say of a job in state idle whether its GPUs may be taken away."""
+    from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict, ProcessUse, judge_idleness
 
     idle_s = (job.end_unix_nano - job.state_unix_nano) / 1e9
-    pauses_s = [(s.end_unix_nano - s.start_unix_nano) / 1e9 for s in job.history if s.state in _PAUSES]
+    processes: ProcessUse | None = None
     gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
     if idle_s >= wanted_s:
+        window_s = min(wanted_s, _LONGEST_WINDOW_S)
+        same = client.list_jobs(job_id=job.job_id, active_only=True, process_window_s=window_s)
+        for found in (each.processes for each in same if each.scheduler == job.scheduler and each.processes):
+            processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s)
         start = job.end_unix_nano - round(wanted_s * 1e9)
         for gpu_uuid in sorted({member.gpu_uuid for member in job.members}):
             try:
                 trace = client.read_samples(gpu_uuid, start_unix_nano=start, end_unix_nano=job.end_unix_nano + 1)
             except CollectorError as error:
                 # What cannot be read is no evidence.
-                return _Judged(job, IdlenessVerdict(False, (f"GPU {gpu_uuid}: {error}",)))
+                return JudgedJob(job, IdlenessVerdict(False, (f"GPU {gpu_uuid}: {error}",)))
             gpus[gpu_uuid] = (trace.time_s, dict(trace.values))
-    return _Judged(job, judge_idleness(idle_s, wanted_s, pauses_s, gpus))
+    return JudgedJob(job, judge_idleness(idle_s, wanted_s, job.longest_pause_s, gpus, processes))
 
 
-def _reap(client: Client, judged: _Judged, command: Sequence[str], wanted_s: float) -> _Judged:
+def _reap(client: Client, judged: JudgedJob, command: Sequence[str], wanted_s: float) -> JudgedJob:
     """Look once more, as the first look may have taken long, and run the command."""
     if not judged.verdict.idle:
         return judged
     now = [job for job in _idle_jobs(client, judged.job.job_id) if job.scheduler == judged.job.scheduler]
-    again = _judge(client, now[0], wanted_s) if now else None
+    again = judge(client, now[0], wanted_s) if now else None
     if again is None or not again.verdict.idle or again.job.state_unix_nano != judged.job.state_unix_nano:
         from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict
 
-        return _Judged(judged.job, IdlenessVerdict(False, ("it does something else at the second look",)))
+        return JudgedJob(judged.job, IdlenessVerdict(False, ("it does something else at the second look",)))
     environment = os.environ | {"GPUSONDE_JOB_ID": again.job.job_id, "GPUSONDE_SCHEDULER": again.job.scheduler}
     try:
         done = subprocess.run(
@@ -171,7 +180,7 @@ def _reap(client: Client, judged: _Judged, command: Sequence[str], wanted_s: flo
     return replace(again, reaped=True)
 
 
-def _render(screen: Screen, args: argparse.Namespace, command: Sequence[str], judged: Sequence[_Judged]) -> None:
+def _render(screen: Screen, args: argparse.Namespace, command: Sequence[str], judged: Sequence[JudgedJob]) -> None:
     if not judged:
         screen.line(f"no job is idle at the collector at {args.collector}")
         return

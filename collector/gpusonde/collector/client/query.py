@@ -22,6 +22,7 @@ from gpusonde.collector.client.results import (
     JobAlert,
     JobInfo,
     JobMember,
+    JobProcessesInfo,
     JobSpan,
     Measurement,
     Prediction,
@@ -121,6 +122,7 @@ class Client(ServiceClient):
         total_cycles: int | None = None,
         total_role: str = "",
         like_job_id: str = "",
+        process_window_s: float | None = None,
     ) -> list[JobInfo]:
         """Return jobs with what they do, newest first.
 
@@ -132,6 +134,8 @@ class Client(ServiceClient):
             total_role: Role of the level that they are counted in; empty means the one that measures the progress.
             like_job_id: A job that is over, and tells the end of this one where no total is given; empty means earlier
                 jobs of the same name; only with ``job_id``.
+            process_window_s: Say what the processes of the job did in the latest time of this length, a day at most;
+                only with ``job_id``.
 
         Raises:
             CollectorError: A total comes without ``job_id``, or there is no answer.
@@ -144,12 +148,13 @@ class Client(ServiceClient):
             total_cycles=total_cycles,
             total_role=f"CYCLE_ROLE_{total_role.upper()}" if total_role else None,
             like_job_id=like_job_id,
+            process_window=None if process_window_s is None else _to_duration(process_window_s),
         )
         while limit is None or len(jobs) < limit:
             request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(jobs))
             with self._errors():
                 response = self._stub.ListJobs(request, timeout=self._timeout_s, metadata=self._metadata)
-                jobs += [_job(job) for job in response.jobs]
+                jobs += [job_info(job) for job in response.jobs]
             request.page_token = response.next_page_token
             if not response.next_page_token:
                 break
@@ -290,7 +295,8 @@ def _run(run: query_pb2.Run) -> RunInfo:
     )
 
 
-def _job(job: query_pb2.Job) -> JobInfo:
+def job_info(job: query_pb2.Job) -> JobInfo:
+    """Return a job as plain values."""
     return JobInfo(
         job_id=job.job_id,
         scheduler=enum_text(job, "scheduler") or "",
@@ -320,6 +326,16 @@ def _job(job: query_pb2.Job) -> JobInfo:
         gpu_s=job.gpu_time.ToNanoseconds() / 1e9,
         deviations=tuple(GpuDeviation(each.gpu_uuid, each.kind, each.amount) for each in job.deviations),
         alerts=tuple(_alert(alert) for alert in job.alerts),
+        longest_pause_s=job.longest_pause.ToNanoseconds() / 1e9,
+        processes=_processes(job.processes) if job.HasField("processes") else None,
+    )
+
+
+def _processes(processes: query_pb2.JobProcesses) -> JobProcessesInfo:
+    return JobProcessesInfo(
+        processes.seen.ToNanoseconds() / 1e9,
+        processes.processors if processes.HasField("processors") else math.nan,
+        processes.bytes_per_second if processes.HasField("bytes_per_second") else math.nan,
     )
 
 

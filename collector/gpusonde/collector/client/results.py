@@ -305,6 +305,21 @@ class JobAlert:
 
 
 @dataclass(frozen=True)
+class JobProcessesInfo:
+    """What the processes of a job did in a time that was asked for.
+
+    Attributes:
+        seen_s: Seconds that were looked at, on the host with the least.
+        processors: Mean number of processors that they took; NaN where it cannot be read.
+        bytes_per_s: Mean of what they read and wrote; NaN likewise.
+    """
+
+    seen_s: float
+    processors: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class JobInfo:
     """What a user started: its runs on all GPUs and hosts.
 
@@ -329,6 +344,8 @@ class JobInfo:
         gpu_s: Seconds of GPUs that it is a share of.
         deviations: GPUs of the job that do otherwise than the others.
         alerts: The latest ones, newest first, where one job was asked for.
+        longest_pause_s: For how long it once did not get on, and then did again; 0 where it never paused.
+        processes: What its processes did, where it was asked for and is known.
     """
 
     job_id: str
@@ -350,6 +367,8 @@ class JobInfo:
     gpu_s: float
     deviations: tuple[GpuDeviation, ...]
     alerts: tuple[JobAlert, ...] = ()
+    longest_pause_s: float = 0.0
+    processes: JobProcessesInfo | None = None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
+
+import numpy as np
 
 from gpusonde.collector.query.endings import JobProgress, earlier_runs, stays
 from gpusonde.collector.query.job_tree import JobTree
@@ -15,17 +18,18 @@ from gpusonde.collector.query.runs import (
     cycle_message,
     deviation_messages,
     gpu_message,
+    nanoseconds,
     timestamp,
     tree_parts,
     with_ends,
 )
 from gpusonde.collector.storage.model import AlertRow, GpuRow, JobStateRow, RunRow
-from gpusonde.collector.storage.store import ResultStore, Store
+from gpusonde.collector.storage.store import FactStore, ResultStore, Store
 from gpusonde.collector.tracking.jobs import NO_JOBS, job_of
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
-from gpusonde.service.wire import Binding
+from gpusonde.service.wire import ACTIVITY_COLUMNS, Binding, Float64Array
 
 _PAGE = 1000
 _MOST_OPEN_RUNS = 100_000
@@ -40,6 +44,7 @@ STATES = {
 }
 # In which a job gets on. A checkpoint is not progress: it is what a failure would have cost, paid in advance.
 _PROGRESS = frozenset({query_pb2.JOB_STATE_TRAINING, query_pb2.JOB_STATE_EVALUATING, query_pb2.JOB_STATE_SLOWER})
+_PAUSES = frozenset({"idle", "stalled", "hung", "checkpointing"})
 
 
 def list_jobs(
@@ -59,6 +64,10 @@ def list_jobs(
     for field in ("total_cycles", "total_role", "like_job_id"):
         if getattr(request, field) and not request.job_id:
             raise RequestError("INVALID_ARGUMENT", f"field {field!r}: is that of one job; name it in 'job_id'")
+    if request.HasField("process_window"):
+        window_ns = nanoseconds(request.process_window, "process_window")
+        if not request.job_id or not 0 < window_ns <= _DAY_NS:
+            raise RequestError("INVALID_ARGUMENT", "field 'process_window': is up to a day, and of one job ('job_id')")
     place = from_token(request.page_token, (int, str))
     before = (int(place[0]), str(place[1])) if place else None
     now = time.time_ns() if now_unix_nano is None else now_unix_nano
@@ -230,11 +239,14 @@ def _job(store: Store, of: _Runs, request: query_pb2.ListJobsRequest, now: int) 
     told = _add_state(job, parts, members)
     resting_ns = _add_idleness(job, of, end) if of.active and not works else 0
     _add_goodput(job, parts, resting_ns)
+    _add_longest_pause(job, parts, members)
     if members:
         latest = max(members, key=lambda run: (not run.ended, run.end_unix_nano))
         _add_progress(job, store.results, latest, members, told, request)
     if request.job_id:
         job.alerts.extend(_alerts(store.results, job))
+    if request.HasField("process_window"):
+        _add_processes(job, members, store.facts, now, request.process_window.ToNanoseconds())
     return job
 
 
@@ -363,6 +375,60 @@ def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _AgentStates], resting_
     if total:
         job.goodput_ratio = good / total
         job.gpu_time.FromNanoseconds(total)
+
+
+def _add_longest_pause(job: query_pb2.Job, parts: Mapping[str, _AgentStates], members: Sequence[RunRow]) -> None:
+    """Add for how long the job once paused and then went on."""
+    longest = 0
+    for part in parts.values():
+        begin: int | None = None
+        for row, _ in part.rows:
+            if row.state not in _PAUSES:
+                longest = max(longest, row.start_unix_nano - begin if begin is not None else 0)
+                begin = None
+            elif begin is None:
+                begin = row.start_unix_nano
+    # Runs end with the last activity; of a job on several GPUs the one that works longest counts.
+    reached: int | None = None
+    for run in reversed(members):
+        longest = max(longest, run.start_unix_nano - reached if reached is not None else 0)
+        reached = max(reached or 0, run.end_unix_nano)
+    if longest:
+        job.longest_pause.FromNanoseconds(longest)
+
+
+def _add_processes(job: query_pb2.Job, members: Sequence[RunRow], facts: FactStore, now: int, window_ns: int) -> None:
+    """Add what the processes of the job did in a time up to now; nothing where it is not known of one of its GPUs."""
+    firsts = {(run.agent_id, run.gpu_uuid): run.first for run in members}
+    seen_s, looks = math.inf, dict[tuple[str, tuple[str, ...], int], Float64Array]()
+    for agent_id, gpu_uuid in {(member.agent_id, member.gpu_uuid) for member in job.members}:
+        of_gpu_s = 0.0
+        for activity in facts.recent_activity(agent_id, gpu_uuid, now - window_ns):
+            if not activity.time_unix_nano.size:
+                continue
+            # Looks are a second apart, and each says what came since the one before.
+            of_gpu_s += (int(activity.time_unix_nano[-1]) - int(activity.time_unix_nano[0])) / 1e9 + 1.0
+            # Of several GPUs of a job the same is said.
+            key = (agent_id, activity.gpu_uuids, int(activity.time_unix_nano[0]))
+            looks[key] = activity.values
+        first = firsts.get((agent_id, gpu_uuid))
+        if not of_gpu_s and first is not None and any(True for _ in facts.activity(agent_id, gpu_uuid, first)):
+            # They were looked at while it worked, and none is left.
+            of_gpu_s = window_ns / 1e9
+        seen_s = min(seen_s, of_gpu_s)
+    if not 0 < seen_s < math.inf:
+        return
+    job.processes.seen.FromNanoseconds(round(seen_s * 1e9))
+    if not looks:
+        job.processes.processors = job.processes.bytes_per_second = 0.0
+        return
+    sums = np.nansum(np.concatenate(list(looks.values()), axis=1), axis=1) / seen_s
+    known = np.isfinite(np.concatenate(list(looks.values()), axis=1)).any(axis=1).tolist()
+    processors, read, written = map(ACTIVITY_COLUMNS.index, ("processor_s", "read_bytes", "written_bytes"))
+    if known[processors]:
+        job.processes.processors = float(sums[processors])
+    if known[read] or known[written]:
+        job.processes.bytes_per_second = float(sums[read] + sums[written])
 
 
 def _state(name: str) -> query_pb2.JobState:

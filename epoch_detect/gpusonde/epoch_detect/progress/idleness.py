@@ -6,7 +6,8 @@ is not known counts as work, and a single metric, which may stick or be spoofed,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,12 @@ _MOST_SPREAD_W, _MOST_SPREAD = 12.0, 0.12
 # Share of the time that ticks must speak for.
 _LEAST_SEEN = 0.9
 # A pause is waited out for so many times the longest one before.
-_PATIENCE = 1.5
+_PATIENCE = 4.0
+# And where nobody knows what its processes do, who may fetch, compile or write, so many times what is asked for.
+_BLIND_PATIENCE = 4.0
+_LONGEST_LOOK_S = 86_400.0  # that is asked for
+# Of processes that rest: a notebook saves itself now and then, a monitor counts.
+_MOST_PROCESSORS, _MOST_BYTES_PER_S = 0.2, 1e6
 _USE = ("sm_active", "graphics_active", "gpu_utilization")
 _BUS = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
 _NOT_IN_USE = "it is not in use"
@@ -29,8 +35,23 @@ METRICS = (*_USE, *_BUS, "power_watts")
 
 
 @dataclass(frozen=True)
+class ProcessUse:
+    """What the processes of a job did.
+
+    Attributes:
+        seen_s: In so many seconds.
+        processors: Mean number of processors that they took; NaN where it cannot be read.
+        bytes_per_s: Mean of what they read and wrote; NaN likewise.
+    """
+
+    seen_s: float
+    processors: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class IdlenessVerdict:
-    """Whether a job is idle beyond doubt.
+    """Whether a job is idle beyond doubt, as far as metrics can tell.
 
     Attributes:
         idle: Whether its GPUs may be taken away.
@@ -44,21 +65,27 @@ class IdlenessVerdict:
 def judge_idleness(
     idle_s: float,
     wanted_s: float,
-    pauses_s: Sequence[float],
+    longest_pause_s: float,
     gpus: Mapping[str, tuple[FloatArray, Mapping[str, FloatArray]]],
+    processes: ProcessUse | None = None,
 ) -> IdlenessVerdict:
     """Judge a job that seems to be idle.
 
     Args:
         idle_s: For how long.
         wanted_s: How long is long enough.
-        pauses_s: How long the job has paused before, and gone on.
+        longest_pause_s: For how long the job has paused at most, and gone on; 0 for never.
         gpus: Each of its GPUs -> times in seconds, shape (n,), increasing, over the last ``wanted_s`` or more, and by
             metric (those of ``METRICS`` that it has) values of shape (n,), NaN where there is none.
+        processes: What its processes did in that time; None where nobody knows.
     """
-    patience_s = max(wanted_s, _PATIENCE * max(pauses_s, default=0.0))
+    patience_s = max(wanted_s, _PATIENCE * longest_pause_s)
+    resting, working = _judge_processes(processes, wanted_s)
+    if not resting:
+        patience_s = max(patience_s, _BLIND_PATIENCE * wanted_s)
     if idle_s < patience_s:
-        longest = f"; it paused for {max(pauses_s):.0f} s before and went on" if pauses_s else ""
+        longest = f"; it paused for {longest_pause_s:.0f} s before and went on" if longest_pause_s else ""
+        longest += "" if resting or working else "; what its processes do is not known"
         return IdlenessVerdict(False, (f"idle for {idle_s:.0f} s of {patience_s:.0f} s{longest}",))
     if not gpus:
         return IdlenessVerdict(False, ("no GPU of it is known",))
@@ -72,6 +99,7 @@ def judge_idleness(
         quiet, loud = _witnesses(values)
         against += [f"GPU {name}: {each}" for each in loud]
         witnesses.append(quiet)
+    against += working
     if against:
         return IdlenessVerdict(False, tuple(against))
     agreed = set.intersection(*witnesses)
@@ -80,9 +108,24 @@ def judge_idleness(
         said = " and ".join(sorted(agreed)) or "nothing"
         return IdlenessVerdict(False, (f"on every GPU its use and one more witness are wanted; there is: {said}",))
     evidence = [f"idle for {idle_s:.0f} s on {len(gpus)} GPUs", *sorted(agreed)]
-    if pauses_s:
-        evidence.append(f"its longest pause before took {max(pauses_s):.0f} s")
+    evidence.append(resting or "what its processes do is not known, so it was waited for longer")
+    if longest_pause_s:
+        evidence.append(f"its longest pause before took {longest_pause_s:.0f} s")
     return IdlenessVerdict(True, tuple(evidence))
+
+
+def _judge_processes(processes: ProcessUse | None, wanted_s: float) -> tuple[str, list[str]]:
+    """Return that processes rest in words, nothing where that is not known, and what says that they work."""
+    if processes is None or not (processes.processors <= math.inf or processes.bytes_per_s <= math.inf):
+        return "", []
+    working = []
+    if processes.processors > _MOST_PROCESSORS:
+        working.append(f"its processes take {processes.processors:.2f} processors")
+    if processes.bytes_per_s > _MOST_BYTES_PER_S:
+        working.append(f"its processes read and write {processes.bytes_per_s / 1e6:.1f} MB/s")
+    if processes.seen_s < _LEAST_SEEN * min(wanted_s, _LONGEST_LOOK_S) and not working:
+        return "", working
+    return "its processes rest", working
 
 
 def _witnesses(values: Mapping[str, FloatArray]) -> tuple[set[str], list[str]]:

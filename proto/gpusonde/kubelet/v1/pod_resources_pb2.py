@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gpusonde/kubelet/v1/pod_resources.proto\x12\x13gpusonde.kubelet.v1\"\x19\n\x17ListPodResourcesRequest\"T\n\x18ListPodResourcesResponse\x12\x38\n\rpod_resources\x18\x01 \x03(\x0b\x32!.gpusonde.kubelet.v1.PodResources\"l\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12;\n\ncontainers\x18\x03 \x03(\x0b\x32\'.gpusonde.kubelet.v1.ContainerResources\"Z\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32%.gpusonde.kubelet.v1.ContainerDevices\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gpusonde/kubelet/v1/pod_resources.proto\x12\x13gpusonde.kubelet.v1\"\x19\n\x17ListPodResourcesRequest\"T\n\x18ListPodResourcesResponse\x12\x38\n\rpod_resources\x18\x01 \x03(\x0b\x32!.gpusonde.kubelet.v1.PodResources\"l\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12;\n\ncontainers\x18\x03 \x03(\x0b\x32\'.gpusonde.kubelet.v1.ContainerResources\"\x9b\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32%.gpusonde.kubelet.v1.ContainerDevices\x12?\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32$.gpusonde.kubelet.v1.DynamicResource\"N\n\x0f\x44ynamicResource\x12;\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32\".gpusonde.kubelet.v1.ClaimResource\"n\n\rClaimResource\x12\x33\n\x0b\x63\x64i_devices\x18\x01 \x03(\x0b\x32\x1e.gpusonde.kubelet.v1.CDIDevice\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=175
   _globals['_PODRESOURCES']._serialized_start=177
   _globals['_PODRESOURCES']._serialized_end=285
-  _globals['_CONTAINERRESOURCES']._serialized_start=287
-  _globals['_CONTAINERRESOURCES']._serialized_end=377
-  _globals['_CONTAINERDEVICES']._serialized_start=379
-  _globals['_CONTAINERDEVICES']._serialized_end=440
+  _globals['_CONTAINERRESOURCES']._serialized_start=288
+  _globals['_CONTAINERRESOURCES']._serialized_end=443
+  _globals['_DYNAMICRESOURCE']._serialized_start=445
+  _globals['_DYNAMICRESOURCE']._serialized_end=523
+  _globals['_CLAIMRESOURCE']._serialized_start=525
+  _globals['_CLAIMRESOURCE']._serialized_end=635
+  _globals['_CDIDEVICE']._serialized_start=637
+  _globals['_CDIDEVICE']._serialized_end=662
+  _globals['_CONTAINERDEVICES']._serialized_start=664
+  _globals['_CONTAINERDEVICES']._serialized_end=725
 # @@protoc_insertion_point(module_scope)

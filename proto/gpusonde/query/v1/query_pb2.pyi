@@ -350,7 +350,7 @@ class EndEstimate(_message.Message):
     def __init__(self, epochs_done: _Optional[int] = ..., epochs_left: _Optional[int] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_lower: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_upper: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., basis: _Optional[str] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
-    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role", "like_job_id")
+    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role", "like_job_id", "process_window")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +358,7 @@ class ListJobsRequest(_message.Message):
     TOTAL_CYCLES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_ROLE_FIELD_NUMBER: _ClassVar[int]
     LIKE_JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_WINDOW_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     active_only: bool
     page_size: int
@@ -365,7 +366,8 @@ class ListJobsRequest(_message.Message):
     total_cycles: int
     total_role: CycleRole
     like_job_id: str
-    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ...) -> None: ...
+    process_window: _duration_pb2.Duration
+    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ..., process_window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListJobsResponse(_message.Message):
     __slots__ = ("jobs", "next_page_token")
@@ -376,7 +378,7 @@ class ListJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "scheduler", "active", "start_time", "end_time", "members", "state", "state_time", "reason", "confidence", "history", "level", "progress_ratio", "estimate", "estimate_reason", "goodput_ratio", "deviations", "alerts", "gpu_time")
+    __slots__ = ("job_id", "scheduler", "active", "start_time", "end_time", "members", "state", "state_time", "reason", "confidence", "history", "level", "progress_ratio", "estimate", "estimate_reason", "goodput_ratio", "deviations", "alerts", "gpu_time", "longest_pause", "processes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +398,8 @@ class Job(_message.Message):
     DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
     ALERTS_FIELD_NUMBER: _ClassVar[int]
     GPU_TIME_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_PAUSE_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     scheduler: _job_pb2.Scheduler
     active: bool
@@ -415,7 +419,19 @@ class Job(_message.Message):
     deviations: _containers.RepeatedCompositeFieldContainer[GpuDeviation]
     alerts: _containers.RepeatedCompositeFieldContainer[JobAlert]
     gpu_time: _duration_pb2.Duration
-    def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ..., gpu_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    longest_pause: _duration_pb2.Duration
+    processes: JobProcesses
+    def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ..., gpu_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., longest_pause: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processes: _Optional[_Union[JobProcesses, _Mapping]] = ...) -> None: ...
+
+class JobProcesses(_message.Message):
+    __slots__ = ("seen", "processors", "bytes_per_second")
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    seen: _duration_pb2.Duration
+    processors: float
+    bytes_per_second: float
+    def __init__(self, seen: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processors: _Optional[float] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class JobAlert(_message.Message):
     __slots__ = ("state", "start_time", "end_time", "reason", "job_id", "scheduler")

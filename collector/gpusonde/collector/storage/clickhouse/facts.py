@@ -464,6 +464,17 @@ class ClickHouseFacts:
                 if job := read_activity(message, gpu_uuid):
                     yield Position(*place[:2]), job
 
+    def recent_activity(self, agent_id: str, gpu_uuid: str, since_unix_nano: int) -> list[JobActivity]:
+        """Return what the processes of the job on a GPU did, as far as it ends after a time, in order of arrival."""
+        table = self._sql.table(
+            "SELECT DISTINCT spool, sequence, item, message FROM job_activity"
+            " WHERE spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String})"
+            " AND end_unix_nano > {since:Int64} ORDER BY spool, sequence, item",
+            {"agent": agent_id, "since": since_unix_nano},
+        )
+        messages = binary_column(table, "message") if table.num_rows else []
+        return [job for message in messages if (job := read_activity(message, gpu_uuid))]
+
     def losses(self) -> list[LossRow]:
         """Return every reported loss and every gap that was seen."""
         rows = self._sql.rows(

@@ -1,0 +1,484 @@
+"""Days of jobs, healthy and idle ones, before the reaper: runs, jobs and verdicts are those of the product.
+
+A day is 24 hours of one job at a second's resolution, on GPUs that its scheduler gives to it all day: metrics, and
+what its processes do where the agent may look. ``RunTracker`` makes runs of it, ``list_jobs`` the job, and ``gpusonde
+idle`` is asked every five minutes for the first two hours of a rest, then every half an hour. Kinds are drawn in turn.
+Those in ``SET_ASIDE`` were named before anything was run, and no threshold was chosen by them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from numpy.random import Generator
+
+from gpusonde.cli.commands.idle import judge
+from gpusonde.collector.client import JobInfo
+from gpusonde.collector.client.query import job_info
+from gpusonde.collector.config import RunsConfig
+from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.storage.model import MOST_STATES, CycleTree, JobStateRow, RunRow
+from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.store import Store
+from gpusonde.collector.tracking.runs import RunEnded, RunStarted, RunTracker
+from gpusonde.common.v1 import job_pb2
+from gpusonde.query.v1 import query_pb2
+from gpusonde.service.wire import Binding, JobActivity
+from gpusonde.telemetry import FloatArray, Trace
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "epochs"))
+
+DAY_S = 86_400
+WANTED_S = 1800.0
+_ASK_S, _TICK_S = 300, 60
+_LONG_S, _RARELY_S = 7200, 1800
+_START = 1_700_000_000
+_NS = 1_000_000_000
+_GB = float(1 << 30)
+_AGENT, _JOB = "host-1", "4711"
+_STATES = ("training", "unknown", "idle")
+_SEED = 2_900
+_MOST_GPUS = 2
+
+# Each with the longest time that its GPUs rest at once, drawn anew for each job.
+SET_ASIDE = ("environment_on_processors", "waits_for_a_judge", "idle_wobbling_power", "spins_on_a_processor")
+
+
+@dataclass
+class Day:
+    """24 hours of a job, second by second, and how it is seen.
+
+    Attributes:
+        rng: Draws it.
+        now_s: Up to where it is written.
+        idle_from_s: From when on it does nothing any more, and never will; infinite for a healthy one.
+    """
+
+    rng: Generator
+    now_s: int = 0
+    idle_from_s: float = np.inf
+    stretches: list[tuple[int, float, float, float, float]] = field(default_factory=list)  # until when, and the four
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the day is over."""
+        return self.now_s >= DAY_S
+
+    def between(self, low: float, high: float) -> float:
+        """Draw a number whose logarithm is even."""
+        return float(np.exp(self.rng.uniform(np.log(low), np.log(high))))
+
+    def work(self, seconds: float, use: float = 0.95, processors: float = 1.2) -> None:
+        """GPUs at work."""
+        self._write(seconds, use, 450.0, processors, 2e5)
+
+    def rest(self, seconds: float, processors: float = 0.02, bytes_per_s: float = 0.0) -> None:
+        """GPUs at rest, whatever the processes do; NaN processors are none."""
+        self._write(seconds, 0.0, np.nan, processors, bytes_per_s)
+
+    def idle(self, processors: float = 0.01) -> None:
+        """Nothing any more, until the end of the day."""
+        self.idle_from_s = float(self.now_s)
+        self.rest(DAY_S, processors)
+
+    def _write(self, seconds: float, use: float, watts: float, processors: float, bytes_per_s: float) -> None:
+        self.now_s = min(self.now_s + max(round(seconds), 1), DAY_S)
+        self.stretches.append((self.now_s, use, watts, processors, bytes_per_s))
+
+    def columns(self) -> dict[str, FloatArray]:
+        """Return by name, of shape (seconds,): use, 0..1; watts, NaN at rest; processors, NaN without; bytes_per_s."""
+        ends = np.array([end for end, *_ in self.stretches])
+        levels = np.repeat(np.array([rest for _, *rest in self.stretches]).T, np.diff(ends, prepend=0), axis=1)
+        levels = np.pad(levels, ((0, 0), (0, DAY_S - levels.shape[1])), mode="edge")
+        noise = self.rng.normal(size=DAY_S)
+        use, watts, processors, bytes_per_s = levels
+        return {
+            "use": np.clip(use * (1 + 0.05 * noise), 0, 1),
+            "watts": watts,
+            "processors": processors * np.exp(0.2 * noise),
+            "bytes_per_s": bytes_per_s * np.exp(noise[::-1] - 0.5),
+        }
+
+
+# Healthy.
+
+
+def trains(day: Day) -> None:
+    """Epochs with evaluations and short checkpoints."""
+    epoch_s, pause_s = day.between(60, 7200), day.between(2, 120)
+    while not day.is_full:
+        day.work(epoch_s)
+        day.work(0.1 * epoch_s, use=0.6)
+        day.rest(pause_s, 1.0, 2e8)
+
+
+def long_checkpoints(day: Day) -> None:
+    """Checkpoints onto slow disks, each longer than the one before."""
+    every_s, pause_s, grows = day.between(1200, 10_800), day.between(60, 1200), day.rng.uniform(1.0, 1.4)
+    while not day.is_full:
+        day.work(every_s)
+        day.rest(min(pause_s, 5400.0), day.between(0.3, 2), day.between(5e6, 5e8))
+        pause_s *= grows
+
+
+def waits_for_data(day: Day) -> None:
+    """Shards are fetched before they are trained on."""
+    while not day.is_full:
+        day.rest(day.between(120, 5400), day.between(0.1, 4), day.between(5e6, 3e8))
+        day.work(day.between(300, 7200))
+
+
+def prepares(day: Day) -> None:
+    """Stages on processors between stages on GPUs."""
+    while not day.is_full:
+        day.work(day.between(600, 7200))
+        day.rest(day.between(600, 10_800), day.between(1, 32), day.between(1e4, 1e8))
+
+
+def serves(day: Day) -> None:
+    """Requests; fewer at night."""
+    gap_s = day.between(2, 240)
+    while not day.is_full:
+        night = 1.0 + 7.0 * (np.cos(2 * np.pi * day.now_s / DAY_S) > 0.7)
+        day.work(day.between(0.5, 20), use=day.rng.uniform(0.1, 0.9), processors=0.3)
+        day.rest(day.rng.exponential(gap_s * night), 0.03, 1e3)
+
+
+def notebook(day: Day) -> None:
+    """Cells are run and thought about; somebody has lunch, and goes home with the job."""
+    lunch_s = day.rng.uniform(0.35, 0.5) * DAY_S
+    while not day.is_full:
+        day.work(day.between(3, 900), use=day.rng.uniform(0.2, 1.0), processors=1.0)
+        if lunch_s < day.now_s:
+            day.rest(day.rng.uniform(1200, 4500), 0.01, 2e3)
+            lunch_s = np.inf
+        day.rest(day.between(20, 1500), 0.02, 2e4)
+
+
+def by_the_clock(day: Day) -> None:
+    """A program that is started again and again under one allocation; none lives in between."""
+    every_s = day.between(300, 7200)
+    while not day.is_full:
+        day.work(every_s * day.rng.uniform(0.1, 0.7))
+        day.rest(every_s * day.rng.uniform(0.2, 0.9), np.nan)
+
+
+def waits_for_a_controller(day: Day) -> None:
+    """Trials that a sweep hands out; the worker asks for the next one now and then."""
+    while not day.is_full:
+        day.work(day.between(300, 5400))
+        day.rest(day.between(10, 1500), 0.03, 1e3)
+
+
+def environment_on_processors(day: Day) -> None:
+    """Reinforcement learning: the environment takes the processors, the GPU a moment in between."""
+    while not day.is_full:
+        day.work(day.between(20, 300))
+        day.rest(day.between(600, 5400), day.between(2, 64), 1e5)
+
+
+def waits_for_a_judge(day: Day) -> None:
+    """Each round is judged elsewhere, and the job asks every few seconds whether that is done."""
+    judged_s = day.between(300, 4500)
+    while not day.is_full:
+        day.work(day.between(1200, 7200))
+        day.rest(judged_s * day.rng.uniform(0.8, 1.25), 0.02, 2e3)
+
+
+# Idle from some time on.
+
+
+def _usual(day: Day, kinds: Sequence[Callable[[Day], None]] = (trains, waits_for_data, notebook)) -> None:
+    """Some hours of a healthy job, up to the end of its work."""
+    before = Day(day.rng)
+    kinds[int(day.rng.integers(len(kinds)))](before)
+    wanted = int(day.rng.uniform(0.05, 0.6) * DAY_S)
+    while before.stretches and (before.stretches[-1][0] > wanted or not before.stretches[-1][1]):
+        before.stretches.pop()
+    day.stretches = before.stretches
+    day.now_s = before.stretches[-1][0] if before.stretches else 0
+
+
+def idle_after_a_burst(day: Day) -> None:
+    """A short piece of work, and nothing after it."""
+    day.rest(day.between(5, 600), 1.0, 1e7)
+    day.work(day.between(10, 3600))
+    day.idle()
+
+
+def never_used(day: Day) -> None:
+    """GPUs that were asked for and never used."""
+    day.idle(day.rng.choice([0.0, 0.01, 0.05]))
+
+
+def left_notebook(day: Day) -> None:
+    """A notebook whose user has gone."""
+    _usual(day, (notebook,))
+    day.idle()
+
+
+def trained_and_held(day: Day) -> None:
+    """The training is over and the process stays."""
+    _usual(day, (trains, waits_for_data, long_checkpoints))
+    day.idle(0.005)
+
+
+def crashed(day: Day) -> None:
+    """The processes are gone and the allocation stays."""
+    _usual(day)
+    day.idle(np.nan)
+
+
+def deserted_server(day: Day) -> None:
+    """A server whom nobody asks any more."""
+    _usual(day, (serves,))
+    day.idle(0.05)
+
+
+def idle_wobbling_power(day: Day) -> None:
+    """Idle, while power goes from one idle level to another with clocks and temperature."""
+    _usual(day)
+    day.idle()
+    last = day.stretches.pop()
+    for until_s in range(int(day.idle_from_s) + 600, DAY_S + 600, 600):
+        day.stretches.append((min(until_s, DAY_S), last[1], day.rng.uniform(60, 78), *last[3:]))
+
+
+def spins_on_a_processor(day: Day) -> None:
+    """The loop that should train waits for nothing, at the cost of a processor."""
+    _usual(day, (trains, waits_for_data))
+    day.idle(1.0)
+
+
+HEALTHY: tuple[Callable[[Day], None], ...] = (
+    trains, long_checkpoints, waits_for_data, prepares, serves, notebook, by_the_clock, waits_for_a_controller,
+    environment_on_processors, waits_for_a_judge,
+)  # fmt: skip
+IDLE: tuple[Callable[[Day], None], ...] = (
+    idle_after_a_burst, never_used, left_notebook, trained_and_held, crashed, deserted_server, idle_wobbling_power,
+    spins_on_a_processor,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a day.
+
+    Attributes:
+        kind: Of the job.
+        looks: Whether it was known what its processes do.
+        idle_from_s: As of ``Day``.
+        reaped_s: When the reaper would have acted; infinite for never.
+        rested_s: For how long GPUs and processes had rested by then, and no longer before.
+        works_again: Whether the job would have gone on.
+    """
+
+    kind: str
+    looks: bool
+    idle_from_s: float
+    reaped_s: float
+    rested_s: float
+    works_again: bool
+
+
+class _Replay:
+    """A day as the collector's store and its client show it at a time."""
+
+    def __init__(self, day: Day) -> None:
+        rng = day.rng
+        self.now_s = self._seen_s = 0
+        columns = day.columns()
+        self.use, self.watts, self.processors, self.bytes_per_s = columns.values()
+        self.gpus = [f"GPU-{i}" for i in range(int(rng.integers(1, _MOST_GPUS + 1)))]
+        self.has_bus, self.has_use = rng.random() < 0.7, rng.random() < 0.95
+        self.looks = rng.random() < 0.85
+        self.idle_watts = rng.uniform(55, 130)
+        self.outage = slice(0, 0)
+        if rng.random() < 0.05:
+            begin = int(rng.uniform(0, DAY_S))
+            self.outage = slice(begin, begin + int(rng.uniform(60, 3600)))
+        self.seed = int(rng.integers(1 << 60))
+        by_tick = (-1, _TICK_S)
+        # A run goes on with any tick of the agent's, ten a second, that shows work.
+        self._most_use = self.use.reshape(by_tick).max(axis=1)
+        self._used = self._most_use > 0.01
+        self._processors = np.nan_to_num(self.processors).reshape(by_tick).mean(axis=1)
+        self.first_use_s = int(np.flatnonzero(self.use > 0).min(initial=DAY_S))
+        self.runs: dict[str, RunRow] = {}
+        self.bindings = [Binding(gpu, _JOB, job_pb2.SCHEDULER_SLURM, _START * _NS, 0, {}) for gpu in self.gpus]
+        metrics = {"has_activity": self.has_use}
+        self._trackers = [RunTracker(_AGENT, gpu, RunsConfig(), bindings=[b], **metrics) for gpu, b in
+                          zip(self.gpus, self.bindings, strict=True)]  # fmt: skip
+        self.facts = self.samples = self.results = self
+
+    def used_since(self, since_s: int) -> bool:
+        """Say whether its GPUs have worked since then, up to now."""
+        return bool(self._used[max(since_s, 0) // _TICK_S : self.now_s // _TICK_S].any())
+
+    def look(self) -> None:
+        """Show the ticks up to now to the trackers."""
+        at = np.arange(self._seen_s, self.now_s, _TICK_S)
+        self._seen_s = self.now_s
+        at = at[(at < self.outage.start) | (at >= self.outage.stop)]
+        if not at.size:
+            return
+        use = self._most_use[at // _TICK_S]
+        time = (_START + at + _TICK_S) * _NS
+        ones = np.ones(at.size, dtype=np.int64)
+        memory = np.full(at.size, (20.0 if self.first_use_s < self.now_s else 0.0) * _GB)
+        columns = {"framebuffer_used_bytes": memory} | ({"gpu_utilization": use} if self.has_use else {})
+        for tracker in self._trackers:
+            for event in tracker.ticks(Samples(time, ones, at // _TICK_S + 1, 0 * ones, columns)):
+                if isinstance(event, RunStarted | RunEnded):
+                    self.runs[event.run.run_id] = event.run
+            if (run := tracker.run) is not None:
+                self.runs[run.run_id] = run
+
+    # The store, as far as jobs are asked for.
+
+    def open_bindings(self) -> list[tuple[str, Binding]]:
+        return [(_AGENT, binding) for binding in self.bindings]
+
+    def gpus_of(self, _uuids: Collection[str]) -> list[Any]:
+        return []
+
+    def next_tick(self, _gpu_uuid: str, start_unix_nano: int) -> int | None:
+        newest = self.now_s if not self.outage.start <= self.now_s < self.outage.stop else self.outage.start
+        return (_START + newest) * _NS if (_START + newest) * _NS >= start_unix_nano else None
+
+    def runs_of(self, *, open_only: bool = False, **_: Any) -> list[RunRow]:
+        found = [run for run in self.runs.values() if not (open_only and run.ended)]
+        return sorted(found, key=lambda run: (run.start_unix_nano, run.run_id), reverse=True)
+
+    def states_of(self, run_ids: Collection[str], limit: int = MOST_STATES) -> dict[str, list[JobStateRow]]:
+        """What the watch of a job says of such days: rests, but for those in which its processes work."""
+        found = {}
+        for run_id in run_ids:
+            run = self.runs[run_id]
+            begin = (run.start_unix_nano // _NS - _START) // _TICK_S
+            works = self._used[begin : self.now_s // _TICK_S]
+            busy = self.looks * self._processors[begin : begin + works.size] > 1.0
+            said = np.where(works, 0, np.where(busy, 1, 2))
+            changes = np.flatnonzero(np.diff(said, prepend=-1))[-limit:]
+            found[run_id] = [
+                JobStateRow((_START + int(begin + at) * _TICK_S) * _NS, _STATES[said[at]], "", 0.9) for at in changes
+            ]
+        return found
+
+    def recent_activity(self, _agent_id: str, _gpu_uuid: str, since_unix_nano: int) -> list[JobActivity]:
+        # Processes are those on its GPUs: before the first of them there are none to look at.
+        begin = max(since_unix_nano // _NS - _START, self.first_use_s)
+        at = np.arange(begin, self.now_s)
+        at = at[
+            np.isfinite(self.processors[begin : self.now_s]) & ((at < self.outage.start) | (at >= self.outage.stop))
+        ]
+        if not self.looks or not at.size:
+            return []
+        values = np.zeros((6, at.size))
+        values[3] = self.bytes_per_s[at]
+        values[5] = self.processors[at]
+        return [JobActivity(tuple(self.gpus), (_START + at + 1) * _NS, values, b"")]
+
+    def store(self) -> Store:
+        """What ``list_jobs`` asks."""
+        results = SimpleNamespace(
+            runs=self.runs_of,
+            run=lambda _: None,
+            states=self.states_of,
+            tree=lambda _: CycleTree(),
+            alerts=lambda **_: [],
+        )
+        facts = SimpleNamespace(
+            open_bindings=self.open_bindings,
+            gpus=self.gpus_of,
+            recent_activity=self.recent_activity,
+            activity=lambda *_: iter((None,) if self.looks and self.first_use_s < self.now_s else ()),
+        )
+        samples = SimpleNamespace(next_tick=self.next_tick)
+        return cast(Store, SimpleNamespace(results=results, facts=facts, samples=samples))
+
+    # The client, as far as the reaper asks.
+
+    def list_jobs(self, *, process_window_s: float | None = None, **_: Any) -> list[JobInfo]:
+        request = query_pb2.ListJobsRequest(active_only=True)
+        if process_window_s is not None:
+            request.job_id = _JOB
+            request.process_window.FromNanoseconds(round(process_window_s * 1e9))
+        return [job_info(job) for job in list_jobs(self.store(), request, (_START + self.now_s) * _NS).jobs]
+
+    def read_samples(self, gpu_uuid: str, *, start_unix_nano: int, end_unix_nano: int) -> Trace:
+        begin = max(start_unix_nano // _NS - _START, 0)
+        at = np.arange(begin, min(end_unix_nano // _NS - _START, self.now_s))
+        at = at[(at < self.outage.start) | (at >= self.outage.stop)]
+        rng = np.random.default_rng([self.seed, self.gpus.index(gpu_uuid), int(begin)])
+        watts = np.where(np.isfinite(self.watts[at]), self.watts[at], self.idle_watts)
+        columns = {"power_watts": watts * (1 + 0.01 * rng.normal(size=at.size))}
+        if self.has_use:
+            columns["gpu_utilization"] = self.use[at]
+        if self.has_bus:
+            columns["pcie_tx_bytes_per_second"] = 1e4 * rng.random(at.size) + 2e9 * self.use[at]
+            columns["pcie_rx_bytes_per_second"] = 1e4 * rng.random(at.size) + 1e9 * self.use[at]
+        return Trace(at.astype(np.float64), columns, gpu_uuid=gpu_uuid)
+
+
+def replay(number: int) -> Verdict:
+    """Live through the day of a job; every second one is one that becomes idle."""
+    kinds = IDLE if number % 2 else HEALTHY
+    kind = kinds[number // 2 % len(kinds)]
+    day = Day(np.random.default_rng([_SEED, number]))
+    kind(day)
+    shown = _Replay(day)
+    busy = np.flatnonzero(shown.use > 0)
+    reaped_s = np.inf
+    for now_s in range(_ASK_S, DAY_S, _ASK_S):
+        shown.now_s = now_s
+        # Who has rested for hours is asked about less often, which costs time and tells nothing else.
+        if now_s % _RARELY_S and not shown.used_since(now_s - _LONG_S):
+            continue
+        # Within so short a time nothing can be idle for long enough.
+        if now_s < WANTED_S or shown.used_since(now_s - int(WANTED_S) + _TICK_S):
+            continue
+        shown.look()
+        (job,) = shown.list_jobs() or (None,)
+        if job is not None and job.state == "idle" and judge(cast(Any, shown), job, WANTED_S).verdict.idle:
+            reaped_s = float(now_s)
+            break
+    rested_s = 0.0
+    if np.isfinite(reaped_s):
+        at = int(reaped_s)
+        works = (shown.use[:at] > 0) | (shown.processors[:at] > 0.2) | (shown.bytes_per_s[:at] > 1e6)
+        rested_s = at - float(np.flatnonzero(works).max(initial=0))
+    again = bool(busy.size) and busy[-1] > reaped_s
+    return Verdict(kind.__name__, shown.looks and shown.has_use, day.idle_from_s, reaped_s, rested_s, again)
+
+
+def table(days: Sequence[Verdict]) -> list[str]:
+    """Lines of a Markdown table, a kind of job each."""
+    lines = [
+        "| job | days | reaped though it went on | of these, with processes at work | found | within twice `--for` |",
+        "|---|---|---|---|---|---|",
+    ]
+
+    def row(title: str, mine: Sequence[Verdict]) -> str:
+        wrong = [day for day in mine if day.works_again and np.isfinite(day.reaped_s)]
+        working = sum(day.rested_s < WANTED_S for day in wrong)
+        idle = [day for day in mine if np.isfinite(day.idle_from_s) and day.idle_from_s + 2 * WANTED_S < DAY_S]
+        found = [day for day in idle if not day.works_again and np.isfinite(day.reaped_s)]
+        soon = sum(day.reaped_s - day.idle_from_s <= 2 * WANTED_S for day in found)
+        told = f"{len(found) / len(idle):.1%} | {soon / len(idle):.1%}" if idle else "- | -"
+        return f"| {title} | {len(mine)} | {len(wrong)} | {working} | {told} |"
+
+    for looks, title in ((True, "processes looked at"), (False, "not looked at, or no use of the GPUs known")):
+        mine = [day for day in days if day.looks is looks]
+        for kind in (*HEALTHY, *IDLE):
+            name = f"{kind.__name__}{' (set aside)' if kind.__name__ in SET_ASIDE else ''}"
+            lines.append(row(name, [day for day in mine if day.kind == kind.__name__]))
+        lines.append(row(f"**all, {title}**", mine))
+    lines.append(row("**all**", days))
+    return lines
