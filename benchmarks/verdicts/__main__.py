@@ -40,7 +40,7 @@ the one alarm there was two meters at 5 to 25 W for a minute. That took the mean
 
 Recorded = list[tuple[recordings.JobRecording, Told]]
 _BARE_SHARE = 0.2  # of the weeks, to be watched without marks as well
-_ETA_JOBS = 8  # generated of each kind
+_ETA_JOBS = 5  # generated of each kind
 _TRIALS = 3  # of each kind of hang in each recording
 
 

@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import jobs
 import numpy as np
 from playing import Told, follow_cycles, is_held_back, play
-from recordings import JobRecording, generated
+from recordings import JobRecording, generated, jobs
 
 from gpusonde.epoch_detect import CycleRole
 from gpusonde.epoch_detect.progress import FEWEST_EPOCHS, EndEstimate, JobState, estimate_end

@@ -326,4 +326,5 @@ def test_pauses_expected_by_growth() -> None:
         memory.add(100.0 * index, length_s, rested=False)
     assert memory.expected_s == pytest.approx(50.0)
     assert memory.cycle_s == pytest.approx(100.0)
-    assert PauseMemory.of_fields(memory.fields()).patience_s(cyclic=True) == memory.patience_s(cyclic=True)
+    patience = {"period_s": 60.0, "may_think": False}
+    assert PauseMemory.of_fields(memory.fields()).patience_s(**patience) == memory.patience_s(**patience)

@@ -16,7 +16,7 @@ from gpusonde.collector.storage.model import JobStateRow
 from gpusonde.collector.storage.samples import SECOND_NS, Samples
 from gpusonde.epoch_detect import EpochDetection
 from gpusonde.epoch_detect.detect import shifted
-from gpusonde.epoch_detect.progress import PaceChange, StateWatch
+from gpusonde.epoch_detect.progress import PaceChange, StateSpan, StateWatch
 from gpusonde.service.wire import ACTIVITY_COLUMNS, Float64Array, JobActivity
 
 # Those that tell what a job does, as far as a GPU has them.
@@ -34,6 +34,8 @@ _PATIENCE_S = 10
 _MOST_WAITING_S = 7200
 # The words of a state that goes on have figures that change with every second.
 _TOLD_AGAIN_S = 60.0
+_MOST_TOLD = 128
+_LOOKED_AT = [ACTIVITY_COLUMNS.index(name) for name in ("written_bytes", "processor_s")]
 # That no state begins at a time any more.
 _GONE = ""
 _Key = tuple[str, ...]
@@ -51,8 +53,9 @@ class _Gpu:
 class _Job:
     """One job on the GPUs of one agent; times of ``watch`` count from ``origin``, in whole seconds since 1970.
 
-    ``looks`` are what its processes did: second -> bytes written per second, and processors taken. ``has_moved`` says
-    whether it was watched since it was found to have no news.
+    ``looks`` are what its processes did: second -> bytes written per second, and processors taken. ``told`` are the
+    states that were told, by their beginnings, ``settled`` those stretches of them of which every word was.
+    ``has_moved`` says whether it was watched since it was found to have no news.
     """
 
     origin: int
@@ -61,6 +64,7 @@ class _Job:
     looks: dict[int, tuple[float, float]] = field(default_factory=dict)
     reached: int = 0
     told: dict[int, JobStateRow] = field(default_factory=dict)
+    settled: dict[int, StateSpan] = field(default_factory=dict)
     told_at: float = -math.inf
     has_moved: bool = False
 
@@ -92,13 +96,16 @@ class JobStates:
             job = self._jobs[key] = _Job(int(second.min()), self._make_watch(1))
         gpu = job.gpus.setdefault(gpu_uuid, _Gpu())
         job.watch.gpus = len(job.gpus)
-        order = np.argsort(second, kind="stable")
-        second = second[order]
-        begins = np.flatnonzero(np.diff(second, prepend=second[0] - 1))
-        values = samples.matrix(_METRICS)[:, order]
-        known = np.isfinite(values)
+        values = samples.matrix(_METRICS)
+        later = second[1:] > second[:-1]
+        if (second[1:] < second[:-1]).any():
+            order = np.argsort(second, kind="stable")
+            second, values = second[order], values[:, order]
+            later = second[1:] > second[:-1]
+        begins = np.concatenate(([0], np.flatnonzero(later) + 1))
+        known = values == values  # noqa: PLR0124 - what is not NaN; a call less than np.isfinite
         sums = np.add.reduceat(np.where(known, values, 0.0), begins, axis=1)
-        counts = np.add.reduceat(known.astype(np.float64), begins, axis=1)
+        counts = np.add.reduceat(known, begins, axis=1, dtype=np.float64)
         for i, at in enumerate(second[begins].tolist()):
             if at <= job.reached:
                 continue
@@ -125,13 +132,14 @@ class JobStates:
         job = self._jobs.get(key)
         if job is None:
             return
-        time_s = activity.time_unix_nano / SECOND_NS
-        since_s = np.diff(time_s, prepend=time_s[:1] - 1.0)
-        written = activity.values[ACTIVITY_COLUMNS.index("written_bytes")] / since_s
-        processors = activity.values[ACTIVITY_COLUMNS.index("processor_s")] / since_s
-        for at, *look in zip(time_s.astype(np.int64).tolist(), written.tolist(), processors.tolist(), strict=True):
-            if at > job.reached and len(job.looks) < _MOST_WAITING_S:
-                job.looks[at] = (look[0], look[1])
+        looks = activity.values[_LOOKED_AT].T.tolist()
+        times_s = (activity.time_unix_nano / SECOND_NS).tolist()
+        # A record does not say when the look before its first one was; there is one a second.
+        before_s = times_s[0] - 1.0 if times_s else math.nan
+        for time_s, (written, processors) in zip(times_s, looks, strict=True):
+            since_s, before_s = time_s - before_s, time_s
+            if int(time_s) > job.reached and len(job.looks) < _MOST_WAITING_S:
+                job.looks[int(time_s)] = (written / since_s, processors / since_s)
 
     def settle(self, key: _Key) -> None:
         """Watch a job up to where its GPUs have got, now that all of them have been read as far as they were stored."""
@@ -158,9 +166,19 @@ class JobStates:
         job = self._jobs.get(key)
         if job is None:
             return []
-        news, job.told = _news(job)
+        news, fresh = _news(job)
+        for row in news:
+            if row.state:
+                job.told[row.start_unix_nano] = row
+            else:
+                del job.told[row.start_unix_nano]
+                job.settled.pop(row.start_unix_nano, None)
         if news:
             job.told_at = float(job.reached)
+            job.settled |= {start: span for start, (span, row) in fresh.items() if job.told.get(start) == row}
+        for known in (job.told, job.settled):
+            while len(known) > _MOST_TOLD:  # a watch remembers its latest stretches only
+                del known[min(known)]
         return news
 
     def end(self, key: _Key, gpu_uuid: str, *, leads: bool) -> list[JobStateRow]:
@@ -231,19 +249,20 @@ class JobStates:
                 del gpu.waiting[at]
 
 
-def _news(job: _Job) -> tuple[list[JobStateRow], dict[int, JobStateRow]]:
-    """Return what is to be told of a job, and what has been told by then."""
-    rows: dict[int, JobStateRow] = {}
-    for span in job.watch.spans:
-        start = round((job.origin + span.start_s) * SECOND_NS)
-        rows[start] = JobStateRow(start, str(span.state), span.reason, span.confidence)
+def _news(job: _Job) -> tuple[list[JobStateRow], dict[int, tuple[StateSpan, JobStateRow]]]:
+    """Return what is to be told of a job, and the stretches, by their beginnings, that may not have been told yet."""
+    fresh: dict[int, tuple[StateSpan, JobStateRow]] = {}
+    since = 0
+    for span in reversed(job.watch.spans):
+        since = round((job.origin + span.start_s) * SECOND_NS)
+        if job.settled.get(since) is span:
+            break
+        fresh[since] = (span, JobStateRow(since, str(span.state), span.reason, span.confidence))
     again = job.reached - job.told_at >= _TOLD_AGAIN_S
     changed = [
         row
-        for start, row in rows.items()
+        for start, (_, row) in reversed(fresh.items())
         if (known := job.told.get(start)) is None or known.state != row.state or (again and known != row)
     ]
-    first = min(rows, default=0)
-    gone = [JobStateRow(start, _GONE, "", 0.0) for start in job.told if start >= first and start not in rows]
-    told = {start: row for start, row in job.told.items() if start in rows}
-    return [*gone, *changed], told | {row.start_unix_nano: row for row in changed}
+    gone = [JobStateRow(start, _GONE, "", 0.0) for start in job.told if start > since and start not in fresh]
+    return [*gone, *changed], fresh

@@ -21,6 +21,7 @@ _MARGIN = 1.5  # times the longest pause that is expected
 _FEW = 3  # pauses: with fewer, the first patience holds
 _FIRST_S = 48.0  # so that a hang is told within a minute, its ticks read and averaged
 _LEAST_S = 20.0
+_OF_CYCLE = 0.15  # of a known cycle: what an evaluation at its end may take
 _CYCLES = 2.7  # of the way from pause to pause, so that a hang is told within three
 _LONG = 0.4  # of the longest pause: what counts as one of its kind
 _UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
@@ -92,6 +93,7 @@ class PauseMemory:
         self._rests = 0
         self._lengths_s: deque[float] = deque(maxlen=_KEPT)
         self._begins_s: deque[float] = deque(maxlen=_KEPT)
+        self._scatter = 0.0  # standard deviation of the logarithm of the lengths
 
     def add(self, begin_s: float, length_s: float, *, rested: bool) -> None:
         """Note a pause that is over.
@@ -106,6 +108,14 @@ class PauseMemory:
         self.longest_s = max(self.longest_s, length_s)
         self._lengths_s.append(length_s)
         self._begins_s.append(begin_s)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Asked for with every second of a pause, it changes with a new one only."""
+        if len(self._lengths_s) >= _UNEVEN_FEWEST:
+            logs = [math.log(max(length, 1.0)) for length in self._lengths_s]
+            mean = sum(logs) / len(logs)
+            self._scatter = math.sqrt(sum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
 
     @property
     def cycle_s(self) -> float:
@@ -125,22 +135,22 @@ class PauseMemory:
     @property
     def is_uneven(self) -> bool:
         """Whether they are of all lengths, as if somebody sat there and thought."""
-        if self._rests:
-            return True
-        if len(self._lengths_s) < _UNEVEN_FEWEST:
-            return False
-        return statistics.stdev(math.log(max(length, 1.0)) for length in self._lengths_s) > _UNEVEN
+        return self._rests > 0 or self._scatter > _UNEVEN
 
-    def patience_s(self, *, cyclic: bool) -> float:
+    def patience_s(self, *, period_s: float, may_think: bool) -> float:
         """How long a pause may last.
 
         Args:
-            cyclic: Whether the job is known to work in cycles: then pauses of many lengths are checkpoints among
-                evaluations, not somebody's thoughts.
+            period_s: Of the job's cycles; NaN where it is not known to work in any. In a job that does, pauses of many
+                lengths are checkpoints among evaluations, not somebody's thoughts.
+            may_think: Whether it looks as if somebody sat there, for all that is known of the pause.
         """
-        if self.is_uneven and not cyclic:
+        cyclic = not math.isnan(period_s)
+        if (self.is_uneven or may_think) and not cyclic:
             return max(_UNEVEN_FIRST_S, _UNEVEN_MARGIN * self.longest_s)
         first = _FIRST_S if self.count < _FEW else max(_LEAST_S, min(_FIRST_S, _CYCLES * self.cycle_s))
+        if cyclic:
+            first = max(first, _OF_CYCLE * period_s)
         return max(first, _MARGIN * self.expected_s)
 
     def fields(self) -> list[Any]:
@@ -154,4 +164,5 @@ class PauseMemory:
         made.count, made.longest_s, made._rests = int(fields[0]), float(fields[1]), int(fields[2])
         made._lengths_s.extend(map(float, fields[3]))
         made._begins_s.extend(map(float, fields[4]))
+        made._measure()
         return made

@@ -324,7 +324,7 @@ class StateWatch:
         if step_s > _NO_TICKS_S:
             self._add((JobState.UNKNOWN, f"no metric of its GPUs for {step_s:.0f} s", 0.0), self._last_s)
             self._recent.clear()
-            self._pause = None
+            self._forget_pause(self._last_s)
         elif step_s > 0:
             self._cell_s += _CELL_RATE * (max(step_s, _CELL_S) - self._cell_s)
         self._last_s = time_s
@@ -390,12 +390,16 @@ class StateWatch:
         cycles_on = self._cycles.last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
         if rough or cycles_on:
             # A lower level, but work: it moves as work does, or the cycles go on in it.
-            if pause.alarm:  # it was none: wait longer next time
-                self._pauses.add(pause.begin_s, max(pause.longest_quiet_s, time_s - pause.sign_s), rested=False)
             self._range.lower_to(pause.mean)
             self._level.forget()
-            self._pause = None
+            self._forget_pause(time_s)
             work.since_s = math.nan
+
+    def _forget_pause(self, time_s: float) -> None:
+        """Go on as if there had been no pause; if an alarm was raised, it was none: wait longer next time."""
+        if (pause := self._pause) is not None and pause.alarm:
+            self._pauses.add(pause.begin_s, max(pause.longest_quiet_s, time_s - pause.sign_s), rested=False)
+        self._pause = None
 
     def _works_on(self, second: JobSecond, load: float, pause: Pause, known: _Processes) -> bool:
         """Whether something says that the job works on, though its load is low."""
@@ -438,7 +442,11 @@ class StateWatch:
     def _alarm(self, pause: Pause, second: JobSecond) -> None:
         now_s = second.time_s
         known = self._processes.at(now_s)
-        patience_s = self._pauses.patience_s(cyclic=self._cycles.cyclic)
+        period_s = self._cycles.period_s if self._cycles.cyclic else math.nan
+        # One GPU, at rest, whose processes rest as far as they are known: nothing tells a program from a person.
+        busy = known.processors > _COMPUTES
+        may_think = second.gpus == second.unused == self.gpus == 1 and not busy
+        patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think)
         lasts = now_s - pause.sign_s > patience_s and self._trains
         if not lasts and not (known.lost and now_s - pause.begin_s > _LOST_S):
             return
