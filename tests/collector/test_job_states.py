@@ -1,5 +1,7 @@
 """What a job does is watched while its ticks are followed: all GPUs together, over restarts and backlogs alike."""
 
+import json
+
 import numpy as np
 import pytest
 from support.epoch_traces import training_trace
@@ -8,6 +10,8 @@ from support.trace_records import incoming
 from support.tracked_store import TrackedStore
 
 from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.tracking.states import JobStates
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import Trace
@@ -177,3 +181,42 @@ def test_a_job_whose_cycles_take_longer_is_slower_and_says_by_how_much(setup):
     reasons = [row.reason for run in subject.runs() for row in subject.results.states([run.run_id]).get(run.run_id, [])]
     assert any("30% longer than the 20 s before" in reason for reason in reasons), reasons
     assert found.active
+
+
+def seconds_of(start_s, watts, use):
+    """Ticks of one GPU, ten a second, each second with its own power and use."""
+    time = START + start_s * SECOND + np.arange(10 * len(watts)) * SECOND // 10
+    columns = {"power_watts": np.repeat(watts, 10), "gpu_utilization": np.repeat(use, 10)}
+    zeros = np.zeros(time.size, dtype=np.int64)
+    return Samples(time, zeros, zeros, zeros, columns)
+
+
+def test_what_a_gpu_draws_at_rest_in_one_job_is_known_to_the_next_one_on_it():
+    states = JobStates()
+    for begin in range(0, 60, 4):
+        resting = begin < 20
+        states.take(
+            ("one",), "GPU-0", seconds_of(begin, [60.0 if resting else 400.0] * 4, [0.0 if resting else 0.9] * 4)
+        )
+        states.settle(("one",))
+    states.end(("one",), "GPU-0", leads=True)
+    states.take(("two",), "GPU-0", seconds_of(80, [400.0] * 4, [0.9] * 4))
+    states.take(("three",), "GPU-1", seconds_of(80, [400.0] * 4, [0.9] * 4))
+    idle = [json.loads(states.state((name,)).split(" ", 2)[2])["scalars"]["_idle_watts"] for name in ("two", "three")]
+    assert idle == [60.0, float("inf")]
+
+
+def test_ticks_that_come_one_second_at_a_time_lead_to_the_states_of_those_that_come_together():
+    watts, use = [60.0] * 20 + [400.0] * 100 + [60.0] * 80, [0.0] * 20 + [0.9] * 100 + [0.0] * 80
+    told = []
+    for step in (1, 7):
+        states, rows = JobStates(), {}
+        for begin in range(0, 200, step):
+            part = slice(begin, begin + step)
+            states.take(("job",), "GPU-0", seconds_of(begin, watts[part], use[part]))
+            states.settle(("job",))
+            rows |= {row.start_unix_nano: row.state for row in states.news(("job",))}
+        rows |= {row.start_unix_nano: row.state for row in states.end(("job",), "GPU-0", leads=True)}
+        told.append([(start, state) for start, state in sorted(rows.items()) if state])
+    assert told[0] == told[1]
+    assert [state for _, state in told[0]][:2] == ["starting", "training"]

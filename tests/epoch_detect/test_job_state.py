@@ -328,3 +328,23 @@ def test_pauses_expected_by_growth() -> None:
     assert memory.cycle_s == pytest.approx(100.0)
     patience = {"period_s": 60.0, "may_think": False}
     assert PauseMemory.of_fields(memory.fields()).patience_s(**patience) == memory.patience_s(**patience)
+
+
+def test_one_gpu_that_rests_with_its_processes_may_be_somebody_who_thinks_and_is_given_ten_minutes() -> None:
+    def marks(at_s: float) -> None:
+        watch.note_marks(at_s, written_bytes_per_s=0.0, processors=1.0 if at_s < 200 else 0.01, processes=1)
+
+    watch = StateWatch(1)
+    show(watch, 0.0, 30, IDLE, marks)
+    show(watch, 30.0, 170, WORKS, marks)
+    show(watch, 200.0, 500, IDLE, marks)
+    assert watch.report.state == JobState.IDLE
+    show(watch, 700.0, 200, IDLE, marks)
+    assert watch.report.state == JobState.HUNG
+
+
+def test_a_pause_is_as_long_as_the_cycle_of_the_job_lets_expect() -> None:
+    memory = PauseMemory()
+    patience = {period_s: memory.patience_s(period_s=period_s, may_think=False) for period_s in (10.0, 1000.0)}
+    assert patience[10.0] == 48.0
+    assert patience[1000.0] == 150.0

@@ -7,16 +7,15 @@ averaged over seconds, and wait until all GPUs have got as far. What is found be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gpusonde.collector.storage.model import JobStateRow
-from gpusonde.collector.storage.samples import SECOND_NS, Samples
+from gpusonde.collector.storage.samples import SECOND_NS, Samples, concatenate
 from gpusonde.epoch_detect import EpochDetection
 from gpusonde.epoch_detect.detect import shifted
-from gpusonde.epoch_detect.progress import PaceChange, StateSpan, StateWatch
+from gpusonde.epoch_detect.progress import JobState, PaceChange, StateSpan, StateWatch
 from gpusonde.service.wire import ACTIVITY_COLUMNS, Float64Array, JobActivity
 
 # Those that tell what a job does, as far as a GPU has them.
@@ -29,6 +28,13 @@ _METRICS = (
     "pcie_rx_bytes_per_second",
     "framebuffer_used_bytes",
 )
+# Ticks are averaged, and the job watched, so many seconds at a time, however they come: that costs half of what single
+# ones do, and agents send about four.
+_TOGETHER_S = 3
+# States in which GPUs may rest, and from which use on one does not.
+_RESTS = frozenset({JobState.STARTING, JobState.IDLE, JobState.ENDED, JobState.UNKNOWN})
+_USES = [_METRICS.index(name) for name in ("sm_active", "graphics_active", "gpu_utilization")]
+_NOT_USED = 0.01
 # A GPU that is further behind the first one than this is not waited for, unless a backlog is read.
 _PATIENCE_S = 10
 _MOST_WAITING_S = 7200
@@ -43,8 +49,9 @@ _Key = tuple[str, ...]
 
 @dataclass
 class _Gpu:
-    """Seconds of one GPU that wait: sums and counts of each metric, shape (metrics,)."""
+    """What waits of one GPU: ticks, and seconds of them: sums and counts of each metric, shape (metrics,)."""
 
+    ticks: list[Samples] = field(default_factory=list)
     waiting: dict[int, tuple[Float64Array, Float64Array]] = field(default_factory=dict)
     newest: int = 0
 
@@ -70,15 +77,11 @@ class _Job:
 
 
 class JobStates:
-    """Watches jobs.
+    """Watches jobs, and learns of one what a GPU draws that rests, for the next one on it."""
 
-    Args:
-        make_watch: Makes the watch of a job of so many GPUs.
-    """
-
-    def __init__(self, make_watch: Callable[[int], StateWatch] = StateWatch) -> None:
-        self._make_watch = make_watch
+    def __init__(self) -> None:
         self._jobs: dict[_Key, _Job] = {}
+        self._idle_watts: dict[str, float] = {}
 
     def take(self, key: _Key, gpu_uuid: str, samples: Samples) -> None:
         """Take ticks of a run of a job.
@@ -93,26 +96,15 @@ class JobStates:
         second = samples.time_unix_nano // SECOND_NS
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = _Job(int(second.min()), self._make_watch(1))
+            job = self._jobs[key] = _Job(
+                int(second.min()), StateWatch(1, idle_watts=self._idle_watts.get(gpu_uuid, math.inf))
+            )
         gpu = job.gpus.setdefault(gpu_uuid, _Gpu())
         job.watch.gpus = len(job.gpus)
-        values = samples.matrix(_METRICS)
-        later = second[1:] > second[:-1]
-        if (second[1:] < second[:-1]).any():
-            order = np.argsort(second, kind="stable")
-            second, values = second[order], values[:, order]
-            later = second[1:] > second[:-1]
-        begins = np.concatenate(([0], np.flatnonzero(later) + 1))
-        known = values == values  # noqa: PLR0124 - what is not NaN; a call less than np.isfinite
-        sums = np.add.reduceat(np.where(known, values, 0.0), begins, axis=1)
-        counts = np.add.reduceat(known, begins, axis=1, dtype=np.float64)
-        for i, at in enumerate(second[begins].tolist()):
-            if at <= job.reached:
-                continue
-            before = gpu.waiting.get(at)
-            now = (sums[:, i], counts[:, i])
-            gpu.waiting[at] = now if before is None else (before[0] + now[0], before[1] + now[1])
-        gpu.newest = max(gpu.newest, int(second[-1]))
+        gpu.ticks.append(samples)
+        gpu.newest = max(gpu.newest, int(second.max()))
+        if gpu.newest >= int(gpu.ticks[0].time_unix_nano[0]) // SECOND_NS + _TOGETHER_S:
+            _average(job, gpu)
         if len(gpu.waiting) > _MOST_WAITING_S:
             self._advance(job, gpu.newest - 1)
 
@@ -148,7 +140,9 @@ class JobStates:
         if job is not None and job.gpus:
             newest = [gpu.newest for gpu in job.gpus.values()]
             # The newest second of a GPU is not over yet.
-            self._advance(job, max(min(newest) - 1, max(newest) - _PATIENCE_S))
+            through = max(min(newest) - 1, max(newest) - _PATIENCE_S)
+            if through >= job.reached + _TOGETHER_S:
+                self._advance(job, through)
 
     def has_news(self, key: _Key) -> bool:
         """Say whether there are states to be told."""
@@ -220,6 +214,9 @@ class JobStates:
         self._jobs[key] = _Job(int(origin), StateWatch.from_state(watch.encode()), reached=int(reached))
 
     def _advance(self, job: _Job, through: int) -> None:
+        for gpu in job.gpus.values():
+            if gpu.ticks:
+                _average(job, gpu)
         seconds = sorted({at for gpu in job.gpus.values() for at in gpu.waiting if job.reached < at <= through})
         if not seconds:
             return
@@ -229,6 +226,9 @@ class JobStates:
         sums = np.array([[piece[0] for piece in of_gpu] for of_gpu in pieces])
         counts = np.array([[piece[1] for piece in of_gpu] for of_gpu in pieces])
         means = np.where(counts > 0, sums / np.maximum(counts, 1.0), np.nan)
+        if job.watch.report.state in _RESTS:
+            for uuid, its in zip(job.gpus, means, strict=True):
+                self._learn_idle(uuid, its)
         used = [i for i in range(len(_METRICS)) if counts[:, :, i].any()]
         times = np.array(seconds, dtype=np.float64)
         looks = [*sorted(at for at in job.looks if at <= seconds[-1]), math.inf]
@@ -247,6 +247,37 @@ class JobStates:
         for gpu in job.gpus.values():
             for at in [at for at in gpu.waiting if at <= job.reached]:
                 del gpu.waiting[at]
+
+    def _learn_idle(self, gpu_uuid: str, means: Float64Array) -> None:
+        """Note the power, shape (seconds, metrics), of a GPU that is not in use; the lowest counts."""
+        uses = means[:, _USES]
+        unused = (uses < _NOT_USED).any(axis=1) & ~(uses >= _NOT_USED).any(axis=1) & (means[:, 0] > 0)
+        if int(unused.sum()) >= _TOGETHER_S:
+            watts = float(np.median(means[unused, 0]))
+            self._idle_watts[gpu_uuid] = min(watts, self._idle_watts.get(gpu_uuid, math.inf))
+
+
+def _average(job: _Job, gpu: _Gpu) -> None:
+    """Average the ticks of a GPU over seconds."""
+    samples = concatenate(gpu.ticks, _METRICS) if len(gpu.ticks) > 1 else gpu.ticks[0]
+    gpu.ticks.clear()
+    second = samples.time_unix_nano // SECOND_NS
+    values = samples.matrix(_METRICS)
+    later = second[1:] > second[:-1]
+    if (second[1:] < second[:-1]).any():
+        order = np.argsort(second, kind="stable")
+        second, values = second[order], values[:, order]
+        later = second[1:] > second[:-1]
+    begins = np.concatenate(([0], np.flatnonzero(later) + 1))
+    known = values == values  # noqa: PLR0124 - what is not NaN; a call less than np.isfinite
+    sums = np.add.reduceat(np.where(known, values, 0.0), begins, axis=1)
+    counts = np.add.reduceat(known, begins, axis=1, dtype=np.float64)
+    for i, at in enumerate(second[begins].tolist()):
+        if at <= job.reached:
+            continue
+        before = gpu.waiting.get(at)
+        now = (sums[:, i], counts[:, i])
+        gpu.waiting[at] = now if before is None else (before[0] + now[0], before[1] + now[1])
 
 
 def _news(job: _Job) -> tuple[list[JobStateRow], dict[int, tuple[StateSpan, JobStateRow]]]:
