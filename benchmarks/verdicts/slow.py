@@ -1,12 +1,11 @@
 """The slow device of a job: how often it is named, after how many seconds of training, and who is named for nothing.
 
-A fault begins in the middle of a recording; what comes before is the baseline. ``SlowDeviceWatch`` is asked every four
+A fault begins in the middle of a recording; what comes before is the baseline. ``find_slow_device`` is asked every four
 seconds from then on. That the job's cycle has slowed is given: when that is known is another table's question.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,11 +13,12 @@ import numpy as np
 from faults import slow_device
 from recordings import JobRecording
 
-from gpusonde.epoch_detect.progress import SlowDeviceWatch
+from gpusonde.epoch_detect.progress import SlowDeviceVerdict, find_slow_device
 from gpusonde.telemetry import FloatArray
 
 _ASKED_S = 4.0
 _LOOKED_S = 260.0
+_BASELINE_S = 1200.0  # before the fault, as a collector reads them
 _AFTER_S = (30.0, 60.0, 150.0)
 _SEED = 17
 COLUMNS = (
@@ -40,31 +40,25 @@ def _training_s(recording: JobRecording, at_s: float) -> FloatArray:
     return np.asarray(np.cumsum(trains) * recording.interval_s)
 
 
-def _play(watch: SlowDeviceWatch, recording: JobRecording, first: int, stop: int, cycle_s: float) -> None:
-    for a in range(first, stop, 64):
-        b = min(a + 64, stop)
-        values = {metric: column[:, a:b] for metric, column in recording.values.items()}
-        watch.update(recording.time_s[a:b], values, cycle_s=cycle_s)
+def _ask(recording: JobRecording, at_s: float, now_s: float, cycle_s: float) -> SlowDeviceVerdict:
+    first, stop = np.searchsorted(recording.time_s, [at_s - _BASELINE_S, now_s], side="right")
+    values = {metric: column[:, first:stop] for metric, column in recording.values.items()}
+    return find_slow_device(recording.devices, recording.time_s[first:stop], values, at_s, cycle_s=cycle_s)
 
 
 def _trial(
-    healthy: SlowDeviceWatch, recording: JobRecording, device: int | None, at_s: float, cycle_s: float
+    recording: JobRecording, device: int | None, at_s: float, cycle_s: float
 ) -> tuple[list[bool], bool, bool, float]:
     """(named rightly after each of the times, first in rank after 60 s, a wrong name, seconds until named)."""
-    watch, time_s = copy.deepcopy(healthy), recording.time_s
+    time_s = recording.time_s
     trained = _training_s(recording, at_s)
-    done = int(np.searchsorted(time_s, at_s, side="right"))
     name = None if device is None else recording.devices[device]
     right, top, wrong, until = [False] * len(_AFTER_S), False, False, np.inf
-    at = at_s
-    while at < min(at_s + _LOOKED_S, time_s[-1]):
-        stop = int(np.searchsorted(time_s, at, side="right"))
-        _play(watch, recording, done, stop, cycle_s)
-        done = stop
-        verdict = watch.look(at_s)
-        seconds = float(trained[stop - 1])
+    for at in np.arange(at_s, min(at_s + _LOOKED_S, time_s[-1]), _ASKED_S):
+        seconds = float(trained[np.searchsorted(time_s, at, side="right") - 1])
         if seconds > _AFTER_S[-1] + _ASKED_S:
             break
+        verdict = _ask(recording, at_s, at, cycle_s)
         top |= bool(verdict.ranked) and seconds <= 60 + _ASKED_S and verdict.ranked[0].device == name
         if verdict.device is not None:
             wrong |= verdict.device != name
@@ -72,7 +66,6 @@ def _trial(
                 until = min(until, seconds)
                 # Cells close a tick later, and it is asked every four seconds only.
                 right = [r or seconds <= after + _ASKED_S for r, after in zip(right, _AFTER_S, strict=True)]
-        at += _ASKED_S
     return right, top, wrong, until
 
 
@@ -100,14 +93,6 @@ def rows(
     found: dict[tuple[str, float, float], list[tuple[list[bool], bool, bool, float]]] = {}
     for recording in recordings:
         for at_s in _onsets(recording, onsets):
-            # The readings of an injected recording are means of a finer grid; so are those before it.
-            before = slow_device(recording, 0, 0.0, "link", at_s, with_utilisation=True)
-            watches = {}
-            for with_utilisation in (False, True):
-                values = before.values if with_utilisation else {"power_watts": before.power}
-                watch = SlowDeviceWatch(recording.devices)
-                _play(watch, replace(before, values=values), 0, int(np.searchsorted(before.time_s, at_s)), cycle_s)
-                watches[with_utilisation] = watch
             for fault in _FAULTS:
                 kind, slower, exponent = fault
                 for device in rng.integers(len(recording.devices), size=devices):
@@ -119,7 +104,7 @@ def rows(
                     if not given:
                         made = replace(made, values={"power_watts": made.power})
                     who = None if kind == "link" else int(device)
-                    found.setdefault(fault, []).append(_trial(watches[given], made, who, at_s, cycle_s))
+                    found.setdefault(fault, []).append(_trial(made, who, at_s, cycle_s))
     for (kind, slower, exponent), trials in found.items():
         power = f", power ~ f^{exponent:.0f}" if kind == "throttle" else ""
         right = np.array([trial[0] for trial in trials]).mean(axis=0)
@@ -138,15 +123,9 @@ def healthy_rows(recordings: Sequence[JobRecording], name: str) -> Iterator[tupl
     asked = wrong = named = 0
     for recording in recordings:
         at_s = (recording.log.start_s + recording.log.stop_s) / 2
-        watch = SlowDeviceWatch(recording.devices)
-        start, done = recording.time_s[0], int(np.searchsorted(recording.time_s, at_s))
-        _play(watch, recording, 0, done, start)
         any_wrong = False
-        for at in np.arange(at_s, recording.log.stop_s, _ASKED_S):
-            stop = int(np.searchsorted(recording.time_s, at, side="right"))
-            _play(watch, recording, done, stop, 0.0)
-            done = stop
-            verdict = watch.look(at_s)
+        for at in np.arange(at_s, recording.log.stop_s, 2 * _ASKED_S):
+            verdict = _ask(recording, at_s, at, 0.0)
             asked += verdict.window_s > 0
             wrong += verdict.device is not None
             any_wrong |= verdict.device is not None

@@ -1,9 +1,9 @@
-"""Which GPU makes the others of its job wait, told by power after the cycle has slowed and never before."""
+"""Which GPU makes the others of its job wait, told by its power among the others now and before."""
 
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect.progress import SlowDeviceWatch
+from gpusonde.epoch_detect.progress import find_slow_device
 
 DEVICES = tuple(f"GPU-{i}" for i in range(8))
 TICK_S, STEP_S, BUSY_W, WAITING_W = 0.5, 10.0, 500.0, 150.0
@@ -24,17 +24,13 @@ def power(until_s, slow=None, share=0.1, link=False, seed=0):
     return time_s, rows * (1 + rng.normal(0, 0.01, rows.shape))
 
 
-def watched(until_s, **fault):
-    watch = SlowDeviceWatch(DEVICES)
+def found(until_s, since_s=SLOW_FROM_S, **fault):
     time_s, rows = power(until_s, **fault)
-    for first in range(0, time_s.size, 20):
-        piece = slice(first, first + 20)
-        watch.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
-    return watch
+    return find_slow_device(DEVICES, time_s, {"power_watts": rows}, since_s, cycle_s=STEP_S)
 
 
 def test_the_gpu_that_does_not_wait_is_named_once_the_cycle_has_slowed():
-    verdict = watched(680.0, slow=3).look(SLOW_FROM_S)
+    verdict = found(680.0, slow=3)
     assert verdict.device == "GPU-3"
     assert verdict.probability > 0.9
     assert "where the others draw least, as if it did not wait" in verdict.reason
@@ -42,77 +38,43 @@ def test_the_gpu_that_does_not_wait_is_named_once_the_cycle_has_slowed():
     assert verdict.ranked[0].probability > 10 * verdict.ranked[1].probability
 
 
-def test_nobody_is_named_while_the_cycle_is_what_it_was():
-    verdict = watched(680.0, slow=3).look(None)
-    assert (verdict.device, verdict.reason) == (None, "the cycle has not slowed")
-
-
 def test_nobody_is_named_where_all_wait_alike():
-    verdict = watched(680.0, link=True).look(SLOW_FROM_S)
+    verdict = found(680.0, link=True)
     assert verdict.device is None
     assert verdict.reason.startswith("no device stands out")
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_healthy_job_that_is_asked_all_the_same_names_nobody(seed):
-    assert watched(720.0, share=0.0, seed=seed).look(SLOW_FROM_S).device is None
+    assert found(720.0, share=0.0, seed=seed).device is None
 
 
 def test_nothing_is_said_before_enough_was_seen():
-    watch = watched(610.0, slow=3)
-    assert watch.look(SLOW_FROM_S).device is None
-    assert watch.look(30.0).device is None
-    assert SlowDeviceWatch(DEVICES[:2]).look(0.0).reason == "2 devices cannot be compared; three or more can"
+    assert found(610.0, slow=3).device is None
+    assert found(610.0, 30.0, slow=3).device is None
+    two = find_slow_device(DEVICES[:2], np.arange(9.0), {"power_watts": np.ones((2, 9))}, 5.0)
+    assert two.reason == "2 devices cannot be compared; three or more can"
+    assert find_slow_device(DEVICES, np.arange(9.0), {}, 5.0).reason == "the power of its devices is not known"
 
 
 def test_utilisation_says_that_a_gpu_waits_for_its_data():
-    watch = SlowDeviceWatch(DEVICES)
     time_s, rows = power(680.0, link=True)
     use = np.full_like(rows, 1.0)
     use[2, (time_s >= SLOW_FROM_S) & (time_s % 11.0 < 1.1)] = 0.0
-    for first in range(0, time_s.size, 20):
-        piece = slice(first, first + 20)
-        watch.update(time_s[piece], {"power_watts": rows[:, piece], "gpu_utilization": use[:, piece]}, cycle_s=STEP_S)
-    verdict = watch.look(SLOW_FROM_S)
+    values = {"power_watts": rows, "gpu_utilization": use}
+    verdict = find_slow_device(DEVICES, time_s, values, SLOW_FROM_S, cycle_s=STEP_S)
     assert verdict.device == "GPU-2"
     assert "is without work in" in verdict.reason
 
 
 def test_a_dead_meter_is_no_slow_gpu_and_hides_none():
-    watch = SlowDeviceWatch(DEVICES)
     time_s, rows = power(680.0, slow=3)
     rows[6] = np.nan
     rows[7] = 0.0
-    for first in range(0, time_s.size, 20):
-        piece = slice(first, first + 20)
-        watch.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
-    assert watch.look(SLOW_FROM_S).device == "GPU-3"
-
-
-def test_a_watch_rebuilt_of_its_state_goes_on_as_if_nothing_had_been():
-    time_s, rows = power(680.0, slow=3)
-    cut = int(np.searchsorted(time_s, 640.0))
-    whole, before = SlowDeviceWatch(DEVICES), SlowDeviceWatch(DEVICES)
-    for first in range(0, time_s.size, 20):
-        piece = slice(first, first + 20)
-        whole.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
-        if first < cut:
-            before.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
-        else:
-            before = SlowDeviceWatch.from_state(before.state())
-            before.update(time_s[piece], {"power_watts": rows[:, piece]}, cycle_s=STEP_S)
-    one, other = whole.look(SLOW_FROM_S), before.look(SLOW_FROM_S)
-    assert other.device == one.device == "GPU-3"
-    assert other.ranked[0].deviation == pytest.approx(one.ranked[0].deviation, rel=1e-3)
-    assert len(before.state()) < 1_000_000
-
-
-@pytest.mark.parametrize("state", [b"", b"[]", b"{}", b'{"version": 99}', b"\xff"])
-def test_bytes_that_are_no_state_are_refused(state):
-    with pytest.raises(ValueError, match=r".+"):
-        SlowDeviceWatch.from_state(state)
+    verdict = find_slow_device(DEVICES, time_s, {"power_watts": rows}, SLOW_FROM_S, cycle_s=STEP_S)
+    assert verdict.device == "GPU-3"
 
 
 def test_values_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="expected values of shape"):
-        SlowDeviceWatch(DEVICES).update(np.arange(3.0), {"power_watts": np.zeros((2, 3))})
+        find_slow_device(DEVICES, np.arange(3.0), {"power_watts": np.zeros((2, 3))}, 1.0)

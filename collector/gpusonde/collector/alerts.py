@@ -23,6 +23,7 @@ from typing import Any
 
 from gpusonde.collector.config import AlertsConfig
 from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.model import AlertRow
 from gpusonde.collector.storage.store import Store
 from gpusonde.common.v1 import job_pb2
@@ -73,14 +74,23 @@ class JobAlerts:
         executor: Runs the looks; they block.
         config: The rules.
         clock: Unix time in nanoseconds.
+        slow_jobs: Says why jobs are slower.
 
     Attributes:
         jobs: All jobs that went on at the latest look, those of other collectors included.
         counters: What happened.
     """
 
-    def __init__(self, store: Store, executor: Executor, config: AlertsConfig, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        config: AlertsConfig,
+        clock: Callable[[], int],
+        slow_jobs: SlowJobs | None = None,
+    ) -> None:
         self._store = store
+        self._slow_jobs = slow_jobs
         self._executor = executor
         self._config = config
         self._clock = clock
@@ -158,7 +168,7 @@ class JobAlerts:
     def _active_jobs(self) -> Iterator[query_pb2.Job]:
         request = query_pb2.ListJobsRequest(active_only=True, page_size=_PAGE)
         while True:
-            response = list_jobs(self._store, request)
+            response = list_jobs(self._store, request, slow_jobs=self._slow_jobs)
             yield from response.jobs
             request.page_token = response.next_page_token
             if not response.next_page_token:

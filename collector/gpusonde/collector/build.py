@@ -22,6 +22,7 @@ from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.service import QueryService
+from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.security.authentication import AccessControl
 from gpusonde.collector.server import Health
 from gpusonde.collector.storage.clickhouse.facts import Ownership
@@ -163,6 +164,7 @@ def build_parts(
     intake = Intake(committer, quarantine, config.ingest, counters=counters)
     predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters)
     planning = PlanningProcesses(config.planning, config.workers)
+    slow_jobs = SlowJobs(store)
     parts = CollectorParts(
         config=config,
         store=store,
@@ -177,9 +179,9 @@ def build_parts(
         backpressure=backpressure,
         ingest=IngestService(agents, intake, admission, backpressure, access.guard, config, counters=counters),
         pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
-        alerts=JobAlerts(store, executors["alerts"], config.alerts, time.time_ns),
+        alerts=JobAlerts(store, executors["alerts"], config.alerts, time.time_ns, slow_jobs),
         predictor=predictor,
-        query=QueryService(store, predictor, executors["query"]),
+        query=QueryService(store, predictor, executors["query"], slow_jobs),
         planning=planning,
         planning_service=PlanningService(
             planning,

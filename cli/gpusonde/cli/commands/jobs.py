@@ -85,6 +85,13 @@ class JobPayload(TypedDict):
         list[dict[str, Any]],
         JsonKey("GPUs of the job that do otherwise", holds="gpusonde.collector.client.results.GpuDeviation"),
     ]
+    slow_devices: Annotated[
+        list[dict[str, Any]],
+        JsonKey(
+            "of a job that is `slower`, GPUs or hosts that may drag it, likeliest first",
+            holds="gpusonde.collector.client.results.SlowDevice",
+        ),
+    ]
     alerts: Annotated[list[JobAlertPayload], JsonKey("of one JOB, the latest 16 at most, newest first")]
 
 
@@ -277,6 +284,9 @@ def _render_details(screen: Screen, job: JobInfo) -> None:
         screen.line(f"{local_time(span.start_unix_nano)}  {span.state} for {length}")
     for deviation in job.deviations:
         screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
+    for device in job.slow_devices:
+        place = "/".join(filter(None, [device.host_name or device.agent_id, device.gpu_uuid]))
+        screen.line(f"drags: {place}, p {device.probability:.2f}: {device.evidence}")
     for alert in job.alerts:
         over = f"over at {local_time(alert.end_unix_nano)}" if alert.end_unix_nano else "not over"
         screen.line(f"{local_time(alert.start_unix_nano)}  alert: {alert.state}, {over}: {alert.reason}")
@@ -319,6 +329,7 @@ def _payload(job: JobInfo) -> JobPayload:
         "gpu_s": job.gpu_s,
         "members": [vars(member) for member in job.members],
         "deviations": [vars(deviation) for deviation in job.deviations],
+        "slow_devices": [vars(device) for device in job.slow_devices],
         "alerts": [_alert_payload(alert) for alert in job.alerts],
     }
 

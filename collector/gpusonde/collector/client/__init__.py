@@ -26,6 +26,7 @@ from gpusonde.collector.client.results import (
     RunEndEstimate,
     RunEpochs,
     RunInfo,
+    SlowDevice,
 )
 from gpusonde.collector.client.workload import WorkloadClient
 from gpusonde.errors import CollectorError
@@ -54,5 +55,6 @@ __all__ = [
     "RunEndEstimate",
     "RunEpochs",
     "RunInfo",
+    "SlowDevice",
     "WorkloadClient",
 ]

@@ -30,6 +30,7 @@ from gpusonde.collector.client.results import (
     RunEndEstimate,
     RunEpochs,
     RunInfo,
+    SlowDevice,
 )
 from gpusonde.collector.messages import enum_text
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
@@ -326,6 +327,10 @@ def job_info(job: query_pb2.Job) -> JobInfo:
         gpu_s=job.gpu_time.ToNanoseconds() / 1e9,
         deviations=tuple(GpuDeviation(each.gpu_uuid, each.kind, each.amount) for each in job.deviations),
         alerts=tuple(_alert(alert) for alert in job.alerts),
+        slow_devices=tuple(
+            SlowDevice(each.agent_id, each.host_name, each.gpu_uuid, each.probability, each.evidence)
+            for each in job.slow_devices
+        ),
         longest_pause_s=job.longest_pause.ToNanoseconds() / 1e9,
         processes=_processes(job.processes) if job.HasField("processes") else None,
     )

@@ -320,6 +320,25 @@ class JobProcessesInfo:
 
 
 @dataclass(frozen=True)
+class SlowDevice:
+    """A GPU or host that may make the others of its job wait.
+
+    Attributes:
+        agent_id: Its agent.
+        host_name: Its host.
+        gpu_uuid: The GPU; empty for the host as a whole.
+        probability: That it is the one, 0..1.
+        evidence: What speaks for it, in words.
+    """
+
+    agent_id: str
+    host_name: str
+    gpu_uuid: str
+    probability: float
+    evidence: str
+
+
+@dataclass(frozen=True)
 class JobInfo:
     """What a user started: its runs on all GPUs and hosts.
 
@@ -346,6 +365,7 @@ class JobInfo:
         alerts: The latest ones, newest first, where one job was asked for.
         longest_pause_s: For how long it once did not get on, and then did again; 0 where it never paused.
         processes: What its processes did, where it was asked for and is known.
+        slow_devices: Of a job that is slower, those that may drag it, likeliest first; mostly none.
     """
 
     job_id: str
@@ -369,6 +389,7 @@ class JobInfo:
     alerts: tuple[JobAlert, ...] = ()
     longest_pause_s: float = 0.0
     processes: JobProcessesInfo | None = None
+    slow_devices: tuple[SlowDevice, ...] = ()
 
 
 @dataclass(frozen=True)

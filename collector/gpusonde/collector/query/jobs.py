@@ -23,6 +23,7 @@ from gpusonde.collector.query.runs import (
     tree_parts,
     with_ends,
 )
+from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.model import AlertRow, GpuRow, JobStateRow, RunRow
 from gpusonde.collector.storage.store import FactStore, ResultStore, Store
 from gpusonde.collector.tracking.jobs import NO_JOBS, job_of
@@ -48,7 +49,10 @@ _PAUSES = frozenset({"idle", "stalled", "hung", "checkpointing"})
 
 
 def list_jobs(
-    store: Store, request: query_pb2.ListJobsRequest, now_unix_nano: int | None = None
+    store: Store,
+    request: query_pb2.ListJobsRequest,
+    now_unix_nano: int | None = None,
+    slow_jobs: SlowJobs | None = None,
 ) -> query_pb2.ListJobsResponse:
     """Answer ``ListJobs``.
 
@@ -56,6 +60,7 @@ def list_jobs(
         store: Where runs and bindings are.
         request: Which jobs.
         now_unix_nano: The time; None means that of the clock.
+        slow_jobs: Says of jobs that are slower why; None leaves that out.
 
     Raises:
         RequestError: A page that cannot be, or a total without its job (``INVALID_ARGUMENT``).
@@ -81,7 +86,7 @@ def list_jobs(
             response.next_page_token = to_token([*last.place])
             break
         last = runs
-        response.jobs.append(_job(store, runs, request, now))
+        response.jobs.append(_job(store, runs, request, now, slow_jobs))
     return response
 
 
@@ -212,7 +217,9 @@ def _members(results: ResultStore, run: RunRow) -> list[RunRow]:
     return members[::-1]
 
 
-def _job(store: Store, of: _Runs, request: query_pb2.ListJobsRequest, now: int) -> query_pb2.Job:
+def _job(
+    store: Store, of: _Runs, request: query_pb2.ListJobsRequest, now: int, slow_jobs: SlowJobs | None
+) -> query_pb2.Job:
     members = of.runs
     described = {hold.binding.gpu_uuid for hold in of.held} | {run.gpu_uuid for run in members}
     gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in store.facts.gpus(described)}
@@ -237,6 +244,13 @@ def _job(store: Store, of: _Runs, request: query_pb2.ListJobsRequest, now: int) 
             job.members.append(_bound(hold, gpus.get((key[1], key[0]))))
     parts = _parts(store.results, members)
     told = _add_state(job, parts, members)
+    if job.state == query_pb2.JOB_STATE_SLOWER:
+        since = _slower_since(told)
+        job.state_time.CopyFrom(timestamp(since))
+        if slow_jobs is not None:
+            found = slow_jobs.explain(job.job_id, [run for run in members if not run.ended], gpus, since)
+            job.reason = "; ".join(filter(None, [job.reason, found.reason]))
+            job.slow_devices.extend(found.devices)
     resting_ns = _add_idleness(job, of, end) if of.active and not works else 0
     _add_goodput(job, parts, resting_ns)
     _add_longest_pause(job, parts, members)
@@ -363,6 +377,17 @@ def _add_state(
             )
         )
     return told
+
+
+def _slower_since(told: Sequence[tuple[JobStateRow, int]]) -> int:
+    """Return when a job that is slower became so: evaluations and checkpoints since then are no end of it."""
+    since = told[-1][0].start_unix_nano
+    for row, _ in reversed(told):
+        if _state(row.state) == query_pb2.JOB_STATE_TRAINING:
+            break
+        if _state(row.state) == query_pb2.JOB_STATE_SLOWER:
+            since = row.start_unix_nano
+    return since
 
 
 def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _AgentStates], resting_ns: int) -> None:

@@ -15,6 +15,7 @@ from gpusonde.collector.query.jobs import list_alerts, list_jobs
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import stream_samples
+from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.store import Store
 from gpusonde.errors import RequestError, StoreCorruptError, StoreError
 from gpusonde.predictor.crossgpu import ModelFileError
@@ -33,12 +34,14 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         store: Where runs and samples are.
         predictor: Predicts.
         executor: Runs the answers; they compute and block.
+        slow_jobs: Says why jobs are slower.
     """
 
-    def __init__(self, store: Store, predictor: LatencyPredictor, executor: Executor) -> None:
+    def __init__(self, store: Store, predictor: LatencyPredictor, executor: Executor, slow_jobs: SlowJobs) -> None:
         self._store = store
         self._predictor = predictor
         self._executor = executor
+        self._slow_jobs = slow_jobs
 
     async def ListRuns(  # noqa: N802 - gRPC's name, as below
         self, request: query_pb2.ListRunsRequest, context: Context
@@ -56,7 +59,7 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         self, request: query_pb2.ListJobsRequest, context: Context
     ) -> query_pb2.ListJobsResponse:
         """Return jobs with what they do, newest first."""
-        return await self._answer(context, lambda: list_jobs(self._store, request))
+        return await self._answer(context, lambda: list_jobs(self._store, request, slow_jobs=self._slow_jobs))
 
     async def ListAlerts(  # noqa: N802
         self, request: query_pb2.ListAlertsRequest, context: Context

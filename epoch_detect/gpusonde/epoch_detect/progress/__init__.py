@@ -1,5 +1,6 @@
 """What the epochs of a run tell: their table, the trend of their duration, its end; and what a job does now."""
 
+from gpusonde.epoch_detect.progress.causes import CAUSE_METRICS, slowdown_causes
 from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend
 from gpusonde.epoch_detect.progress.level_pace import PaceChange
 from gpusonde.epoch_detect.progress.pace import PaceWatch
@@ -10,12 +11,13 @@ from gpusonde.epoch_detect.progress.remaining import (
     estimate_end,
     estimate_from_others,
 )
-from gpusonde.epoch_detect.progress.slow_device import DeviceSuspicion, SlowDeviceVerdict, SlowDeviceWatch
+from gpusonde.epoch_detect.progress.slow_device import DeviceSuspicion, SlowDeviceVerdict, find_slow_device
 from gpusonde.epoch_detect.progress.state import JobState, StateSpan, StateWatch
 from gpusonde.epoch_detect.progress.table import EpochSummary, EpochSums, Shares, epoch_table, time_shares
 from gpusonde.errors import TotalEpochsError
 
 __all__ = [
+    "CAUSE_METRICS",
     "COVERAGE",
     "FEWEST_EPOCHS",
     "ChangePoint",
@@ -28,7 +30,6 @@ __all__ = [
     "PaceWatch",
     "Shares",
     "SlowDeviceVerdict",
-    "SlowDeviceWatch",
     "StateSpan",
     "StateWatch",
     "TotalEpochsError",
@@ -37,5 +38,7 @@ __all__ = [
     "epoch_table",
     "estimate_end",
     "estimate_from_others",
+    "find_slow_device",
+    "slowdown_causes",
     "time_shares",
 ]

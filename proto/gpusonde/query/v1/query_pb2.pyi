@@ -378,7 +378,7 @@ class ListJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "scheduler", "active", "start_time", "end_time", "members", "state", "state_time", "reason", "confidence", "history", "level", "progress_ratio", "estimate", "estimate_reason", "goodput_ratio", "deviations", "alerts", "gpu_time", "longest_pause", "processes")
+    __slots__ = ("job_id", "scheduler", "active", "start_time", "end_time", "members", "state", "state_time", "reason", "confidence", "history", "level", "progress_ratio", "estimate", "estimate_reason", "goodput_ratio", "deviations", "alerts", "gpu_time", "longest_pause", "processes", "slow_devices")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +400,7 @@ class Job(_message.Message):
     GPU_TIME_FIELD_NUMBER: _ClassVar[int]
     LONGEST_PAUSE_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DEVICES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     scheduler: _job_pb2.Scheduler
     active: bool
@@ -421,7 +422,8 @@ class Job(_message.Message):
     gpu_time: _duration_pb2.Duration
     longest_pause: _duration_pb2.Duration
     processes: JobProcesses
-    def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ..., gpu_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., longest_pause: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processes: _Optional[_Union[JobProcesses, _Mapping]] = ...) -> None: ...
+    slow_devices: _containers.RepeatedCompositeFieldContainer[SlowDevice]
+    def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ..., gpu_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., longest_pause: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processes: _Optional[_Union[JobProcesses, _Mapping]] = ..., slow_devices: _Optional[_Iterable[_Union[SlowDevice, _Mapping]]] = ...) -> None: ...
 
 class JobProcesses(_message.Message):
     __slots__ = ("seen", "processors", "bytes_per_second")
@@ -432,6 +434,20 @@ class JobProcesses(_message.Message):
     processors: float
     bytes_per_second: float
     def __init__(self, seen: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processors: _Optional[float] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
+
+class SlowDevice(_message.Message):
+    __slots__ = ("agent_id", "host_name", "gpu_uuid", "probability", "evidence")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    host_name: str
+    gpu_uuid: str
+    probability: float
+    evidence: str
+    def __init__(self, agent_id: _Optional[str] = ..., host_name: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., probability: _Optional[float] = ..., evidence: _Optional[str] = ...) -> None: ...
 
 class JobAlert(_message.Message):
     __slots__ = ("state", "start_time", "end_time", "reason", "job_id", "scheduler")

@@ -1,0 +1,212 @@
+"""``SlowJobs``: why jobs became slower, and which of their GPUs or hosts makes the others wait.
+
+Both are asked only of a job whose cycles take longer, and answered from its ticks in the store, of all its hosts, some
+minutes before the change and since then. What was found is remembered, and looked at again less and less often.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusonde.collector.storage.model import GpuRow, RunRow
+from gpusonde.collector.storage.samples import SECOND_NS, Samples
+from gpusonde.collector.storage.store import Store
+from gpusonde.epoch_detect.progress import CAUSE_METRICS, SlowDeviceVerdict, find_slow_device, slowdown_causes
+from gpusonde.query.v1 import query_pb2
+from gpusonde.service.wire import Float64Array
+
+_BEFORE_S, _AFTER_S = 600.0, 300.0
+_CELL_S = 0.5
+_LEAST_AFTER_S = 20.0
+_AGAIN_S, _AGAIN_SHARE = 10.0, 0.3  # after which it is looked at again, and share of the time since the change
+_MOST_JOBS = 256
+_MOST_GPUS = 1024
+_MOST_COMPARED = 64  # GPUs that are compared one by one; of more, their hosts
+_MOST_LAG_S = 4.0
+_SAME_WAVE = 0.5  # correlation of a host with the others, from which on it is shifted to them
+_LEAST_TOLD = 0.05  # probability
+
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """What is known of a job's slow-down.
+
+    Attributes:
+        reason: Its cause, and the device that drags, in words.
+        devices: Those that may make the others wait, likeliest first.
+    """
+
+    reason: str = ""
+    devices: tuple[query_pb2.SlowDevice, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Found:
+    slowdown: Slowdown
+    reached_s: float  # seconds since the change that were looked at
+
+
+class SlowJobs:
+    """Remembers what was found of at most 256 jobs; safe in threads.
+
+    Args:
+        store: Where ticks are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: OrderedDict[_Key, _Found] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def explain(
+        self, job_id: str, runs: Sequence[RunRow], gpus: Mapping[tuple[str, str], GpuRow], since: int
+    ) -> Slowdown:
+        """Say why a job is slower, and who drags it.
+
+        Args:
+            job_id: Its name.
+            runs: Those of its runs that go on.
+            gpus: (GPU, agent) -> what is known of it.
+            since: When its cycles began to take longer, Unix nanoseconds.
+
+        Raises:
+            StoreError: The ticks cannot be read.
+        """
+        key = (job_id, since)
+        reached_s = min((min(run.end_unix_nano for run in runs) - since) / SECOND_NS, _AFTER_S) if runs else 0.0
+        known = self._found.get(key, _Found(Slowdown(), 0.0))
+        due_s = max(_LEAST_AFTER_S, known.reached_s + max(_AGAIN_S, _AGAIN_SHARE * known.reached_s))
+        if reached_s < min(due_s, _AFTER_S) or known.reached_s == _AFTER_S:
+            return known.slowdown
+        # Who asks meanwhile gets what is known: nobody waits for the ticks of a thousand GPUs twice.
+        if not self._lock.acquire(blocking=False):
+            return known.slowdown
+        try:
+            found = self._look(runs, gpus, since, reached_s)
+            self._found[key] = _Found(found, reached_s)
+            self._found.move_to_end(key)
+            while len(self._found) > _MOST_JOBS:
+                self._found.popitem(last=False)
+        finally:
+            self._lock.release()
+        return found
+
+    def _look(
+        self,
+        runs: Sequence[RunRow],
+        gpus: Mapping[tuple[str, str], GpuRow],
+        since: int,
+        reached_s: float,
+    ) -> Slowdown:
+        chosen = sorted({(run.agent_id, run.gpu_uuid) for run in runs})[:_MOST_GPUS]
+        names = [_name(gpus.get((gpu, agent)), agent, gpu) for agent, gpu in chosen]
+        origin = since - round(_BEFORE_S * 1e9)
+        time_s, values = self._read([gpu for _, gpu in chosen], origin, _BEFORE_S + reached_s)
+        if not time_s.size:
+            return Slowdown()
+        agents = np.array([agent for agent, _ in chosen])
+        _align(values, agents, time_s)
+        causes = slowdown_causes(names, time_s, values, _BEFORE_S)
+        hosts = list(dict.fromkeys(agents.tolist()))
+        by_host = len(chosen) > _MOST_COMPARED and len(hosts) > 1
+        if by_host:
+            of_host = {name: np.array([_mean(rows[agents == host]) for host in hosts]) for name, rows in values.items()}
+            labels = [_host_name(gpus, host) for host in hosts]
+            verdict = find_slow_device(labels, time_s, of_host, _BEFORE_S)
+        else:
+            verdict = find_slow_device(names, time_s, values, _BEFORE_S)
+        devices = []
+        for each in verdict.ranked:
+            if each.probability >= _LEAST_TOLD:
+                place = (labels if by_host else names).index(each.device)
+                agent, gpu = (hosts[place], "") if by_host else chosen[place]
+                devices.append(
+                    query_pb2.SlowDevice(
+                        agent_id=agent,
+                        host_name=_host_name(gpus, agent),
+                        gpu_uuid=gpu,
+                        probability=each.probability,
+                        evidence=each.evidence,
+                    )
+                )
+        return Slowdown(_words(causes, verdict), tuple(devices))
+
+    def _read(self, gpus: Sequence[str], origin: int, length_s: float) -> tuple[Float64Array, dict[str, Float64Array]]:
+        """Read means over short times of all GPUs, from a time on; seconds, and metric -> shape (GPUs, n)."""
+        end = origin + round(length_s * 1e9)
+        cell_s, rows = 0.0, []
+        for gpu in gpus:
+            samples = self._store.samples.read(gpu, origin, end, CAUSE_METRICS)
+            if not cell_s and len(samples) > 1:
+                cell_s = max(_CELL_S, float(np.median(np.diff(samples.time_unix_nano))) / 1e9, samples.resolution_s)
+            rows.append(_cells(samples, origin, cell_s or _CELL_S, length_s))
+        if not cell_s:
+            return np.empty(0), {}
+        stacked = np.array(rows)  # (GPUs, metrics, cells)
+        time_s: Float64Array = (np.arange(stacked.shape[2], dtype=np.float64) + 0.5) * cell_s
+        values = {name: stacked[:, i] for i, name in enumerate(CAUSE_METRICS) if np.isfinite(stacked[:, i]).any()}
+        return time_s, values
+
+
+def _cells(samples: Samples, origin: int, cell_s: float, length_s: float) -> Float64Array:
+    count = int(length_s / cell_s)
+    place = ((samples.time_unix_nano - origin) / (cell_s * 1e9)).astype(np.int64)
+    inside = (place >= 0) & (place < count)
+    means = np.full((len(CAUSE_METRICS), count), np.nan)
+    for i, column in enumerate(samples.matrix(CAUSE_METRICS)):
+        good = inside & np.isfinite(column)
+        number = np.bincount(place[good], minlength=count)
+        total = np.bincount(place[good], weights=column[good], minlength=count)
+        means[i] = np.where(number > 0, total / np.maximum(number, 1), np.nan)
+    return means
+
+
+def _align(
+    values: Mapping[str, Float64Array], agents: np.ndarray[tuple[int], np.dtype[np.str_]], time_s: Float64Array
+) -> None:
+    """Shift hosts whose clocks are seconds beside those of the others to them."""
+    power = values.get("power_watts")
+    hosts = np.unique(agents)
+    if power is None or hosts.size < 3 or time_s.size < 2:
+        return
+    waves = np.array(
+        [np.nan_to_num(_mean(power[agents == host]) - np.nanmean(power[agents == host])) for host in hosts]
+    )
+    common = np.median(waves, axis=0)
+    most = int(_MOST_LAG_S / float(time_s[1] - time_s[0]))
+    for host, wave in zip(hosts, waves, strict=True):
+        lags = range(-most, most + 1)
+        scale = float(np.linalg.norm(common) * np.linalg.norm(wave))
+        alike = [float(np.dot(common, np.roll(wave, lag))) / scale for lag in lags] if scale else [0.0]
+        best = lags[int(np.argmax(alike))]
+        if best and max(alike) > max(_SAME_WAVE, alike[most] + _LEAST_TOLD):
+            for rows in values.values():
+                rows[agents == host] = np.roll(rows[agents == host], best, axis=1)
+
+
+def _mean(rows: Float64Array) -> Float64Array:
+    known = np.isfinite(rows)
+    total = np.where(known, rows, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
+
+
+def _words(causes: Sequence[str], verdict: SlowDeviceVerdict) -> str:
+    said = "; ".join(causes) or "cause unknown: the metrics do not show it"
+    if verdict.device is None:
+        return said
+    return f"{said}; drags: {verdict.device}, p {verdict.probability:.2f} ({verdict.ranked[0].evidence})"
+
+
+def _name(gpu: GpuRow | None, agent_id: str, gpu_uuid: str) -> str:
+    return f"{gpu.host_name if gpu and gpu.host_name else agent_id}/{gpu_uuid}"
+
+
+def _host_name(gpus: Mapping[tuple[str, str], GpuRow], agent_id: str) -> str:
+    return next((gpu.host_name for (_, agent), gpu in gpus.items() if agent == agent_id and gpu.host_name), agent_id)

@@ -1,0 +1,204 @@
+"""``slowdown_causes``: why a job's cycles take longer, as far as the metrics of its GPUs show it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.epoch_detect.progress.seconds import MEMORY, POWER
+from gpusonde.telemetry import FloatArray
+
+SM_CLOCK, TEMPERATURE, UTILIZATION = "sm_clock_mhz", "gpu_temperature_celsius", "gpu_utilization"
+REPLAYS, XIDS = "pcie_replay_count", "xid_count"
+_LINKS = (
+    ("NVLink", ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")),
+    ("PCIe", ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")),
+)
+CAUSE_METRICS = (
+    POWER, UTILIZATION, SM_CLOCK, TEMPERATURE, MEMORY, REPLAYS, XIDS, *(name for _, names in _LINKS for name in names)
+)  # fmt: skip
+_WINDOW_S = 300.0  # before the change, and after it
+_FEWEST = 8  # readings in each
+_WORKS = 0.6  # quantile of the power, above which a GPU works
+_LEAST_CLOCK, _LEAST_POWER, _LEAST_PEAK = 0.015, 0.03, 0.08  # that clock, power and peak rate of a link must fall by
+_LEAST_WAITS = 0.02  # of the time, that pauses must grow by
+_WARMER_C = 3.0
+_HOT_C = 80.0
+_WAITS_IN_KERNEL = 0.9  # utilisation in a pause
+_LEAST_RATE = 1e8  # bytes per second of a link that matters
+_LEAST_REPLAYS = 10.0
+_TENANT_BYTES = 2.0**28
+_GROWS = 0.02  # of the memory in use, over a window
+
+
+def slowdown_causes(
+    devices: Sequence[str], time_s: FloatArray, values: Mapping[str, FloatArray], since_s: float
+) -> list[str]:
+    """Compare the minutes after a change with those before.
+
+    Args:
+        devices: Names of the GPUs.
+        time_s: Shape (n,), increasing.
+        values: Metric -> shape (devices, n), NaN where there is no value; any of :data:`CAUSE_METRICS`.
+        since_s: Since when the cycles take longer.
+
+    Returns:
+        Causes in words and figures, the most telling first; empty where the metrics show none.
+    """
+    before = (time_s >= since_s - _WINDOW_S) & (time_s < since_s)
+    after = (time_s >= since_s) & (time_s < since_s + _WINDOW_S)
+    if before.sum() < _FEWEST or after.sum() < _FEWEST:
+        return []
+    sides = [{name: column[:, side] for name, column in values.items()} for side in (before, after)]
+    looks = (
+        _clocks(devices, *sides), _links(devices, *sides), _tenant(devices, *sides), _pauses(*sides),
+        _growth(*sides), _faults(devices, *sides),
+    )  # fmt: skip
+    return [said for said in looks if said]
+
+
+_Side = Mapping[str, FloatArray]
+
+
+def _clocks(devices: Sequence[str], before: _Side, after: _Side) -> str:
+    """Clocks, or where they are not known power, that fell while the GPUs work."""
+    if SM_CLOCK in before:
+        old, new = (_at_work(side, SM_CLOCK) for side in (before, after))
+        fell = 1 - new / old
+        slow = fell >= _LEAST_CLOCK
+        if slow.any():
+            worst = int(np.nanargmax(fell))
+            said = f"the SM clock of {_named(devices, slow)} fell by {fell[worst]:.1%} ({old[worst]:.0f} to"
+            return f"{said} {new[worst]:.0f} MHz){_heat(before, after, slow)}"
+        if np.isfinite(fell).all():
+            return ""
+    if POWER not in before:
+        return ""
+    old, new = (_peak(side[POWER]) for side in (before, after))
+    if UTILIZATION in before and np.nanmean(_peak(after[UTILIZATION]) - _peak(before[UTILIZATION])) < -_LEAST_POWER:
+        return ""
+    fell = 1 - new / old
+    slow = fell >= _LEAST_POWER
+    if not slow.any():
+        return ""
+    said = f"{_named(devices, slow)} draws {np.nanmean(fell[slow]):.1%} less power where it works, as if throttled"
+    return said + _heat(before, after, slow)
+
+
+def _heat(before: _Side, after: _Side, slow: npt.NDArray[np.bool_]) -> str:
+    if TEMPERATURE not in before:
+        return ""
+    old, new = (_middle(side[TEMPERATURE])[slow] for side in (before, after))
+    if not np.isfinite(new).any():
+        return ""
+    hottest = float(np.nanmax(new))
+    warmer = bool((new - old >= _WARMER_C).any())
+    return f", at {hottest:.0f} degrees" if warmer or hottest >= _HOT_C else f", not for heat ({hottest:.0f} degrees)"
+
+
+def _pauses(before: _Side, after: _Side) -> str:
+    """Time in which no GPU works: without a kernel it waits for data, within one for the others."""
+    said = ""
+    if UTILIZATION in before:
+        old, new = (float(np.nanmean(side[UTILIZATION])) for side in (before, after))
+        if old - new >= _LEAST_WAITS:
+            return f"the GPUs are without work in {old - new:.1%} more of the time: they wait for data"
+    if POWER in before:
+        common = [np.nanmean(side[POWER], axis=0) for side in (before, after)]
+        lowest, usual = float(np.nanmin(np.concatenate(common))), float(np.nanquantile(common[0], 0.75))
+        low = [np.asarray(each < (lowest + usual) / 2) for each in common]
+        more = float(low[1].mean() - low[0].mean())
+        if more >= _LEAST_WAITS:
+            said = f"the GPUs pause in {more:.1%} more of the time"
+            use = after[UTILIZATION][:, low[1]] if UTILIZATION in after else np.empty(0)
+            if use.size and float(np.nanmean(use)) >= _WAITS_IN_KERNEL:
+                said += ", within a kernel: they wait for communication"
+    return said
+
+
+def _links(devices: Sequence[str], before: _Side, after: _Side) -> str:
+    """Links that repeat packets, or are no longer as fast at their fastest."""
+    if REPLAYS in before:
+        old, new = (_grown(side[REPLAYS]) for side in (before, after))
+        bad = new >= np.maximum(_LEAST_REPLAYS, 3 * old)
+        if bad.any():
+            return f"PCIe of {_named(devices, bad)} repeated {np.nanmax(new):.0f} packets ({np.nanmax(old):.0f} before)"
+    for link, names in _LINKS:
+        known = [name for name in names if name in before]
+        if not known:
+            continue
+        old, new = (np.sum([_peak(side[name]) for name in known], axis=0) for side in (before, after))
+        bad = (old >= _LEAST_RATE) & (1 - new / np.maximum(old, 1.0) >= _LEAST_PEAK)
+        if bad.any():
+            said = f"{link} of {_named(devices, bad)} moves at most {np.nanmin(new[bad]) / 1e9:.3g} GB/s"
+            return f"{said} ({np.nanmin(old[bad]) / 1e9:.3g} before): communication takes longer"
+    return ""
+
+
+def _tenant(devices: Sequence[str], before: _Side, after: _Side) -> str:
+    """Memory that some of the GPUs have in use besides what all have."""
+    if MEMORY not in before:
+        return ""
+    more = _middle(after[MEMORY]) - _middle(before[MEMORY])
+    more = more - float(np.nanmedian(more)) if len(devices) > 2 else more
+    used = more >= _TENANT_BYTES
+    if not used.any():
+        return ""
+    return f"{np.nanmax(more) / 2**30:.2g} GiB more are in use on {_named(devices, used)}: another process runs there"
+
+
+def _growth(before: _Side, after: _Side) -> str:
+    if MEMORY not in before:
+        return ""
+    thirds = [np.nanmean(part) for side in (before, after) for part in np.array_split(side[MEMORY], 3, axis=1)]
+    rises = np.diff(thirds)
+    if not (rises > 0).all() or thirds[-1] - thirds[0] < 2 * _GROWS * thirds[0]:
+        return ""
+    return f"the memory in use grows steadily, from {thirds[0] / 2**30:.3g} to {thirds[-1] / 2**30:.3g} GiB"
+
+
+def _faults(devices: Sequence[str], before: _Side, after: _Side) -> str:
+    if XIDS not in before:
+        return ""
+    bad = _grown(np.concatenate([before[XIDS][:, -1:], after[XIDS]], axis=1)) > 0
+    return f"the driver reported an XID of {_named(devices, bad)}" if bad.any() else ""
+
+
+def _at_work(side: _Side, name: str) -> FloatArray:
+    """Middle value of each GPU where it works."""
+    column = side[name]
+    if POWER not in side:
+        return _middle(column)
+    power = side[POWER]
+    works = power >= np.quantile(np.nan_to_num(power), _WORKS, axis=1, keepdims=True)
+    return _middle(np.where(works, column, np.nan))
+
+
+def _peak(column: FloatArray) -> FloatArray:
+    known = np.asarray(np.isfinite(column).any(axis=1))
+    filled = np.where(known[:, None], column, 0.0)
+    return np.asarray(np.where(known, np.nanquantile(filled, 0.9, axis=1), np.nan))
+
+
+def _middle(column: FloatArray) -> FloatArray:
+    known = np.asarray(np.isfinite(column).any(axis=1))
+    filled = np.where(known[:, None], column, 0.0)
+    return np.asarray(np.where(known, np.nanmedian(filled, axis=1), np.nan))
+
+
+def _grown(column: FloatArray) -> FloatArray:
+    """By how much a counter grew, 0 where it is not known."""
+    known = np.isfinite(column)
+    least = np.where(known, column, math.inf).min(axis=1)
+    most = np.where(known, column, -math.inf).max(axis=1)
+    return np.asarray(np.where(known.any(axis=1), most - least, 0.0))
+
+
+def _named(devices: Sequence[str], chosen: npt.NDArray[np.bool_]) -> str:
+    which = np.flatnonzero(chosen)
+    if which.size == len(devices) > 1:
+        return f"each of the {len(devices)} GPUs"
+    return devices[which[0]] if which.size == 1 else f"{which.size} of {len(devices)} GPUs ({devices[which[0]]}, ...)"

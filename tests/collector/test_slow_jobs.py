@@ -1,0 +1,79 @@
+"""Why a job became slower, and who drags it: asked of its ticks in the store, once its cycles take longer."""
+
+import numpy as np
+import pytest
+from support.job_records import START, records_of
+from support.tracked_store import TrackedStore
+
+from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.query.slow_jobs import SlowJobs
+from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import Trace
+
+GPUS = tuple(f"GPU-{i}" for i in range(4))
+STEP_S, SLOWER, SLOW_FROM_S, END_S = 6.0, 0.1, 360.0, 480.0
+
+
+def traces(slow):
+    """Steps that end in a pause of a tenth; from 360 s on all wait for one GPU, or all alike for a link."""
+    time_s = np.arange(0.0, END_S, 0.1)
+    late = time_s >= SLOW_FROM_S
+    place = np.where(late, (time_s - SLOW_FROM_S) % (STEP_S * (1 + SLOWER)), time_s % STEP_S)
+    found = {}
+    for i, gpu in enumerate(GPUS):
+        waits = (place > 0.9 * STEP_S) & ~(late & (i == slow) & (place < STEP_S * (0.9 + SLOWER)))
+        noise = np.random.default_rng(i).normal(0, 0.01, time_s.size)
+        power, dram = np.where(waits, 150.0, 500.0 + 5 * i) * (1 + noise), np.where(waits, 0.02, 0.7) * (1 + noise)
+        found[gpu] = Trace(time_s, {"dram_active": dram, "power_watts": power})
+    return found
+
+
+@pytest.fixture
+def store_of(tmp_path):
+    subjects = []
+
+    def make(slow):
+        subjects.append(TrackedStore(tmp_path / "data"))
+        subjects[-1].feed(records_of(traces(slow))[:-1], 10)
+        return subjects[-1].store
+
+    yield make
+    for subject in subjects:
+        subject.store.close()
+
+
+def asked(store):
+    jobs = list_jobs(store, query_pb2.ListJobsRequest(active_only=True), slow_jobs=SlowJobs(store))
+    return jobs.jobs[0]
+
+
+def test_a_job_is_slower_since_its_steps_take_longer_and_the_gpu_that_does_not_wait_is_named(store_of):
+    job = asked(store_of(slow=2))
+    assert job.state == query_pb2.JOB_STATE_SLOWER
+    assert job.state_time.ToNanoseconds() == pytest.approx(START + SLOW_FROM_S * 1e9, abs=2 * STEP_S * 1e9)
+    assert "10% longer than the 6 s before" in job.reason
+    assert "drags: " in job.reason
+    first = job.slow_devices[0]
+    assert (first.gpu_uuid, first.agent_id) == ("GPU-2", "agent-1")
+    assert first.probability > 0.9
+    assert "as if it did not wait" in first.evidence
+
+
+def test_where_all_wait_alike_nobody_drags_the_job(store_of):
+    job = asked(store_of(slow=None))
+    assert job.state == query_pb2.JOB_STATE_SLOWER
+    assert not job.slow_devices
+    assert "drags" not in job.reason
+    assert "the GPUs pause in" in job.reason
+
+
+def test_what_was_found_is_remembered_until_more_of_the_job_is_known(store_of):
+    store = store_of(slow=2)
+    slow_jobs = SlowJobs(store)
+    runs = [run for run in store.results.runs(limit=9) if not run.ended]
+    since = START + round(SLOW_FROM_S * 1e9)
+    found = slow_jobs.explain("job-1", runs, {}, since)
+    assert found.devices[0].gpu_uuid == "GPU-2"
+    assert slow_jobs.explain("job-1", runs, {}, since) is found
+    # Nothing is known of a moment ago.
+    assert slow_jobs.explain("job-2", runs, {}, START + round(END_S * 1e9) - 1).reason == ""
