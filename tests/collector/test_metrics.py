@@ -1,6 +1,7 @@
 """The collector's self metrics: their exact text, and those of a collector that runs."""
 
 import re
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -209,6 +210,18 @@ gpusonde_collector_job_alert_notifications_total{result="failed"} 0.0
 gpusonde_collector_job_alert_notifications_total{result="sent"} 3.0
 """
     )
+    # With what is known of its end, and its GPUs where they are wanted.
+    job.progress_ratio = 0.25
+    job.estimate.end_time.FromSeconds(int(time.time()) + 3600)
+    job.members[0].active = True
+    registry = CollectorRegistry()
+    registry.register(JobMetrics(alerts, with_gpus=True))
+    lines = generate_latest(registry).decode().splitlines()
+    assert 'gpusonde_job_progress_ratio{job_id="4711",scheduler="slurm"} 0.25' in lines
+    (left,) = [line for line in lines if line.startswith("gpusonde_job_eta_seconds{")]
+    assert 3500 < float(left.split()[1]) <= 3600
+    (gpu,) = [line for line in lines if line.startswith("gpusonde_job_gpu{")]
+    assert gpu == 'gpusonde_job_gpu{gpu_uuid="GPU-1",host_name="",job_id="4711",scheduler="slurm"} 1.0'
     alerts.jobs = []
     assert "gpusonde_job_state{" not in generate_latest(registry).decode()
 

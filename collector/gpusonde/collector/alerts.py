@@ -32,6 +32,8 @@ from gpusonde.query.v1 import query_pb2
 
 _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 5.0
+# The ends of so many jobs are estimated in a look, those of the others in the next ones.
+_ENDS_PER_LOOK = 10
 # However many jobs there are, a tenth of a core looks at them.
 _REST_PER_LOOK = 9.0
 _PAGE = 1000
@@ -97,6 +99,8 @@ class JobAlerts:
         self._followed: set[str] = set()
         self._open: dict[_Key, AlertRow] = {}
         self._well_since: dict[_Key, int] = {}
+        # Those whose end has been estimated, longest ago first.
+        self._ends: dict[tuple[int, str], query_pb2.Job] = {}
         # As they stand in the store, what each notification is of.
         self._waiting: deque[list[AlertRow]] = deque()
         self._to_send = asyncio.Event()
@@ -147,6 +151,7 @@ class JobAlerts:
                 known[key] = row
                 self.counters.fired[row.rule] += 1
                 _LOG.warning("job %s: %s (%s)", row.job_id, row.rule, row.reason)
+        self._add_ends(jobs)
         self.jobs = jobs
         if changed and self._config.webhook:
             self._waiting.append(changed)
@@ -173,6 +178,22 @@ class JobAlerts:
             request.page_token = response.next_page_token
             if not response.next_page_token:
                 return
+
+    def _add_ends(self, jobs: Sequence[query_pb2.Job]) -> None:
+        """Add how far jobs are and when they end, of a few anew, of the others as it was known."""
+        named = {(int(job.scheduler), job.job_id): job for job in jobs}
+        self._ends = {key: known for key, known in self._ends.items() if key in named}
+        waiting = [key for key in named if key not in self._ends] + list(self._ends)
+        for key in waiting[:_ENDS_PER_LOOK]:
+            request = query_pb2.ListJobsRequest(job_id=key[1], active_only=True)
+            found = [job for job in list_jobs(self._store, request, self._clock()).jobs if job.scheduler == key[0]]
+            self._ends.pop(key, None)
+            self._ends[key] = found[0] if found else named[key]
+        for key, known in self._ends.items():
+            if known.HasField("estimate"):
+                named[key].estimate.CopyFrom(known.estimate)
+            if known.HasField("progress_ratio"):
+                named[key].progress_ratio = known.progress_ratio
 
     def _changes(self, jobs: Sequence[query_pb2.Job]) -> list[AlertRow]:
         """Return alerts that begin, and those that end."""

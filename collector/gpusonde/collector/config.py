@@ -378,6 +378,7 @@ class CollectorMetricsConfig:
     """``[metrics]``: what the collector says about itself."""
 
     listen: str = listen_option("127.0.0.1:9434")
+    job_gpus: bool = option("switch", False, "a series gpusonde_job_gpu for each GPU of a job, at most 10,000 of them")
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,9 @@ class _Collector:
             await parts.health.set_query(True)
             background = [self._beat_for_commits(), self._measure_store_for_ever(), _release_memory_for_ever()]
             supervising = asyncio.ensure_future(
-                self._supervisor.run([self._make_metrics(), JobMetrics(parts.alerts)], background)
+                self._supervisor.run(
+                    [self._make_metrics(), JobMetrics(parts.alerts, self._config.metrics.job_gpus)], background
+                )
             )
             # It begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)

@@ -6,8 +6,9 @@ holds an agent, a job, a user or a GPU.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily
@@ -313,9 +314,11 @@ class JobMetrics:
 
     Attributes:
         alerts: Knows them, and what it has told of them.
+        with_gpus: Whether each GPU of a job has a series, too, at most 10,000 of them.
     """
 
     alerts: JobAlerts
+    with_gpus: bool = False
 
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
@@ -328,6 +331,10 @@ class JobMetrics:
         goodput = GaugeMetricFamily(
             "gpusonde_job_goodput_ratio", "Share of its GPUs' time in which a job made progress.", labels=_JOB
         )
+        progress = GaugeMetricFamily(
+            "gpusonde_job_progress_ratio", "Share of what it is to run for that a job has done.", labels=_JOB
+        )
+        eta = GaugeMetricFamily("gpusonde_job_eta_seconds", "Time until a job is done, as estimated.", labels=_JOB)
         cycle = GaugeMetricFamily(
             "gpusonde_job_cycle_seconds", "Period of the level that measures its progress.", labels=[*_JOB, "level"]
         )
@@ -337,17 +344,23 @@ class JobMetrics:
             gpu_s += job.gpu_time.ToNanoseconds() / 1e9
             good_s += job.goodput_ratio * job.gpu_time.ToNanoseconds() / 1e9
         for job in jobs:
-            named = [job.job_id, Scheduler.Name(job.scheduler).removeprefix("SCHEDULER_").lower()]
+            named = [job.job_id, _scheduler(job)]
             state.add_metric([*named, _state_name(job)], 1)
             since.add_metric(named, job.state_time.ToNanoseconds() / 1e9)
             gpus.add_metric(named, len({(member.agent_id, member.gpu_uuid) for member in job.members}))
             if job.HasField("goodput_ratio"):
                 goodput.add_metric(named, job.goodput_ratio)
+            if job.HasField("progress_ratio"):
+                progress.add_metric(named, job.progress_ratio)
+            if job.HasField("estimate"):
+                eta.add_metric(named, max(job.estimate.end_time.ToNanoseconds() / 1e9 - time.time(), 0.0))
             if job.HasField("level"):
                 role = query_pb2.CycleRole.Name(job.level.role).removeprefix("CYCLE_ROLE_").lower()
                 cycle.add_metric([*named, role], job.level.period.ToNanoseconds() / 1e9)
                 cycles.add_metric([*named, role], job.level.count)
-        yield from (state, since, gpus, goodput, cycle, cycles)
+        yield from (state, since, gpus, goodput, progress, eta, cycle, cycles)
+        if self.with_gpus:
+            yield self._gpus(jobs)
         counters = self.alerts.counters
         left_out = len(self.alerts.jobs) - len(jobs)
         yield metrics.gauge(f"{_PREFIX}_jobs_left_out", "Jobs that go on and have no series here.", left_out)
@@ -364,8 +377,28 @@ class JobMetrics:
             {"sent": counters.sent, "failed": counters.failed, "dropped": counters.dropped},
         )
 
+    def _gpus(self, jobs: Sequence[query_pb2.Job]) -> Metric:
+        """Return which GPU is whose, to be joined with the metrics of GPUs that others export."""
+        family = GaugeMetricFamily(
+            "gpusonde_job_gpu", "1 for each GPU that a job has.", labels=[*_JOB, "gpu_uuid", "host_name"]
+        )
+        members = {
+            (job.job_id, _scheduler(job), member.gpu_uuid, member.host_name)
+            for job in jobs
+            for member in job.members
+            if member.active
+        }
+        for labels in sorted(members)[:_MOST_GPUS]:
+            family.add_metric(labels, 1)
+        return family
 
+
+_MOST_GPUS = 10_000
 _JOB = ("job_id", "scheduler")
+
+
+def _scheduler(job: query_pb2.Job) -> str:
+    return Scheduler.Name(job.scheduler).removeprefix("SCHEDULER_").lower()
 
 
 def _state_name(job: query_pb2.Job) -> str:
