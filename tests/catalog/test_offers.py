@@ -100,7 +100,7 @@ def test_offers_are_filtered_by_any_spelling_of_a_gpu_by_provider_and_by_region(
 def test_wrong_conditions_are_refused(offers: OfferCatalog) -> None:
     with pytest.raises(UnknownGpuError):
         offers.offers("T5")
-    with pytest.raises(CatalogError, match="known: aws, gcp, lambda, nebius"):
+    with pytest.raises(CatalogError, match="known: aws, gcp, lambda, nebius, runpod, verda"):
         offers.offers(provider="azure")
     with pytest.raises(ValueError, match="use on_demand, spot or None"):
         offers.offers(billing="reserved")

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from spot_replay import TraceError as CapacityError
 from spot_replay import read_capacity
+from support.price_lists import aws_file, azure_page
 from support.problem_documents import small_problem
 
 from gpusonde.agent.jobs.kubelet import KubeletPods
@@ -20,6 +21,8 @@ from gpusonde.agent.jobs.processes import owner_of
 from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.catalog import CatalogError, load_gpus, load_offers
 from gpusonde.catalog.offers import OfferCatalog
+from gpusonde.catalog.price_lists import PriceList, read_aws, read_azure
+from gpusonde.catalog.refreshing import refresh
 from gpusonde.collector.client import Client, CollectorError
 from gpusonde.documents import read_document
 from gpusonde.errors import DocumentError, ProblemError, TableError
@@ -73,6 +76,26 @@ def _offer_files() -> list[bytes]:
     shipped = (_ROOT / "catalog/gpusonde/catalog/data/offers.csv").read_bytes()
     lines = [line for line in shipped.splitlines() if not line.startswith(b"#")]
     return [b"".join(line + b"\n" for line in lines[:4])]
+
+
+def _read_aws_prices(data: bytes) -> None:
+    _refresh(read_aws(io.StringIO(data.decode(errors="replace"), newline=""), "list"))
+
+
+def _read_azure_prices(data: bytes) -> None:
+    try:
+        page = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    _refresh(read_azure([page], "2026-11-23", "page"))
+
+
+def _refresh(listed: PriceList) -> None:
+    """What a list is made into can be read again."""
+    own = folder() / "own.csv"
+    own.write_text(refresh(listed, _offers(), _gpus(), own).content, encoding="utf-8")
+    OfferCatalog.load(gpus=_gpus(), own=own)
+    own.unlink()
 
 
 def _list_pods(data: bytes) -> None:
@@ -214,6 +237,8 @@ FILE_TARGETS = {
         _read_problem_json, lambda: [json.dumps(small_problem()).encode()], (DocumentError, ProblemError), is_slow=True
     ),
     "offers_file": Target(_read_offers, _offer_files, (CatalogError,), is_slow=True),
+    "aws_prices": Target(_read_aws_prices, lambda: [aws_file().encode()], (CatalogError,), is_slow=True),
+    "azure_prices": Target(_read_azure_prices, lambda: [azure_page().encode()], (CatalogError,), is_slow=True),
     "spot_table": Target(
         lambda data: list(read_spot_rows(file("spot.csv", data))), lambda: [_SPOT], (TableError,)
     ),

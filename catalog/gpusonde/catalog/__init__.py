@@ -8,6 +8,7 @@ from gpusonde.catalog.offers import (
     cheapest,
     fastest,
     load_offers,
+    own_offers_file,
     rank_offers,
 )
 from gpusonde.catalog.others import OtherAccelerator
@@ -31,5 +32,6 @@ __all__ = [
     "fastest",
     "load_gpus",
     "load_offers",
+    "own_offers_file",
     "rank_offers",
 ]

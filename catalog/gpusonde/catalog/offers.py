@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from gpusonde.catalog.spec import DATA_DIRECTORY, Source, parse_sources, read_to
 from gpusonde.errors import CatalogError, UnknownGpuError
 
 BILLINGS = ("on_demand", "spot")
-_COLUMNS = (
+OFFER_COLUMNS = (
     "provider", "region", "instance_type", "gpu", "gpu_count", "whole_gpu", "vcpu_count", "memory_gib",
     "network_gbit_per_s", "usd_per_hour", "billing", "price_date", "source", "note",
 )  # fmt: skip
+_LARGEST_FILE_BYTES = 64 << 20
 _GIBIBYTE = 1 << 30
 _GIGABIT = 1e9
 _DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?")
@@ -120,14 +122,22 @@ class OfferCatalog:
 
     @classmethod
     def load(
-        cls, path: Path | str | None = None, *, sources: Path | str | None = None, gpus: GpuCatalog | None = None
+        cls,
+        path: Path | str | None = None,
+        *,
+        sources: Path | str | None = None,
+        gpus: GpuCatalog | None = None,
+        own: Path | None = None,
     ) -> OfferCatalog:
-        """Read an offer file, the shipped one by default.
+        """Read an offer file, the shipped one with the user's own offers by default.
+
+        Own offers replace the shipped ones of the same provider, region and billing.
 
         Args:
-            path: CSV file with the columns of the shipped ``offers.csv``.
+            path: CSV file with the columns of the shipped ``offers.csv``, in place of both.
             sources: TOML file with a ``[sources.<id>]`` table for every id in the ``source`` column.
             gpus: The GPUs that offers may name; the shipped catalogue by default.
+            own: File of own offers, which need not exist; ``own_offers_file()`` by default.
 
         Raises:
             CatalogError: A file cannot be read or a line cannot be used; the message names line and field.
@@ -136,7 +146,11 @@ class OfferCatalog:
         source_file = Path(sources) if sources is not None else DATA_DIRECTORY / "offer_sources.toml"
         known = parse_sources(read_toml(source_file).get("sources", {}), source_file)
         catalog = gpus if gpus is not None else load_gpus()
-        return cls(_read_offers(file, known, catalog), catalog)
+        offers = _read_offers(file, known, catalog)
+        own = own or own_offers_file()
+        if path is None and own is not None and own.exists():
+            offers = _beside(offers, _read_offers(own, known, catalog))
+        return cls(offers, catalog)
 
     def __len__(self) -> int:
         return len(self.all)
@@ -211,10 +225,14 @@ class OfferCatalog:
 
 
 def load_offers(
-    path: Path | str | None = None, *, sources: Path | str | None = None, gpus: GpuCatalog | None = None
+    path: Path | str | None = None,
+    *,
+    sources: Path | str | None = None,
+    gpus: GpuCatalog | None = None,
+    own: Path | None = None,
 ) -> OfferCatalog:
-    """Return the shipped offers, or those of another file; see ``OfferCatalog.load``."""
-    return OfferCatalog.load(path, sources=sources, gpus=gpus)
+    """Return the shipped offers with the user's own, or those of another file; see ``OfferCatalog.load``."""
+    return OfferCatalog.load(path, sources=sources, gpus=gpus, own=own)
 
 
 def _same_instance(offer: Offer) -> tuple[str, ...]:
@@ -239,8 +257,45 @@ def _order(offer: Offer) -> tuple[str, str, str, str, int, float, str]:
     )  # fmt: skip
 
 
+def own_offers_file() -> Path | None:
+    """Return where offers of the user's own are read from, whether it exists or not; None where there are to be none.
+
+    ``GPUSONDE_OFFERS`` names the file, empty for none; else it is ``gpusonde/offers.csv`` in the user's data directory.
+    """
+    named = os.environ.get("GPUSONDE_OFFERS")
+    if named is not None:
+        return Path(named) if named else None
+    directory = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(directory) / "gpusonde" / "offers.csv" if os.path.isabs(directory) else None
+
+
+def _beside(shipped: list[Offer], own: list[Offer]) -> list[Offer]:
+    """Put own offers in the place of shipped ones: what a newer list no longer has is not to be had.
+
+    Fractions of GPUs and GPUs without a data sheet, which are never refreshed, stay.
+    """
+    covered = {(offer.provider, offer.region, offer.billing) for offer in own}
+    kept = (
+        offer
+        for offer in shipped
+        if not (offer.whole_gpu and offer.gpu_known) or (offer.provider, offer.region, offer.billing) not in covered
+    )
+    return [*kept, *own]
+
+
 def _read_offers(file: Path, sources: Mapping[str, Source], gpus: GpuCatalog) -> list[Offer]:
+    return [_parse_offer(row, sources, gpus, where) for where, row in read_offer_rows(file)]
+
+
+def read_offer_rows(file: Path) -> list[tuple[str, Mapping[str, str]]]:
+    """Return the lines of an offer file by column, each with its place for messages.
+
+    Raises:
+        CatalogError: The file cannot be read, is too large, or a line has other fields than the header.
+    """
     try:
+        if file.stat().st_size > _LARGEST_FILE_BYTES:
+            raise CatalogError(f"{file}: is larger than {_LARGEST_FILE_BYTES:,} bytes, which no offer file is")
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise CatalogError(f"{file}: cannot be read: {error.strerror}; name an existing file") from error
@@ -250,24 +305,24 @@ def _read_offers(file: Path, sources: Mapping[str, Source], gpus: GpuCatalog) ->
     lines = ["" if line.startswith("#") else line for line in text.splitlines()]
     reader = csv.reader(io.StringIO("\n".join(lines)), strict=True)
     header: list[str] = []
-    offers = []
+    rows: list[tuple[str, Mapping[str, str]]] = []
     try:
         for fields in filter(None, reader):
             where = f"{file}:{reader.line_num}"
             if not header:
                 header = fields
-                missing = [column for column in _COLUMNS if column not in header]
+                missing = [column for column in OFFER_COLUMNS if column not in header]
                 if missing:
-                    raise CatalogError(f"{where}: lacks column {missing[0]!r}; columns: {','.join(_COLUMNS)}")
+                    raise CatalogError(f"{where}: lacks column {missing[0]!r}; columns: {','.join(OFFER_COLUMNS)}")
             elif len(fields) != len(header):
                 raise CatalogError(f"{where}: has {len(fields)} fields, the header {len(header)}")
             else:
-                offers.append(_parse_offer(dict(zip(header, fields, strict=True)), sources, gpus, where))
+                rows.append((where, dict(zip(header, fields, strict=True))))
     except csv.Error as error:
         raise CatalogError(f"{file}:{reader.line_num}: {error}") from error
     if not header:
-        raise CatalogError(f"{file}: is empty; its first line must be {','.join(_COLUMNS)}")
-    return offers
+        raise CatalogError(f"{file}: is empty; its first line must be {','.join(OFFER_COLUMNS)}")
+    return rows
 
 
 def _parse_offer(row: Mapping[str, str], sources: Mapping[str, Source], gpus: GpuCatalog, where: str) -> Offer:
@@ -292,6 +347,7 @@ def _parse_offer(row: Mapping[str, str], sources: Mapping[str, Source], gpus: Gp
     memory_gib = _number(row, "memory_gib", where)
     network = _number(row, "network_gbit_per_s", where)
     gpu_model, gpu_known = _gpu(row["gpu"], gpus, where)
+    source = sources[row["source"]]
     return Offer(
         provider=row["provider"],
         region=row["region"],
@@ -304,7 +360,8 @@ def _parse_offer(row: Mapping[str, str], sources: Mapping[str, Source], gpus: Gp
         usd_per_hour=usd_per_hour,
         billing=row["billing"],
         price_date=row["price_date"],
-        source=sources[row["source"]],
+        # A list that was fetched was read for the day of its prices.
+        source=source if source.retrieved else replace(source, retrieved=row["price_date"]),
         whole_gpu=row["whole_gpu"] == "yes",
         gpu_known=gpu_known,
         note=row["note"],

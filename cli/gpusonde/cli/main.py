@@ -114,6 +114,7 @@ COMMANDS: Mapping[str, Command] = {
     "epochs": Command("list the epochs of one run that a collector has seen", "commands.epochs"),
     "gpus": Command("list the GPUs of the catalogue, or one with the source of every figure", "commands.catalog"),
     "offers": Command("list the machines that can be rented, with their prices", "commands.catalog"),
+    "prices": Command("refresh the prices of machines from what their clouds publish", "commands.prices"),
     "metrics": Command("list the metrics that traces, files and options name, with their units", "commands.catalog"),
 }
 # The daemons' news is worth a line without being asked for.
