@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import threading
@@ -11,11 +12,13 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.collector_process import ask
 from support.running_collector import ThreadCollector
+from support.trace_records import incoming
 from support.tracked_store import TrackedStore
-from support.wire_agent import wait_until
+from support.wire_agent import batch, block, inventory, wait_until
 
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
@@ -24,10 +27,17 @@ SECOND = 1_000_000_000
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 
 
-def write_jobs(directory, *jobs):
-    """A collector's store with jobs: (id, scheduler, state, whether it is over)."""
+def write_jobs(directory, *jobs, energy_j=None):
+    """A collector's store with jobs: (id, scheduler, state, whether it is over); what the first one's GPU drew."""
     now = time.time_ns()
     subject = TrackedStore(directory)
+    if energy_j is not None:
+        metrics = ("power_watts", "energy_joules")
+        said = [inventory(1, metrics, ("GPU-0",))]
+        for number, (at, counter) in enumerate(((now - 3600 * SECOND, 5.0e6), (now - 2 * SECOND, 5.0e6 + energy_j)), 2):
+            values = np.array([[300.0] * 5, [0.0] * 5])  # a counter as differences from its base
+            said.append(batch(number, block(0, 5, values, metrics, start_ns=at, bases=(counter,))))
+        subject.feed(incoming(said, "host-1"), 3)
     for i, (job_id, scheduler, state, ended) in enumerate(jobs):
         start = now - 3600 * SECOND
         run = RunRow(
@@ -42,20 +52,32 @@ def write_jobs(directory, *jobs):
 
 
 class ApiServer:
-    """The API server of Kubernetes, as far as patches of pods go."""
+    """The API server of Kubernetes, as far as pods, their Events and Kueue's workloads (v1beta1) go."""
 
     def __init__(self):
-        self.patches = []
+        self.patches, self.events, self.down = [], {}, False
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_PATCH(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.patches.append((self.path, self.headers["Content-Type"], body))
-                gone = "gone" in self.path
-                self.send_response(404 if gone else 200)
+                gone = "gone" in self.path or "v1beta2" in self.path
+                self.answer(404 if gone else 200, {"message": 'pods "gone" not found'} if gone else POD)
+
+            def do_GET(self):
+                self.answer(200, POD)
+
+            def do_POST(self):
+                event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                known = event["metadata"]["name"] in outer.events
+                outer.events.setdefault(event["metadata"]["name"], event)
+                self.answer(409 if known else 201, event)
+
+            def answer(self, code, body):
+                self.send_response(503 if outer.down else code)
                 self.end_headers()
-                self.wfile.write(b'{"message": "pods \\"gone\\" not found"}' if gone else b"{}")
+                self.wfile.write(json.dumps(body).encode())
 
             def log_message(self, *_):
                 pass
@@ -76,6 +98,7 @@ def api():
     server.close()
 
 
+POD = {"metadata": {"uid": "0a1b", "annotations": {"kueue.x-k8s.io/workload": "job-train-1234"}}}
 KUBERNETES, SLURM = job_pb2.SCHEDULER_KUBERNETES, job_pb2.SCHEDULER_SLURM
 
 
@@ -97,6 +120,52 @@ def test_pods_are_annotated_with_what_their_job_does(tmp_path, api):
     assert "goodput 75 %" in hung["gpusonde/summary"]
     assert "59 epochs of 60.0 s" in patched["/api/v1/namespaces/team/pods/done"]["gpusonde/summary"]
     assert {each["job_id"] for each in told} == {"team/train-0", "team/done"}
+
+
+def test_a_state_that_somebody_should_look_at_is_an_event_of_its_pod_told_once(tmp_path, api):
+    write_jobs(tmp_path / "data", ("team/train-0", KUBERNETES, "hung", False), ("team/fine", KUBERNETES, "training", 0))
+    with ThreadCollector(tmp_path / "data") as collector:
+        for _ in range(2):
+            # Two processes that know nothing of each other.
+            ask("tell", "kubernetes", "--api", api.address, "--collector", collector.target)
+    ((name, event),) = api.events.items()
+    assert name.startswith("team/train-0.".removeprefix("team/"))
+    assert (event["type"], event["reason"]) == ("Warning", "GpusondeHung")
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "team",
+        "name": "train-0",
+        "uid": "0a1b",
+    }
+    assert event["message"].startswith("gpusonde: hung since ")
+
+
+def test_an_api_server_that_is_down_is_asked_again_and_then_gets_everything(tmp_path, api, capsys):
+    write_jobs(tmp_path / "data", ("team/train-0", KUBERNETES, "hung", False))
+    api.down = True
+    with ThreadCollector(tmp_path / "data") as collector:
+        arguments = ("tell", "kubernetes", "--api", api.address, "--collector", collector.target)
+        (told,) = ask(*arguments, exit_code=1)["told"]
+        assert "answers 503" in told["failure"]
+        api.down = False
+        (told,) = ask(*arguments)["told"]
+    assert told["failure"] is None
+    assert len(api.events) == 1
+
+
+def test_kueue_gets_the_remaining_time_and_what_other_gpus_are_worth_on_the_workload_of_a_pod(tmp_path, api):
+    # An earlier job of the same name tells how long it takes.
+    write_jobs(tmp_path / "data", ("team/train-0", KUBERNETES, "training", False), ("7", SLURM, "idle", False))
+    with ThreadCollector(tmp_path / "data") as collector:
+        arguments = ("tell", "kueue", "--api", api.address, "--collector", collector.target)
+        (told,) = ask(*arguments, "--gpus", "A100-SXM4-40GB")["told"]
+    paths = [path for path, _, _ in api.patches]
+    workloads = "/apis/kueue.x-k8s.io/{}/namespaces/team/workloads/job-train-1234"
+    assert paths == [workloads.format("v1beta2"), workloads.format("v1beta1")]
+    (text,) = api.patches[-1][2]["metadata"]["annotations"].values()
+    assert text == told["text"]
+    assert json.loads(text)["state"] == "training"
 
 
 def test_a_pod_that_is_gone_is_a_failure_with_its_reason_and_the_others_are_told(tmp_path, api, capsys):
@@ -121,7 +190,12 @@ def test_a_dry_run_and_names_that_are_no_pods_touch_nothing(tmp_path, api):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("kubernetes", "--api", "http://10.0.0.1:8080"), ("slurm", "--every", "soon"), ("slurm", "--every", "10ms")],
+    [
+        ("kubernetes", "--api", "http://10.0.0.1:8080"),
+        ("slurm", "--every", "soon"),
+        ("slurm", "--every", "10ms"),
+        ("slurm", "--gpus", "A100"),
+    ],
 )
 def test_what_cannot_be_meant_is_refused(arguments):
     ask("tell", *arguments, exit_code=2)
@@ -221,9 +295,58 @@ def test_a_real_slurm_has_its_jobs_bound_by_our_prolog_and_commented_by_us(slurm
     assert told["failure"] is None
     comment = next(line for line in slurm("scontrol", "show", "job", job).splitlines() if "Comment=" in line)
     assert comment.strip().startswith("Comment=gpusonde: hung since ")
-    assert "epochs of 60.0 s, goodput 75 %, all  wait  for one" in comment
+    assert "epochs of 60.0 s, goodput 75 %, all  wait  for one, training 100% so far" in comment
     slurm("scancel", job)
     wait_until(lambda: not [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 60, "the epilog")
+    # Slurm refuses to change it from now on, and keeps it.
+    assert comment in slurm("scontrol", "show", "job", job)
+
+
+def test_the_accounts_of_a_slurm_get_the_summary_of_a_job_that_is_over(tmp_path, monkeypatch):
+    # A real slurmdbd wants a database; this one writes down how it is called.
+    sacctmgr = tmp_path / "bin" / "sacctmgr"
+    sacctmgr.parent.mkdir()
+    sacctmgr.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/called\n')
+    sacctmgr.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sacctmgr.parent}:{os.environ['PATH']}")
+    write_jobs(tmp_path / "data", ("12", SLURM, "hung", True), energy_j=7.2e6)
+    with ThreadCollector(tmp_path / "data") as collector:
+        (told,) = ask("tell", "slurm", "--collector", collector.target)["told"]
+    assert told["failure"] is None
+    *called, comment = (tmp_path / "called").read_text().splitlines()
+    assert called == ["-i", "modify", "job", "where", "jobid=12", "set"]
+    assert comment.startswith("AdminComment=gpusonde: ended at ")
+    assert comment.endswith(" after 1.00 h, 59 epochs of 60.0 s, goodput 75 %, training 75%, hung 25%, 2 kWh")
+
+
+@pytest.mark.needs_root
+def test_a_real_slurm_without_accounts_says_so(slurm, tmp_path, monkeypatch):
+    write_jobs(tmp_path / "data", ("1", SLURM, "hung", True))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.folder / "slurm.conf"))
+    with ThreadCollector(tmp_path / "data") as collector:
+        (told,) = ask("tell", "slurm", "--collector", collector.target, exit_code=1)["told"]
+    assert "sacctmgr ended with 1" in told["failure"]
+
+
+@pytest.mark.needs_root
+def test_a_slurm_that_does_not_answer_is_given_up_and_told_again(slurm, tmp_path, monkeypatch):
+    job = slurm("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 600").strip()
+    write_jobs(tmp_path / "data", (job, SLURM, "hung", False))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.folder / "slurm.conf"))
+    monkeypatch.setattr("gpusonde.cli.commands.tell._TIMEOUT_S", 1.0)
+    controller = int((slurm.folder / "slurmctld.pid").read_text())
+    with ThreadCollector(tmp_path / "data") as collector:
+        os.kill(controller, signal.SIGSTOP)
+        try:
+            (told,) = ask("tell", "slurm", "--collector", collector.target, exit_code=1)["told"]
+        finally:
+            os.kill(controller, signal.SIGCONT)
+        assert "scontrol cannot be run" in told["failure"]
+        assert "timed out" in told["failure"]
+        wait_until(lambda: slurm("squeue", "--noheader", check=False), 60, "Slurm to answer again")
+        (told,) = ask("tell", "slurm", "--collector", collector.target)["told"]
+    assert told["failure"] is None
+    slurm("scancel", job)
 
 
 @pytest.mark.needs_root

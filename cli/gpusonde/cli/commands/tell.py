@@ -1,6 +1,6 @@
-"""``gpusonde tell``: writes what jobs do where their users look: Slurm's comments, annotations of Kubernetes pods.
+"""``gpusonde tell``: writes what jobs do where users and schedulers look: Slurm's comments, pods, Kueue's workloads.
 
-Of a job that is over the last word is a summary: how long, how many cycles, how much of its time made progress.
+Of a job that is over the last word is a summary: how long, how many cycles, what of its time it did, and its energy.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 import ssl
 import subprocess
@@ -16,15 +17,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
-from gpusonde.errors import CommandError, ConfigError, UsageError
+from gpusonde.errors import CollectorError, CommandError, ConfigError, UsageError
 from gpusonde.service.config import parse_duration_s
 
 if TYPE_CHECKING:
@@ -35,6 +37,14 @@ _TIMEOUT_S = 10.0
 _ENDED_FOR_S = 300.0
 _MOST_JOBS = 1000
 _LONGEST_TEXT = 400
+_COUNTER = "energy_joules"
+_AROUND_NS = 10_000_000_000
+_LARGEST_ANSWER_BYTES = 4 << 20
+# States that are Events, of type Warning; what ends one of them is a Normal one.
+_EVENTS = frozenset({"hung", "stalled", "slower", "idle"})
+_KUEUE_WORKLOAD = "kueue.x-k8s.io/workload"
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")
+_KUEUE_PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _API = "https://kubernetes.default.svc"
 _SLURM_ID = re.compile(r"\d+(_\d+)?")
@@ -57,7 +67,12 @@ class TellPayload(TypedDict):
 
 def add_tell_options(parser: Parser) -> None:
     """Declare ``gpusonde tell``."""
-    parser.add_argument("scheduler", choices=("slurm", "kubernetes"), help="whose jobs are told about, and where")
+    parser.add_argument(
+        "scheduler", choices=("slurm", "kubernetes", "kueue"), help="whose jobs are told about, and where"
+    )
+    parser.add_argument(
+        "--gpus", default="", metavar="A,B", help="with kueue: GPUs for which each job's exchange rate is told"
+    )
     parser.add_argument("--every", metavar="TIME", help="again after so long, until interrupted (30s; default: once)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be told")
     parser.add_argument(
@@ -76,9 +91,14 @@ def run_tell(args: argparse.Namespace) -> int:
             raise UsageError(f"--every: {error}") from error
         if every_s < 1:
             raise UsageError("--every: schedulers are asked once a second at most; write for example 30s")
-    place: _Place = _Slurm() if args.scheduler == "slurm" else _Kubernetes(args.api)
+    if args.gpus and args.scheduler != "kueue":
+        raise UsageError("--gpus: is told to Kueue only")
+    api = _Api(args.api)
     known: dict[str, str] = {}
     with connect(args) as client, contextlib.suppress(KeyboardInterrupt):
+        place: _Place = _Slurm(client) if args.scheduler == "slurm" else _Kubernetes(api, client)
+        if args.scheduler == "kueue":
+            place = _Kueue(api, client, [name for name in args.gpus.split(",") if name])
         while True:
             failed = _tell(client, place, args, known)
             if every_s is None:
@@ -92,6 +112,10 @@ class _Place(Protocol):
 
     def takes(self, job_id: str) -> bool:
         """Say whether that is the name of a job there."""
+        ...
+
+    def describe(self, job: JobInfo) -> str:
+        """Return what is to be told of a job; nothing where nothing is."""
         ...
 
     def tell(self, job: JobInfo, text: str) -> None:
@@ -108,13 +132,13 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
     now = time.time_ns()
     told: list[ToldPayload] = []
     for job in client.list_jobs(limit=_MOST_JOBS):
-        if job.scheduler != args.scheduler or not place.takes(job.job_id):
+        if job.scheduler != args.scheduler.replace("kueue", "kubernetes") or not place.takes(job.job_id):
             continue
         if not job.active and (now - job.end_unix_nano) / 1e9 > _ENDED_FOR_S:
             known.pop(job.job_id, None)
             continue
-        text = describe(job)
-        if known.get(job.job_id) == text:
+        text = place.describe(job)
+        if not text or known.get(job.job_id) == text:
             continue
         failure: str | None = None
         try:
@@ -136,8 +160,8 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
     return any(each["failure"] for each in told)
 
 
-def describe(job: JobInfo) -> str:
-    """Return what a job is doing in one line of ASCII; when that changes, and not with every second."""
+def describe(job: JobInfo, energy_j: float | None = None) -> str:
+    """Return what a job is doing in one line of ASCII; it changes when that does, and not with every second."""
     parts = [f"gpusonde: {job.state} since {_clock(job.state_unix_nano)}"]
     if not job.active:
         hours = (job.end_unix_nano - job.start_unix_nano) / 3.6e12
@@ -148,9 +172,44 @@ def describe(job: JobInfo) -> str:
         parts.append(f"{count}{role} of {formatting.seconds(job.level.period_s)}")
     if not job.active or job.state in ("stalled", "hung", "idle", "slower"):
         parts.append(f"goodput {formatting.percent(job.goodput_ratio)}")
+    if not job.active:
+        parts += _summary(job)
+        if energy_j is not None:
+            parts.append(f"{energy_j / 3.6e6:.3g} kWh")
     if job.active and job.state in ("stalled", "hung", "slower"):
         parts.append(job.reason)
     return ", ".join(parts).encode("ascii", "replace").decode()[:_LONGEST_TEXT]
+
+
+def _summary(job: JobInfo) -> list[str]:
+    """Return what a job that is over did with its time, most of it first."""
+    spent: dict[str, int] = {}
+    for span in job.history:
+        spent[span.state] = spent.get(span.state, 0) + span.end_unix_nano - span.start_unix_nano
+    total = sum(spent.values())
+    longest = sorted(spent.items(), key=lambda each: -each[1])
+    # In twentieths: a job that goes on is told anew when they change.
+    shares = [(state, round(20 * part / total) / 20) for state, part in longest] if total else []
+    return [f"{state} {share:.0%}" for state, share in shares if share]
+
+
+def _energy_j(client: Client, job: JobInfo) -> float | None:
+    """Return what the GPUs of a job drew by their counters; None where one of them has none."""
+    total_j = 0.0
+    for gpu_uuid in {member.gpu_uuid for member in job.members}:
+        ends_j = []
+        for at in (job.start_unix_nano, job.end_unix_nano - _AROUND_NS):
+            try:
+                trace = client.read_samples(
+                    gpu_uuid, metrics=[_COUNTER], start_unix_nano=at, end_unix_nano=at + _AROUND_NS
+                )
+            except CollectorError:
+                return None
+            ends_j += [float(value) for value in trace.values.get(_COUNTER, ()) if math.isfinite(value)]
+        if len(ends_j) < 2 or ends_j[-1] < ends_j[0]:
+            return None
+        total_j += ends_j[-1] - ends_j[0]
+    return total_j
 
 
 def _clock(unix_nano: int) -> str:
@@ -158,13 +217,30 @@ def _clock(unix_nano: int) -> str:
 
 
 class _Slurm:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._keeps_accounts = True
+
+    def describe(self, job: JobInfo) -> str:
+        if not job.active:
+            return describe(job, _energy_j(self._client, job)) if self._keeps_accounts else ""
+        # The comment of a job that is over cannot be changed any more: what stands there then is its summary.
+        return ", ".join([describe(job), *(f"{each} so far" for each in _summary(job)[:2])])[:_LONGEST_TEXT]
+
     def takes(self, job_id: str) -> bool:
         return _SLURM_ID.fullmatch(job_id) is not None
 
     def tell(self, job: JobInfo, text: str) -> None:
         # Slurm takes the rest of an argument for the value; quotes and line ends are not ours to send.
         comment = re.sub(r"[^ -~]|[\"'\\]", " ", text)
-        _run(["scontrol", "update", f"JobId={job.job_id}", f"Comment={comment}"])
+        if job.active:
+            _run(["scontrol", "update", f"JobId={job.job_id}", f"Comment={comment}"])
+            return
+        try:
+            _run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job.job_id}", "set", f"AdminComment={comment}"])
+        except CommandError:
+            self._keeps_accounts = False
+            raise
 
 
 def _run(command: Sequence[str]) -> None:
@@ -177,8 +253,8 @@ def _run(command: Sequence[str]) -> None:
         raise CommandError(f"{command[0]} ended with {done.returncode}: {said}")
 
 
-class _Kubernetes:
-    """Annotates pods by the API server, as the service account that a pod has.
+class _Api:
+    """The API server of Kubernetes, asked as the service account that a pod has.
 
     Args:
         api: Address of the server.
@@ -189,16 +265,22 @@ class _Kubernetes:
             raise UsageError("--api: the token of the service account goes to https:// only, or over loopback")
         self._api = api.rstrip("/")
 
-    def takes(self, job_id: str) -> bool:
-        return len(job_id.split("/")) == 2 and all(map(_KUBERNETES_NAME.fullmatch, job_id.split("/")))
+    def annotate(self, path: str, annotations: Mapping[str, str]) -> dict[str, Any]:
+        """Set annotations of an object, and return the object.
 
-    def tell(self, job: JobInfo, text: str) -> None:
-        namespace, pod = job.job_id.split("/")
-        annotations = {"gpusonde/state": job.state, "gpusonde/summary": text}
-        self._patch(f"/api/v1/namespaces/{namespace}/pods/{pod}", {"metadata": {"annotations": annotations}})
+        Raises:
+            CommandError: The server does not answer, or refuses.
+        """
+        return self.ask("PATCH", path, {"metadata": {"annotations": annotations}})
 
-    def _patch(self, path: str, body: Mapping[str, object]) -> None:
-        headers = {"Content-Type": "application/merge-patch+json"}
+    def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Ask once, and return the answer.
+
+        Raises:
+            CommandError: The server does not answer, or refuses.
+        """
+        kind = "merge-patch+json" if method == "PATCH" else "json"
+        headers = {"Content-Type": f"application/{kind}"}
         authority = _SERVICE_ACCOUNT / "ca.crt"
         try:
             # Read each time: it is renewed every hour.
@@ -207,14 +289,143 @@ class _Kubernetes:
             if self._api.startswith("https://"):
                 raise CommandError(f"no service account: {error}") from error
         request = urllib.request.Request(  # noqa: S310 - checked above
-            self._api + path, json.dumps(body).encode(), headers, method="PATCH"
+            self._api + path, None if body is None else json.dumps(body).encode(), headers, method=method
         )
         context = ssl.create_default_context(cafile=str(authority)) if authority.exists() else None
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context):  # noqa: S310
-                pass
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as answer:  # noqa: S310
+                found = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
+                return found if isinstance(found, dict) else {}
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")
             raise CommandError(f"the API server answers {error.code}: {' '.join(said.split())[:200]}") from error
         except OSError as error:
             raise CommandError(f"the API server at {self._api} does not answer: {error}") from error
+        except ValueError as error:
+            raise CommandError(f"the API server at {self._api} answers no JSON: {error}") from error
+
+
+class _Pods:
+    """Jobs whose names are those of pods."""
+
+    def __init__(self, api: _Api, client: Client) -> None:
+        self._api = api
+        self._client = client
+
+    def takes(self, job_id: str) -> bool:
+        return len(job_id.split("/")) == 2 and all(map(_KUBERNETES_NAME.fullmatch, job_id.split("/")))
+
+
+class _Kubernetes(_Pods):
+    """Annotates pods, and adds an Event where a state begins that somebody should look at, or ends."""
+
+    def describe(self, job: JobInfo) -> str:
+        return describe(job, None if job.active else _energy_j(self._client, job))
+
+    def tell(self, job: JobInfo, text: str) -> None:
+        namespace, pod = job.job_id.split("/")
+        annotations = {"gpusonde/state": job.state, "gpusonde/summary": text}
+        found = self._api.annotate(f"/api/v1/namespaces/{namespace}/pods/{pod}", annotations)
+        before = job.history[-1].state if job.history else ""
+        if job.state in _EVENTS or before in _EVENTS:
+            self._add_event(namespace, pod, found, job, text)
+
+    def _add_event(self, namespace: str, pod: str, found: Mapping[str, Any], job: JobInfo, text: str) -> None:
+        at = _clock(job.state_unix_nano)
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            # The same state has the same name, whoever tells it, and however often.
+            "metadata": {"namespace": namespace, "name": f"{pod[:220]}.{job.state_unix_nano:x}"},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": namespace,
+                "name": pod,
+                "uid": found.get("metadata", {}).get("uid", ""),
+            },
+            "type": "Warning" if job.state in _EVENTS else "Normal",
+            "reason": f"Gpusonde{job.state.capitalize()}",
+            "message": text,
+            "source": {"component": "gpusonde"},
+            "reportingComponent": "gpusonde",
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        try:
+            self._api.ask("POST", f"/api/v1/namespaces/{namespace}/events", event)
+        except CommandError as error:
+            if "answers 409" not in str(error):
+                raise
+
+
+class _Kueue(_Pods):
+    """Annotates the Workload of each pod that Kueue has admitted: how long it takes still, what other GPUs are worth.
+
+    Args:
+        api: The server.
+        client: The collector.
+        gpus: For which exchange rates are told.
+    """
+
+    def __init__(self, api: _Api, client: Client, gpus: Sequence[str]) -> None:
+        super().__init__(api, client)
+        self._gpus = gpus
+        self._rates: dict[str, str] = {}
+
+    def describe(self, job: JobInfo) -> str:
+        if not job.active:
+            return ""
+        told: dict[str, object] = {"state": job.state}
+        for each in self._client.list_jobs(job_id=job.job_id, active_only=True):
+            if each.scheduler == job.scheduler and each.estimate is not None:
+                now = time.time_ns()
+                names = ("remaining_s", "remaining_low_s", "remaining_high_s")
+                ends = (each.estimate.end_unix_nano, each.estimate.end_low_unix_nano, each.estimate.end_high_unix_nano)
+                # Two digits: it is told anew when they change.
+                told |= {name: float(f"{max(end - now, 0) / 1e9:.2g}") for name, end in zip(names, ends, strict=True)}
+                told["basis"] = each.estimate.basis
+        if rates := self._exchange_rates(job):
+            told["exchange_rates"] = json.loads(rates)
+        return json.dumps(told, sort_keys=True)
+
+    def _exchange_rates(self, job: JobInfo) -> str:
+        """Return GPU model -> how many of the job's own GPUs one of it is worth, as JSON; once known they stay."""
+        known = self._rates.get(job.job_id, "")
+        runs = [member.run_id for member in job.members if member.run_id and member.active]
+        if self._gpus and runs and not known:
+            # Before there are cycles there is nothing to predict from.
+            with suppress(CollectorError):
+                found = self._client.predict_run(runs[0], self._gpus)
+                own_s = found.source_epoch_latency_s
+                rates = {
+                    each.gpu_model: {
+                        "rate": float(f"{own_s / each.epoch_latency_s:.3g}"),
+                        "low": float(f"{own_s / each.epoch_latency_high_s:.3g}"),
+                        "high": float(f"{own_s / each.epoch_latency_low_s:.3g}"),
+                        "extrapolated": each.extrapolated,
+                    }
+                    for each in found.predictions
+                    if each.status in ("ok", "extrapolated")
+                }
+                known = self._rates[job.job_id] = json.dumps(rates, sort_keys=True) if rates else ""
+        return known
+
+    def tell(self, job: JobInfo, text: str) -> None:
+        namespace, pod = job.job_id.split("/")
+        found = self._api.ask("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}").get("metadata", {})
+        workload = (found.get("annotations") or {}).get(_KUEUE_WORKLOAD) or (found.get("labels") or {}).get(
+            _KUEUE_PREBUILT
+        )
+        if not workload or not _KUBERNETES_NAME.fullmatch(workload):
+            raise CommandError(f"no {_KUEUE_WORKLOAD} on the pod: Kueue has not admitted it")
+        for version in _KUEUE_VERSIONS:
+            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{namespace}/workloads/{workload}"
+            try:
+                self._api.annotate(path, {"gpusonde/estimate": text})
+            except CommandError as error:
+                if "answers 404" not in str(error) or version == _KUEUE_VERSIONS[-1]:
+                    raise
+            else:
+                return
