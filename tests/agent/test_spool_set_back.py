@@ -127,6 +127,25 @@ def test_a_copy_of_a_spool_that_no_collector_had_answered_is_sent_once(tmp_path,
     assert stored == sorted(values)
 
 
+@pytest.mark.parametrize("of_lost_life", [129, 45])
+def test_an_image_of_a_spool_that_was_set_back_itself_is_sent_once(tmp_path, of_lost_life):
+    """The image is older than the answer with which the one that it is of went on under another id."""
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        values = live(directory, 37, collector)
+        shutil.copytree(directory, tmp_path / "first")
+        values += live(directory, of_lost_life, collector)
+        set_back(directory, tmp_path / "first")
+        values += live(directory, 60) + live(directory, 80)
+        shutil.copytree(directory, tmp_path / "second")
+        values += live(directory, 100, collector)
+        set_back(directory, tmp_path / "second")
+        values += live(directory, 120) + live(directory, 140, collector)
+        assert stored_values(collector) == sorted(values)
+        assert collector.duplicates == 0
+        assert len(collector.stored) == 3
+
+
 def test_a_collector_that_cannot_compare_records_gets_some_of_a_copy_twice_and_none_is_lost(tmp_path, caplog):
     """As older ones; the log says so."""
     directory = tmp_path / "spool"

@@ -36,9 +36,11 @@ class Script:
     throttle_after: tuple[int, ingest_pb2.Throttle] | None = None
 
 
-def holds(stored: dict[int, ingest_pb2.Record], mark: ingest_pb2.RecordMark) -> bool:
-    record = stored.get(mark.sequence, ingest_pb2.Record())
-    return mark.tick_time_unix_nano in [block.start_time_unix_nano for block in record.batch.blocks]
+def holds(spools: list[dict[int, ingest_pb2.Record]], mark: ingest_pb2.RecordMark) -> bool:
+    records = [stored[mark.sequence] for stored in spools if mark.sequence in stored]
+    return mark.tick_time_unix_nano in [
+        block.start_time_unix_nano for record in records for block in record.batch.blocks
+    ]
 
 
 @dataclass
@@ -115,6 +117,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
             self.hellos.append(hello)
             stored = self.stored.setdefault((hello.agent_id, hello.spool_id), {})
             durable = max(stored, default=0)
+            spools = [each for (agent, _), each in self.stored.items() if agent == hello.agent_id]
             self.changed.notify_all()
         if script.refuse is not None:
             context.abort(script.refuse, script.refuse_details)
@@ -132,7 +135,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
                         max_records_per_request=script.max_records_per_request,
                         collector_id="scripted",
                         same_sequence=max(
-                            (m.sequence for m in hello.marks if self.compares and holds(stored, m)), default=0
+                            (m.sequence for m in hello.marks if self.compares and holds(spools, m)), default=0
                         ),
                     )
                 )

@@ -101,11 +101,10 @@ def test_a_record_is_told_from_others_of_its_number_by_the_time_of_a_tick(engine
     if settled:
         engine.settle()
     fifth = START_NS + 35 * TICK_NS  # of records of ten ticks, of which the second is the first with any
-    asked = [("spool-1", 5, fifth), ("spool-1", 6, fifth), ("spool-2", 5, fifth), ("spool-1", 5, fifth + 1)]
-    assert [store.samples.holds_tick("agent-1", spool, n, "GPU-a", at) for spool, n, at in asked] == [
-        True, False, False, False,
-    ]  # fmt: skip
-    assert not store.samples.holds_tick("agent-1", "spool-1", 5, "GPU-b", fifth)
+    asked = [(5, fifth), (6, fifth), (3, fifth), (5, fifth + 1)]
+    assert [store.samples.holds_tick("agent-1", n, "GPU-a", at) for n, at in asked] == [True, False, False, False]
+    assert not store.samples.holds_tick("agent-1", 5, "GPU-b", fifth)
+    assert not store.samples.holds_tick("agent-2", 5, "GPU-a", fifth)
 
 
 def test_reading_takes_a_range_of_time_and_columns(engine):

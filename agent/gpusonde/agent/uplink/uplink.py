@@ -445,8 +445,9 @@ class Uplink:
         self, ack: ingest_pb2.HelloAck, first_available: int, target: str, marks: Sequence[ingest_pb2.RecordMark]
     ) -> None:
         self._counters.sessions += 1
-        if ack.same_sequence in [mark.sequence for mark in marks]:
-            self._spool.note_same(ack.same_sequence)
+        same = ack.same_sequence if ack.same_sequence in [mark.sequence for mark in marks] else 0
+        if same:
+            self._spool.note_same(same)
         known = self._spool.known_sequence
         if any(known < ack.durable_sequence < mark.sequence for mark in marks):
             # Of that life the collector has a part, which may be from here, too.
@@ -461,6 +462,15 @@ class Uplink:
                 " or it or another one is a copy. Records %d to %d go under a new spool id; those that the copy held"
                 " already and had not sent may be there twice",
                 target, ack.durable_sequence, known, known + 1, self._spool.last_sequence,
+            )  # fmt: skip
+            raise SessionEnd("resend")
+        if same > ack.durable_sequence:
+            # What lies between would be sent again under the old id.
+            self._spool.renew()
+            log.warning(
+                "collector %s holds records up to %d of this spool under another id: one of which it is a copy has gone"
+                " on under that. Records %d to %d go under a new spool id",
+                target, same, same + 1, self._spool.last_sequence,
             )  # fmt: skip
             raise SessionEnd("resend")
         self._spool.acknowledge(ack.durable_sequence)

@@ -72,12 +72,14 @@ class _Registration:
             self._working = loop.create_task(self._work())
         return await standing
 
-    async def same_sequence(self, hello: ingest_pb2.Hello, durable: int) -> int:
-        """Return the highest sequence of the marks of a registered agent whose record is here, 0 without any."""
-        marks = [mark for mark in hello.marks[-_MOST_MARKS:] if mark.sequence <= durable]
+    async def same_sequence(self, hello: ingest_pb2.Hello) -> int:
+        """Return the highest sequence of the marks of a registered agent whose record is here, 0 without any.
+
+        In whatever spool: that of which the agent's is a copy may have gone on under another id since.
+        """
         loop = asyncio.get_running_loop()
-        for mark in reversed(marks):
-            what = (hello.agent_id, hello.spool_id, mark.sequence, mark.gpu_uuid, mark.tick_time_unix_nano)
+        for mark in reversed(hello.marks[-_MOST_MARKS:]):
+            what = (hello.agent_id, mark.sequence, mark.gpu_uuid, mark.tick_time_unix_nano)
             try:
                 if await loop.run_in_executor(self._executor, self._store.holds_tick, *what):
                     return mark.sequence
@@ -190,7 +192,7 @@ class Agents:
             agent.session = AgentSession(
                 hello.agent_id, hello.spool_id, standing, hello.first_available_sequence, agent.pace
             )
-            agent.session.same_sequence = await self._registration.same_sequence(hello, standing.durable_sequence)
+            agent.session.same_sequence = await self._registration.same_sequence(hello)
             return agent.session
 
     def close(self, session: AgentSession) -> None:

@@ -229,8 +229,8 @@ class SampleStore(SampleReader, Protocol):
     def contains(self, agent_id: str, position: Position) -> bool:
         """Return whether a record at a position is one of an agent's that are durable."""
 
-    def holds_tick(self, agent_id: str, spool_id: str, sequence: int, gpu_uuid: str, time_unix_nano: int) -> bool:
-        """Return whether a durable record of a registered agent has a tick of a GPU at a time.
+    def holds_tick(self, agent_id: str, sequence: int, gpu_uuid: str, time_unix_nano: int) -> bool:
+        """Return whether a durable record of an agent, of this sequence in any spool, has a tick of a GPU at a time.
 
         Raises:
             StoreCorruptError: A segment that is needed cannot be read.

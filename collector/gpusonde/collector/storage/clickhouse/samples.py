@@ -262,10 +262,11 @@ class ClickHouseSamples:
         """Return whether a record at a position is one of an agent's that are durable."""
         return 0 < position.sequence <= self._durable_sequences(agent_id).get(position.spool, 0)
 
-    def holds_tick(self, agent_id: str, spool_id: str, sequence: int, gpu_uuid: str, time_unix_nano: int) -> bool:
-        """Return whether a durable record of a registered agent has a tick of a GPU at a time; see ``SampleStore``."""
-        position = Position(self._spools[agent_id, spool_id], sequence)
-        return len(self.read(gpu_uuid, time_unix_nano, time_unix_nano + 1, (), first=position, last=position)) > 0
+    def holds_tick(self, agent_id: str, sequence: int, gpu_uuid: str, time_unix_nano: int) -> bool:
+        """Return whether a durable record of an agent has a tick of a GPU at a time; see ``SampleStore``."""
+        found = self.read(gpu_uuid, time_unix_nano, time_unix_nano + 1, ())
+        spools = found.spool[found.sequence == sequence].tolist()
+        return any(self.contains(agent_id, Position(spool, sequence)) for spool in spools)
 
     def _durable_sequences(self, agent_id: str) -> dict[int, int]:
         """Return the spools of an agent and how far they are durable, without a question where this process knows."""

@@ -225,10 +225,11 @@ class LocalSamples(LocalReader):
             }
         return 0 < position.sequence <= spools.get(position.spool, 0)
 
-    def holds_tick(self, agent_id: str, spool_id: str, sequence: int, gpu_uuid: str, time_unix_nano: int) -> bool:
-        """Return whether a durable record of a registered agent has a tick of a GPU at a time; see ``SampleStore``."""
-        position = Position(self._memory.spools[agent_id, spool_id], sequence)
-        return len(self.read(gpu_uuid, time_unix_nano, time_unix_nano + 1, (), first=position, last=position)) > 0
+    def holds_tick(self, agent_id: str, sequence: int, gpu_uuid: str, time_unix_nano: int) -> bool:
+        """Return whether a durable record of an agent has a tick of a GPU at a time; see ``SampleStore``."""
+        found = self.read(gpu_uuid, time_unix_nano, time_unix_nano + 1, ())
+        spools = found.spool[found.sequence == sequence].tolist()
+        return any(self.contains(agent_id, Position(spool, sequence)) for spool in spools)
 
     def memory_share(self) -> float:
         """Share of the memory for samples that is in use; at 1 nothing is taken any more."""
