@@ -1,7 +1,12 @@
 """``gpusonde idle``: asked as an operator would ask, of a collector that runs."""
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from support.trace_records import incoming
 from support.tracked_store import TrackedStore
 from support.wire_agent import batch, block, inventory
 
+from gpusonde.collector.storage.model import AgentRow
 from gpusonde.ingest.v1 import ingest_pb2
 
 METRICS = ("sm_active", "power_watts")
@@ -95,3 +101,48 @@ def test_a_command_that_fails_fails_the_whole_and_is_named(collector, capsys):
 @pytest.mark.parametrize("arguments", [("--for", "soon"), ("--for", "0s"), ("--act",), ("--reap", "'open")])
 def test_what_cannot_be_meant_is_refused(collector, arguments):
     idle(collector, *arguments, exit_code=2)
+
+
+def test_whole_hosts_are_idle_only_if_all_their_gpus_are_and_the_exit_code_says_so(collector):
+    (host,) = {host for job in idle(collector, "--for", "20s")["jobs"] for host in job["hosts"]}
+    answer = idle(collector, "--for", "20s", "--host", host, exit_code=1)
+    # One of its two jobs rests.
+    assert answer["hosts_idle"] is False
+    assert [reason for reason in answer["hosts_evidence"] if reason.startswith("job working is ")]
+    assert [job["job_id"] for job in answer["jobs"] if job["idle"]] == ["resting"]
+    unknown = idle(collector, "--for", "20s", "--host", "no-such-host", exit_code=1)
+    assert unknown["hosts_evidence"] == ["nothing is known of host no-such-host"]
+    idle(collector, "--host", host, "--reap", "true", exit_code=2)
+
+
+def test_a_host_whose_last_job_is_long_over_is_idle(tmp_path):
+    start = time.time_ns() - 400 * SECOND
+    said = [inventory(1, METRICS, ("GPU-1",))]
+    rng = np.random.default_rng(1)
+    for first in range(0, 9000, 10):
+        busy = first < 300
+        values = np.stack([np.full(10, 0.9 if busy else 0.0), rng.normal(300.0 if busy else 60.0, 0.3, 10)])
+        said.append(batch(len(said) + 1, block(first, 10, values, METRICS, start_ns=start)))
+    subject = TrackedStore(tmp_path / "data")
+    host = "gpu-host"
+    subject.store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", start, host, "1", b"")])
+    subject.feed(incoming(said), 40)
+    subject.store.close()
+    with ThreadCollector(tmp_path / "data") as running:
+        answer = idle(running, "--for", "60s", "--host", host)
+        assert answer["hosts_idle"] is True
+        assert {"it is not in use", "its power is flat"} <= set(answer["jobs"][0]["evidence"])
+        assert idle(running, "--for", "30m", "--host", host, exit_code=1)["hosts_idle"] is False
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sky") is None, reason="the package skypilot is not installed")
+def test_skypilots_own_autostop_stops_a_cluster_that_was_found_idle_though_a_job_runs_for_ever(tmp_path):
+    script = Path(__file__).parents[1] / "support" / "skypilot_stop.py"
+    own = {"HOME": str(tmp_path), "SKY_RUNTIME_DIR": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ | own, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("STOPS ")]
+    # Its own idleness waits for the job; `sky autostop -i 0 --wait-for none`, once we say so, does not.
+    assert json.loads(line.removeprefix("STOPS ")) == {"jobs": False, "none": True, "off": False}

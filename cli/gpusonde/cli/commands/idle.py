@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, TypedDict
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _COMMAND_TIMEOUT_S = 60.0
 # A collector says of so long at most what processes did.
 _LONGEST_WINDOW_S = 86_400.0
+# The newest, among which those of a host are looked for.
+_MOST_RUNS = 10_000
 
 
 class IdleJobPayload(TypedDict):
@@ -46,7 +49,12 @@ class IdleJobPayload(TypedDict):
 class IdlePayload(TypedDict):
     """What ``gpusonde idle`` prints."""
 
-    jobs: Annotated[list[IdleJobPayload], JsonKey("those that do nothing now")]
+    jobs: Annotated[list[IdleJobPayload], JsonKey("those that do nothing now, or on the hosts that were asked for")]
+    hosts_idle: Annotated[
+        bool | None,
+        JsonKey("with `--host`: whether all GPUs of these hosts may be taken away; the exit code is 1 if not"),
+    ]
+    hosts_evidence: Annotated[list[str], JsonKey("what speaks against it")]
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,12 @@ def add_idle_options(parser: Parser) -> None:
         help="say what would be run for each idle job: a command without a shell, which gets GPUSONDE_JOB_ID and "
         "GPUSONDE_SCHEDULER, and the job as JSON on stdin",
     )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        help="say of whole hosts (may be repeated) whether all their GPUs may be taken away; exit code 0 if so, else 1",
+    )
     parser.add_argument("--act", action="store_true", help="run it, after a second look at the job")
     add_collector_options(parser)
 
@@ -108,6 +122,10 @@ def run_idle(args: argparse.Namespace) -> int:
         raise UsageError("--for: is no time; write for example 30m")
     if args.act and not command:
         raise UsageError("--act runs the command of --reap; give one")
+    if args.host and command:
+        raise UsageError("--host says whether, by its exit code; --reap takes jobs")
+    if args.host:
+        return _run_hosts(args, wanted_s)
     with connect(args) as client:
         judged = [judge(client, job, wanted_s) for job in _idle_jobs(client)]
         if args.act:
@@ -116,12 +134,68 @@ def run_idle(args: argparse.Namespace) -> int:
     def render(screen: Screen) -> None:
         _render(screen, args, command, judged)
 
-    payload: IdlePayload = {"jobs": [each.payload() for each in judged]}
+    payload: IdlePayload = {
+        "jobs": [each.payload() for each in judged],
+        "hosts_idle": None,
+        "hosts_evidence": [],
+    }
     Output(as_json=args.json).result(payload, render)
     failures = [each.failure for each in judged if each.failure]
     for failure in failures:
         print(f"gpusonde: error: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _run_hosts(args: argparse.Namespace, wanted_s: float) -> int:
+    """Say whether hosts do nothing, for schedulers that stop machines; whatever is not known counts as work."""
+    with connect(args) as client:
+        judged, against = _judge_hosts(client, frozenset(args.host), wanted_s)
+
+    def render(screen: Screen) -> None:
+        for each in judged:
+            screen.line(f"{each.job.job_id}: {'; '.join(each.verdict.evidence)}")
+        for reason in against:
+            screen.line(reason)
+        screen.line(f"{', '.join(args.host)}: {'in use, or not known' if against else 'idle'}")
+
+    payload: IdlePayload = {
+        "jobs": [each.payload() for each in judged],
+        "hosts_idle": not against,
+        "hosts_evidence": against,
+    }
+    Output(as_json=args.json).result(payload, render)
+    return 1 if against else 0
+
+
+def _judge_hosts(client: Client, hosts: frozenset[str], wanted_s: float) -> tuple[list[JudgedJob], list[str]]:
+    """Return the verdicts on what has worked on hosts last, and what speaks against taking these away."""
+    now = time.time_ns()
+    active = [job for job in client.list_jobs(active_only=True) if hosts & {member.host_name for member in job.members}]
+    against = [f"job {job.job_id} is {job.state}" for job in active if job.state != "idle"]
+    judged = [judge(client, job, wanted_s) for job in active if job.state == "idle"]
+    held = {member.gpu_uuid for job in active for member in job.members}
+    newest = {run.gpu_uuid: run for run in reversed(client.list_runs(limit=_MOST_RUNS)) if run.host_name in hosts}
+    known = {run.host_name for run in newest.values()}
+    known |= {member.host_name for job in active for member in job.members}
+    against += [f"nothing is known of host {host}" for host in sorted(hosts - known)]
+    for run in newest.values():
+        if run.gpu_uuid in held:
+            continue
+        # A job that is over: since then it has been idle, as far as ticks say so up to now.
+        found = [job for job in client.list_jobs(job_id=run.job_id or run.run_id) or client.list_jobs(job_id=run.run_id)
+                 if run.run_id in {member.run_id for member in job.members}]  # fmt: skip
+        judged += [
+            judge(client, replace(job, state_unix_nano=run.end_unix_nano, end_unix_nano=now), wanted_s)
+            for job in found[:1]
+        ]
+        against += [] if found else [f"GPU {run.gpu_uuid}: nothing is known of run {run.run_id}"]
+    against += [
+        f"job {each.job.job_id}: {reason}"
+        for each in judged
+        if not each.verdict.idle
+        for reason in each.verdict.evidence
+    ]
+    return judged, against
 
 
 def _idle_jobs(client: Client, job_id: str = "") -> list[JobInfo]:
@@ -137,7 +211,7 @@ def judge(client: Client, job: JobInfo, wanted_s: float) -> JudgedJob:
     gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
     if idle_s >= wanted_s:
         window_s = min(wanted_s, _LONGEST_WINDOW_S)
-        same = client.list_jobs(job_id=job.job_id, active_only=True, process_window_s=window_s)
+        same = client.list_jobs(job_id=job.job_id, active_only=job.active, process_window_s=window_s)
         for found in (each.processes for each in same if each.scheduler == job.scheduler and each.processes):
             processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s)
         start = job.end_unix_nano - round(wanted_s * 1e9)
