@@ -27,7 +27,9 @@ _WHOLE_S = 2.0
 _LONGEST_S = 3600.0  # of generated jobs, as planned
 _TRAINS = frozenset({JobState.TRAINING, JobState.SLOWER})
 _TILING = frozenset({CycleRole.EPOCH, CycleRole.STEP, CycleRole.TRIAL})
-_SEED = 7_307  # intervals were chosen on jobs 0 to 13 of 4,101, of the kinds that are not set aside
+# Intervals were chosen on jobs 0 to 13 of 4,101, of some kinds to 28, none of a kind that is set aside. Of 7,307 there
+# was a first table, which fell short (82 and 74 % in the interval); what came of it was chosen on 4,101 again.
+_SEED = 8_311
 
 
 @dataclass(frozen=True)

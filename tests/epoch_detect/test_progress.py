@@ -128,7 +128,7 @@ def test_nine_of_ten_ends_lie_in_their_interval_though_the_pace_drifts() -> None
     for _ in range(300):
         durations = np.concatenate([[50.0], rng.normal(30.0, 0.6, 39)])
         done = int(rng.integers(5, 35))
-        durations[done:] *= rng.normal(1.0, 0.03)
+        durations[done:] *= rng.normal(1.0, 0.05)
         ends = np.cumsum(durations)
         starts = np.concatenate([[0.0], ends[:-1]])
         estimate = estimate_end(starts[:done], ends[:done], 40, float(ends[done - 1]))

@@ -29,8 +29,6 @@ _MOST_LOOKED_AT = 2000
 _SHORTEST_S = 60.0
 # Cycles of earlier runs are the same as this one's up to a machine that is so many times as fast.
 _SAME_PERIOD = 3.0
-# States in which a job does not get on, and of which its cycles know nothing.
-_LOST = frozenset({"stalled", "hung", "idle"})
 # What Kubernetes appends to the name of a template: the minute of a CronJob, the hash of a ReplicaSet, five characters.
 _GENERATED = re.compile(r"(-\d{8,10})?(-[bcdfghjklmnpqrstvwxz2456789]{8,10})?-[bcdfghjklmnpqrstvwxz2456789]{5}$")
 
@@ -208,7 +206,6 @@ class JobProgress:
             self._now_s,
             training_s=training_s if training_s.size else None,
             epochs_before=before,
-            lost_s=self._lost_s(float(ends_s[-1])) if ends_s.size else 0.0,
         )
 
     def _cycles(self, row: CycleRow) -> tuple[FloatArray, FloatArray, int]:
@@ -223,15 +220,6 @@ class JobProgress:
         bounds_s = (np.array(row.starts_unix_nano, dtype=np.int64) - origin) / 1e9
         # The last start is that of the cycle under way.
         return bounds_s[:-1], bounds_s[1:], max(row.count - max(bounds_s.size - 1, 0), 0)
-
-    def _lost_s(self, since_s: float) -> float:
-        """Seconds since a time in which it did not get on."""
-        origin = self.run.start_unix_nano
-        return sum(
-            max(0.0, (end - origin) / 1e9 - max(since_s, (row.start_unix_nano - origin) / 1e9))
-            for row, end in self.states
-            if row.state in _LOST
-        )
 
     def _message(self, estimate: EndEstimate, basis: str) -> query_pb2.EndEstimate:
         return end_estimate(replace(estimate, basis=basis), self.run.start_unix_nano, "total_cycles")

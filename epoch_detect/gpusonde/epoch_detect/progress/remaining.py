@@ -27,7 +27,9 @@ _NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is 
 _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
 # Beyond the scatter of cycles: slow drift, of the time left; where boundaries are placed, and cycles that were not
 # seen, of a cycle; and the share of time that longer ones took, of the time left: they need be no part of a rhythm.
-_DRIFT, _PLACED, _UNSEEN, _UNEVEN = 0.03, 0.1, 1.0, 0.5
+_DRIFT, _PLACED, _UNSEEN, _UNEVEN = 0.03, 0.5, 1.0, 0.5
+_LOST = 0.25  # of a cycle, in which it did not train though it usually does: less is where its words begin and end
+_LEAST_TRAINING = 0.05  # share of its time
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
 
@@ -61,7 +63,6 @@ def estimate_end(
     *,
     training_s: FloatArray | None = None,
     epochs_before: int = 0,
-    lost_s: float = 0.0,
 ) -> EndEstimate:
     """Estimate the end from the epochs since the last change of their duration.
 
@@ -74,9 +75,9 @@ def estimate_end(
         total_epochs: Epochs that the job is to run for.
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
-            A gap between epochs is a pause, or epochs that were not seen.
+            A gap between epochs is a pause, or epochs that were not seen, and what it has trained less than usual since
+            the last of them comes on top.
         epochs_before: Epochs before the first one given.
-        lost_s: Time since the last of them in which the job made no progress.
 
     Raises:
         TotalEpochsError: More epochs are over than there are to be, or fewer than three are.
@@ -105,7 +106,12 @@ def estimate_end(
         + (_UNSEEN * seen.mean_s) ** 2 * unseen
     )
     half = float(stdtrit(max(seen.count - 1, 1), 0.5 + COVERAGE / 2)) * sigma
-    end = last + lost_s + left * seen.mean_s + longer_s
+    end = last + left * seen.mean_s + longer_s
+    if training_s is not None and training_s.size:
+        usual = float(_overlap(starts_s[:1], ends_s[-1:], training_s)[0]) / (last - float(starts_s[0]))
+        since = float(_overlap(ends_s[-1:], np.array([max(now_s, last)]), training_s)[0])
+        lost_s = now_s - last - since / max(usual, _LEAST_TRAINING)
+        end += lost_s if lost_s > _LOST * seen.mean_s else 0.0
     low, high = (max(end + side * half, now_s) for side in (-1, 1))
     return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s))
 
@@ -194,10 +200,12 @@ class _Cycles:
         """Seconds that longer cycles among those to come take beyond the usual, expected, and their variance."""
         if not self.places.size:
             return 0.0, 0.0
-        each = float(self.longer_s.mean())
-        # Once is no rhythm yet.
-        every = float(np.diff(self.places).mean()) if self.places.size > 1 else self.last + 2.0
-        often = left / every
+        each, count = float(self.longer_s.mean()), self.places.size
+        # As often as in all so far, once it is clear that they recur; some in a row are no rhythm.
+        rate = (count + 0.5) / (self.last + 1) if count > 1 else 1 / (self.last + 2)
+        if count > 1:
+            rate = min(rate, 1 / float(np.diff(self.places).mean()))
+        often = left * rate
         uneven = self.longer_s.sum() / (max(self.last, 1) * self.mean_s)
         return often * each, max(often, 0.25) * each**2 + (_UNEVEN * uneven * left * self.mean_s) ** 2
 
