@@ -11,6 +11,7 @@ from support.tracked_store import TrackedStore
 
 from gpusonde.collector.client import Client
 from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.query.runs import list_epochs
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import CollectorError, RequestError
@@ -339,3 +340,36 @@ def test_what_the_processes_of_a_job_did_is_told_for_the_window_that_was_asked_f
     for wrong in ({"process_window": Duration(seconds=60)}, {"job_id": "4711", "process_window": Duration(seconds=-1)}):
         with pytest.raises(RequestError, match="process_window"):
             ask(subject, **wrong)
+
+
+def test_of_a_job_of_which_half_gives_no_metrics_the_other_half_tells_the_state_and_that_is_said(subject):
+    save(
+        subject,
+        RunUpdate(run_of("a"), None, states=[state(0, "training")]),
+        run_of("b", agent="host-2"),
+        RunUpdate(run_of("c", agent="host-3"), None, states=[state(0, "unknown")]),
+        RunUpdate(run_of("d", agent="host-4"), None, states=[state(0, "training")]),
+    )
+    (job,) = ask(subject).jobs
+    assert job.state == query_pb2.JOB_STATE_TRAINING
+    assert job.reason == "it is training; host-3 is unknown; nothing is known of host-2"
+
+
+def test_hosts_whose_clocks_are_seconds_apart_are_one_job_that_names_who_lags_behind(subject):
+    # The clock of host-2 is 7 s ahead: its run begins and hangs later, though nothing does.
+    starts = [20.0 * i for i in range(30)]
+    cycles = [CycleTree((level(20.0, [at + ahead for at in starts]),), 0) for ahead in (0.0, 7.0)]
+    rows = [[state(ahead, "training"), state(590 + ahead, "hung")] for ahead in (0, 7)]
+    save(
+        subject,
+        RunUpdate(run_of("a"), None, cycles[0], rows[0]),
+        RunUpdate(run_of("b", 7, 607, agent="host-2"), None, cycles[1], rows[1]),
+    )
+    (job,) = ask(subject, job_id="4711").jobs
+    assert names([job]) == [["a", "b"]]
+    assert (job.state, job.reason) == (query_pb2.JOB_STATE_HUNG, "it is hung")
+    # From 590 s on one clock, 597 s on the other: the shares of the GPUs' time hold on each of them.
+    assert job.goodput_ratio == pytest.approx(590 / 600)
+    assert job.level.count == 30
+    epochs = list_epochs(subject.results, query_pb2.ListEpochsRequest(run_id="a"))
+    assert [(each.agent_id, each.kind, each.amount) for each in epochs.host_deviations] == [("host-2", "lag", 7.0)]

@@ -3,14 +3,21 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
+from support.tracked_store import TrackedStore
 from support.wire_agent import wait_until
+
+from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -219,3 +226,71 @@ def test_the_rules_become_an_object_of_the_prometheus_operator():
     made = yaml.safe_load(done.stdout)
     assert (made["kind"], made["metadata"]["namespace"]) == ("PrometheusRule", "ns")
     assert made["spec"] == yaml.safe_load((PROMETHEUS / "rules.yml").read_text())
+
+
+@pytest.fixture
+def prometheus(tmp_path):
+    """Start a real Prometheus that scrapes an address each second; return a function that asks it."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed")
+    started = []
+
+    def start(target):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        scrape = {"job_name": "gpusonde-collector", "static_configs": [{"targets": [target]}]}
+        config = tmp_path / "prometheus.yml"
+        config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))
+        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+        command += [f"--web.listen-address={address}"]
+        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+        def ask(expression):
+            query = urllib.parse.urlencode({"query": expression})
+            try:
+                with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=30) as answer:
+                    return json.loads(answer.read())["data"]["result"]
+            except urllib.error.URLError:
+                return []
+
+        return ask
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(30)
+
+
+def test_the_board_of_jobs_shows_what_a_real_prometheus_has_scraped(tmp_path, prometheus):
+    now = time.time_ns()
+    subject = TrackedStore(tmp_path / "state")
+    for i, state in enumerate(("training", "hung", "idle")):
+        starts = tuple(now - 60 * (60 - k) * 10**9 for k in range(60))
+        cycle = CycleRow(60.0, 59.0, 61.0, 59, 0.9, "epoch", 0.9, None, starts, True)
+        run = RunRow(f"run-{i}", "host-1", f"GPU-{i}", f"47{i}", 1, False, "", starts[0], now, 1, 1, 1, 2, 9, 0)
+        states = [JobStateRow(starts[0], "training", "works", 0.9), JobStateRow(now - 10**9, state, "so", 0.9)]
+        subject.results.save([RunUpdate(run, None, CycleTree((cycle,), 0), states)], {})
+    subject.store.close()
+    command = [sys.executable, "-m", "gpusonde.cli", "collector", "--store", str(tmp_path / "state")]
+    command += ["--listen", "127.0.0.1:0", "--set", "metrics.listen=127.0.0.1:0", "--set", "metrics.job_gpus=true"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        address = tmp_path / "state" / "metrics_address"
+        wait_until(address.exists, 60, "the metrics of the collector")
+        ask = prometheus(address.read_text().strip())
+        wait_until(lambda: len(ask("count_over_time(gpusonde_job_state[1m]) > 3")) == 3, 90, "jobs in Prometheus")
+        empty = []
+        for expression in expressions(GRAFANA / "dashboards" / "jobs.json"):
+            filled = expression.replace("$__rate_interval", "1m").replace("$job_id", ".*")
+            if not ask(filled):
+                empty.append(expression.partition("{")[0])
+        # No total and no earlier job tells the end of these.
+        assert empty == ["gpusonde_job_progress_ratio", "gpusonde_job_eta_seconds"]
+        states = {each["metric"]["job_id"]: each["metric"]["state"] for each in ask("gpusonde_job_state")}
+        assert states == {"470": "training", "471": "hung", "472": "idle"}
+        assert {each["metric"]["gpu_uuid"] for each in ask("gpusonde_job_gpu")} == {"GPU-0", "GPU-1", "GPU-2"}
+        assert ask("gpusonde_collector_goodput_ratio")
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -115,3 +115,11 @@ def test_that_processes_rest_is_evidence_and_where_nobody_knows_the_job_is_waite
         late = judge(gpu(), idle_s=7300.0, processes=unknown)
         assert late.idle
         assert "what its processes do is not known, so it was waited for longer" in late.evidence
+
+
+def test_work_may_have_come_and_gone_while_there_were_no_metrics():
+    time_s, values = gpu()
+    seen = (time_s < 900) | (time_s > 1020)
+    verdict = judge((time_s[seen], {name: column[seen] for name, column in values.items()}))
+    assert not verdict.idle
+    assert verdict.evidence == ("GPU GPU-0: no metrics for 122 s of that",)

@@ -369,6 +369,8 @@ def _add_state(
         job.state, job.reason, job.confidence = _state(row.state), row.reason, row.confidence
         job.state_time.CopyFrom(timestamp(row.start_unix_nano))
         others = [f"{agent_id} is {part.state}" for agent_id, part in parts.items() if agent_id not in agents]
+        if silent := sorted({run.agent_id for run in members if not run.ended} - parts.keys()):
+            others.append(f"nothing is known of {', '.join(silent)}")
         job.reason = "; ".join([job.reason, *others])
     for row, end in (told[:-1] if job.active else told)[-_MOST_SPANS:]:
         job.history.append(

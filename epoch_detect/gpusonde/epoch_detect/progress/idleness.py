@@ -19,8 +19,8 @@ _MOST_USE = 0.03
 _MOST_BUS = 1e6  # bytes per second, both ways
 # Power without work is flat; its spread, and the same as a share of it.
 _MOST_SPREAD_W, _MOST_SPREAD = 12.0, 0.12
-# Share of the time that ticks must speak for.
-_LEAST_SEEN = 0.9
+# Share of the time that ticks must speak for, and the longest without any: work may have come and gone in it.
+_LEAST_SEEN, _LONGEST_GAP_S = 0.9, 60.0
 # A pause is waited out for so many times the longest one before.
 _PATIENCE = 4.0
 # And where nobody knows what its processes do, who may fetch, compile or write, so many times what is asked for.
@@ -95,6 +95,9 @@ def judge_idleness(
         seen_s = float(np.minimum(np.diff(time_s), 10.0).sum()) if time_s.size > 1 else 0.0
         if seen_s < _LEAST_SEEN * wanted_s:
             against.append(f"GPU {name}: metrics of {seen_s:.0f} s of {wanted_s:.0f} s only")
+            continue
+        if (gap_s := float(np.diff(time_s).max())) > _LONGEST_GAP_S:
+            against.append(f"GPU {name}: no metrics for {gap_s:.0f} s of that")
             continue
         quiet, loud = _witnesses(values)
         against += [f"GPU {name}: {each}" for each in loud]
