@@ -223,6 +223,28 @@ def test_what_could_not_be_read_is_read_though_no_more_records_come(setup, trace
     assert_same_as_offline(subject, trace)
 
 
+def test_the_look_at_a_run_that_falls_silent_is_finished(setup, records):
+    subject = setup()
+    under_way = next(n for n in range(20, 60) if _is_looking(subject, records, n))
+    assert subject.runs()[0].verdict == ""
+    subject.now += 3.0
+    subject.pipeline.round()
+    assert subject.runs()[0].verdict == ""
+    subject.now += 3.0
+    subject.pipeline.round()
+    (run,) = subject.runs()
+    assert (run.verdict, run.ended) == ("none", False)
+    subject.feed(records[under_way:], 10)
+    assert subject.runs()[0].ended
+
+
+def _is_looking(subject, records, n):
+    """Feed one more record; return whether a look at the run goes on after it."""
+    subject.feed(records[n - 1 : n] if n > 20 else records[:n], 100)
+    (follower,) = subject.pipeline._followers.values()
+    return follower._epochs is not None and follower._epochs._tracker._running is not None
+
+
 def test_a_run_whose_agent_is_silent_for_a_day_is_over(setup, records):
     subject = setup()
     subject.feed(records[:100], 10)

@@ -78,6 +78,19 @@ def test_the_state_of_a_remote_tracker_is_that_of_a_local_one(processes, trace):
     assert again.state() == state
 
 
+def test_a_look_is_finished_though_no_more_ticks_come(processes, trace):
+    local, remote = EpochTracker(trace.metrics), processes.make(trace.metrics)
+    for time_s, values in pieces(trace.window(0, trace.time_s[0] + 28.1)):
+        local.update(time_s, values)
+        remote.update(time_s, values)
+    assert local.detection is None
+    local.finish_look()
+    remote.finish_look()
+    remote.settle()
+    assert local.detection is not None
+    assert remote.detection.reason == local.detection.reason
+
+
 def test_bytes_that_are_no_state_are_refused_and_harm_no_other_tracker(processes, trace):
     other = processes.make(trace.metrics)
     for _ in range(2):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.epoch_traces import training_trace
+from support.epoch_traces import trace_of, training_trace
 
 from gpusonde.epoch_detect import (
     Cycle,
@@ -69,7 +69,7 @@ def test_wall_clock_times_and_trimmed_idle_give_the_epochs_of_the_file() -> None
 
 
 def test_epochs_are_told_once_their_level_has_held_for_six() -> None:
-    trace, starts = training_trace(20.0, 20)
+    trace, starts = training_trace(15.0, 24)
     tracker = EpochTracker(trace.metrics)
     assert not _feed(tracker, trace.window(0, starts[6]))
     assert tracker.detection is not None
@@ -80,7 +80,7 @@ def test_epochs_are_told_once_their_level_has_held_for_six() -> None:
     assert len(events) >= 6
     assert {e.status for e in tracker.epochs} == {"confirmed"}
     assert tracker.detection.verdict == "epochs"
-    assert tracker.detection.period_s == pytest.approx(20.0, rel=0.02)
+    assert tracker.detection.period_s == pytest.approx(15.0, rel=0.02)
 
 
 def test_what_is_surely_a_cycle_is_told_on_the_way_though_it_may_not_be_the_epoch() -> None:
@@ -299,6 +299,35 @@ def test_no_update_does_more_than_a_small_part_of_an_analysis(monkeypatch: pytes
     assert sum(steps) > 3 * max(steps)
 
 
+def test_a_look_is_finished_though_no_more_ticks_come() -> None:
+    trace, starts = training_trace(3.0, 40)
+    one, other = EpochTracker(trace.metrics), EpochTracker(trace.metrics)
+    begun = trace.window(0, starts[0] + 13.4)
+    assert _feed(one, begun) == []
+    assert one.detection is None
+    events = one.finish_look()
+    assert one.detection is not None
+    assert one.detection.cycles[-1].period_s == pytest.approx(3.0, rel=0.02)
+    assert one.finish_look() == []
+    # What was found is what the next ticks would have led to.
+    rest = trace.window(starts[0] + 13.4, trace.time_s[-1])
+    assert events + _feed(one, rest) == _feed(other, begun) + _feed(other, rest)
+
+
+def test_what_was_told_in_one_tempo_stays_in_the_next_and_nothing_is_told_between_the_two() -> None:
+    epochs = [*[[(10.4, 0.9), (1.6, 0.4)]] * 16, *[[(18.4, 0.9), (1.6, 0.4)]] * 14]
+    trace, starts = trace_of(epochs)
+    tracker = EpochTracker(trace.metrics)
+    reported = [event.epoch for event in _feed(tracker, trace) if event.kind == "reported"]
+    first = [epoch for epoch in reported if epoch.end_s < starts[16] + 1]
+    assert len(first) >= 12
+    assert all(epoch.end_s - epoch.start_s == pytest.approx(12.0, abs=0.5) for epoch in first)
+    later = [epoch for epoch in reported if epoch.start_s > starts[16] - 1]
+    assert all(epoch.end_s - epoch.start_s == pytest.approx(20.0, abs=0.5) for epoch in later)
+    tracker.finish()
+    assert not [epoch for epoch in tracker.epochs if epoch.status == "withdrawn"]
+
+
 def test_ticks_that_are_averaged_while_an_analysis_goes_on_change_nothing() -> None:
     trace, _ = training_trace(20.0, 8)
     whole, cut = EpochTracker(trace.metrics, capacity=512), EpochTracker(trace.metrics, capacity=512)
@@ -401,7 +430,7 @@ def test_one_who_has_fallen_behind_looks_at_a_young_run_less_often(monkeypatch: 
     first = trace.time_s[0]
     for i in range(0, 1300, 10):
         tracker.update(trace.time_s[i : i + 10], values[:, i : i + 10], exhaustive=False)
-    np.testing.assert_allclose(looks, [20.9, 83.9], atol=1.1)
+    np.testing.assert_allclose(looks, [28.0, 112.5], atol=1.1)
     # Thorough again: the moments that have passed are one, and the next one is later than what is known.
     tracker.update(trace.time_s[1300:1310], values[:, 1300:1310])
     assert len(looks) <= 3

@@ -3,6 +3,7 @@
 from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.detect import detect
+from gpusonde.epoch_detect.reported import EpochEvent, EpochStatus, EventKind, TrackedEpoch
 from gpusonde.epoch_detect.result import (
     Cycle,
     CycleRole,
@@ -13,7 +14,7 @@ from gpusonde.epoch_detect.result import (
     Verdict,
     told_role,
 )
-from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
+from gpusonde.epoch_detect.tracker import EpochTracker
 
 __all__ = [
     "Cycle",

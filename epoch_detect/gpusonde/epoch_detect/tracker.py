@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps
+from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps, complete
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
 from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match, without_doubtful_end
 from gpusonde.epoch_detect.cycles.marks import Marks
@@ -21,8 +21,18 @@ from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.mark_history import MarkHistory
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
+from gpusonde.epoch_detect.reported import (
+    EpochEvent,
+    EpochStatus,
+    ReportedEpochs,
+    Stretch,
+    TrackedEpoch,
+    alike,
+    has_level,
+)
+from gpusonde.epoch_detect.resemblance import keep_alike
 from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, Hypothesis, RunState, Verdict
-from gpusonde.epoch_detect.ticks import choose_metrics
+from gpusonde.epoch_detect.ticks import Ticks, choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.
 _MOST_CYCLES = 10
@@ -30,89 +40,40 @@ _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
 # What passes between two parts of an analysis, so that no update takes long: of the run, and at least.
 _STEP = 0.001
 _LEAST_STEP_S = 0.1
-_FIRST_ANALYSIS_S = 20.0
+_FIRST_ANALYSIS_S = 27.5
 # The next analysis comes when the run is this much longer; a cycle that was found is followed in between.
 _GROWTH = 2.4
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _GROWTH_PATIENT = 4.0
+_MOST_IN_DOUBT = 2  # stretches that are looked at by themselves
+_SAME_STRETCH = 0.9  # of the run: what is not found in it is not found in so much of it
 _REAL = 0.9  # confidence that the job has a level from which on it is followed, and told once it is confirmed
-_STILL_REAL = 0.5  # the same of a level that was told: its cycles stay cycles of the run
 _SEEN_BEFORE = 5  # cycles that a look has to have seen to be asked whether it has found them
 _LEAST_OF_NESTED = 3  # cycles of a level that has held for two cycles of its parent
-_SAME_LEVEL = 0.1  # by which the periods of one level may differ between two analyses
 _FOLLOWED = 8  # epochs of the end of the run in which a cycle is followed
 _FOLLOW = 0.15  # a cycle is followed after a period, at the earliest when the run is this share longer
+_UNSEEN = 2  # periods without cycles that a look has seen which need no other look to say that they do not go on
 _SAME_PERIOD = 0.15  # by which the period of a followed cycle may differ from the one before
 _SAME_EPOCH = 0.15  # periods by which the start of a followed epoch may differ between two looks
-_MOVED_EPOCH = 0.5  # periods by which it may differ from what was reported: beyond that it is another epoch
 _ALIKE = 0.5  # of the epochs of a followed cycle, at least, that stay where they were
-_MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
 _MEMORY = "framebuffer_used_bytes"
 _STATE_VERSION = 3
 _FORMER_STATE_VERSION = 2
 
 
-class EpochStatus(str, Enum):
-    """What the tracker thinks of an epoch; members compare equal to their text."""
-
-    PROVISIONAL = "provisional"  # of a level that is not confirmed, and not reported
-    CONFIRMED = "confirmed"
-    OTHER_LEVEL = "other_level"  # was reported, and is a cycle of the run still, of another level than the one told now
-    WITHDRAWN = "withdrawn"
-
-    def __str__(self) -> str:
-        return self.value
-
-
 @dataclass(frozen=True)
-class TrackedEpoch:
-    """An epoch that was found.
+class _Answer:
+    """What a look has found.
 
     Attributes:
-        index: Identifies it within the run; never reused once it has been reported. Order the epochs by ``start_s``,
-            not by this.
-        start_s: Start on the time axis of the ticks.
-        end_s: End.
-        confidence: That of the detection which reported or last revised it, 0..1; once the run has ended, of the last.
-        status: One of :class:`EpochStatus`. The next look may find others than the ``provisional`` ones; only those
-            and the ``confirmed`` ones are epochs, or cycles, of the answer.
-        revision: How often the tracker had changed its mind about the run when this last changed.
+        found: The answer.
+        cached: Its match, to follow.
+        held: Where cycles of other levels were reported, and are some.
     """
 
-    index: int
-    start_s: float
-    end_s: float
-    confidence: float
-    status: str
-    revision: int
-
-    @property
-    def stands(self) -> bool:
-        """Whether it belongs to the answer: it was not withdrawn, and is of the level that is told."""
-        return self.status in (EpochStatus.PROVISIONAL, EpochStatus.CONFIRMED)
-
-
-class EventKind(str, Enum):
-    """What happened to an epoch.
-
-    ``revised`` says that its times or its status are others, ``confirmed`` how sure the last look at a run is of it.
-    """
-
-    REPORTED = "reported"
-    CONFIRMED = "confirmed"
-    REVISED = "revised"
-    WITHDRAWN = "withdrawn"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True)
-class EpochEvent:
-    """A change of the list of epochs; ``epoch`` is as it is after it."""
-
-    kind: str
-    epoch: TrackedEpoch
+    found: EpochDetection
+    cached: CachedMatch | None
+    held: tuple[Stretch, ...] = ()
 
 
 @dataclass
@@ -129,24 +90,9 @@ class _Running:
 
     since_us: int
     rows: int
-    steps: Generator[None, None, tuple[EpochDetection, CachedMatch | None]]
+    steps: Generator[None, None, _Answer]
     due_us: int
     done: int = 0
-
-
-@dataclass
-class _Tracked:
-    """An epoch that was reported, and not withdrawn.
-
-    Attributes:
-        epoch: As it was reported or revised last.
-        missed: How many looks in a row have not found it.
-        period_s: Of its level.
-    """
-
-    epoch: TrackedEpoch
-    missed: int = 0
-    period_s: float = 0.0
 
 
 class EpochTracker:
@@ -189,10 +135,7 @@ class EpochTracker:
         self._follow_us: int | None = None
         self._cached: CachedMatch | None = None
         self._running: _Running | None = None
-        self._entries: list[_Tracked] = []
-        self._withdrawn: list[TrackedEpoch] = []
-        self._next_index = 0
-        self._revision = 0
+        self._reported = ReportedEpochs()
         self._latest: EpochDetection | None = None
         self._standing: EpochDetection | None = None
         self._rival_s = 0.0
@@ -201,16 +144,17 @@ class EpochTracker:
     @property
     def epochs(self) -> tuple[TrackedEpoch, ...]:
         """All epochs ever reported, whatever their status, by start; before the first the provisional ones."""
-        alive = [entry.epoch for entry in self._entries]
-        return tuple(sorted([*alive, *self._withdrawn, *self._provisional()], key=lambda e: (e.start_s, e.index)))
+        epochs = [*self._reported.epochs, *self._provisional()]
+        return tuple(sorted(epochs, key=lambda e: (e.start_s, e.index)))
 
     def _provisional(self) -> list[TrackedEpoch]:
         latest = self._latest
         if self._standing is not None or latest is None or latest.verdict != Verdict.EPOCHS:
             return []
         spans = zip(latest.epoch_starts_s.tolist(), latest.epoch_ends_s.tolist(), strict=True)
+        first, revision = self._reported.next_index, self._reported.revision
         return [
-            TrackedEpoch(self._next_index + i, start, end, latest.confidence, EpochStatus.PROVISIONAL, self._revision)
+            TrackedEpoch(first + i, start, end, latest.confidence, EpochStatus.PROVISIONAL, revision)
             for i, (start, end) in enumerate(spans)
         ]
 
@@ -300,6 +244,17 @@ class EpochTracker:
         """
         self._marks.append(np.asarray(time_s, dtype=np.float64), np.asarray(values, dtype=np.float64))
 
+    def finish_look(self) -> list[EpochEvent]:
+        """Do all that is left of a look at once: its parts are done while ticks come, and there may be none for long.
+
+        Returns:
+            What changed; what is found is the same.
+        """
+        events: list[EpochEvent] = []
+        while self._running is not None:
+            events += self._step(self._running, self._running.due_us)
+        return events
+
     def finish(self) -> list[EpochEvent]:
         """Analyse all that was seen once more, as a whole; call it when the run has ended.
 
@@ -331,10 +286,7 @@ class EpochTracker:
             "follow_us": self._follow_us,
             "running": None if (run := self._running) is None else [run.since_us, run.rows, run.due_us, run.done],
             "hold": None if self._cached is None else _cached_fields(self._cached),
-            "next_index": self._next_index,
-            "revision": self._revision,
-            "entries": [[*_epoch_row(e.epoch), e.missed, e.period_s] for e in self._entries],
-            "withdrawn": [_epoch_row(e) for e in self._withdrawn],
+            **self._reported.fields(),
             "latest": None if self._latest is None else _detection_fields(self._latest),
             "told": None if self._standing is None else _detection_fields(self._standing),
             "rival_s": self._rival_s,
@@ -365,13 +317,11 @@ class EpochTracker:
             marks = {k.removeprefix("marks_"): v for k, v in arrays.items() if k.startswith("marks_")}
             tracker._marks = MarkHistory.from_arrays(marks)
             tracker._origin_s = meta["origin_s"]
-            tracker._next_us, tracker._next_index = int(meta["next_us"]), int(meta["next_index"])
+            tracker._next_us = int(meta["next_us"])
             tracker._analysed_us = int(meta.get("analysed_us", 0))
             tracker._follow_us = meta["follow_us"]
             tracker._cached = None if meta["hold"] is None else _cached_from(meta["hold"])
-            tracker._revision = int(meta["revision"])
-            tracker._entries = [_Tracked(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
-            tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
+            tracker._reported = ReportedEpochs.from_fields(meta)
             tracker._latest = None if meta["latest"] is None else _detection_from(meta["latest"])
             tracker._standing = None if meta["told"] is None else _detection_from(meta["told"])
             tracker._rival_s = float(meta["rival_s"])
@@ -431,10 +381,34 @@ class EpochTracker:
         return []
 
     def _begin(self, since_us: int, rows: int) -> _Running:
-        steps = analyse_in_steps(
-            self._history.ticks(rows), ended=False, marks=self._known_marks, scope=self._scope(since_us)
+        return _Running(since_us, rows, self._analyse_in_steps(self._history.ticks(rows), since_us), since_us)
+
+    def _analyse_in_steps(self, ticks: Ticks, since_us: int) -> Generator[None, None, _Answer]:
+        found, cached = yield from analyse_in_steps(
+            ticks, ended=False, marks=self._known_marks, scope=self._scope(since_us)
         )
-        return _Running(since_us, rows, steps, since_us)
+        held = yield from self._find_held(ticks, found)
+        return _Answer(found, cached, held)
+
+    def _find_held(self, ticks: Ticks, found: EpochDetection) -> Generator[None, None, tuple[Stretch, ...]]:
+        """Find where cycles were reported that an answer does not have, and that their own part of the run does have.
+
+        An analysis of all of a run knows one tempo; where that has changed, what was told before is asked of the ticks
+        it was told of.
+        """
+        origin_s, whole_us = self._origin_s or 0.0, int(ticks.time_us[-1]) if len(ticks) else 0
+        held = []
+        for stretch in self._reported.in_doubt(shifted(found, origin_s))[:_MOST_IN_DOUBT]:
+            edges_us = (np.array([stretch.start_s, stretch.end_s]) - origin_s) * 1e6
+            if edges_us[1] - edges_us[0] > _SAME_STRETCH * whole_us:
+                continue
+            first, stop = np.searchsorted(ticks.time_us, edges_us)
+            alone, _ = yield from analyse_in_steps(
+                ticks.slice(int(first), int(stop)), ended=False, scope=Scope(math.inf, (stretch.period_s,))
+            )
+            if has_level(alone, stretch.period_s):
+                held.append(stretch)
+        return tuple(held)
 
     def _resume(self, since_us: int, rows: int, due_us: int, done: int) -> None:
         """Begin an analysis anew that was going on, and do what was done of it."""
@@ -450,8 +424,7 @@ class EpochTracker:
             next(running.steps)
         except StopIteration as end:
             self._running = None
-            found, cached = end.value
-            return self._take(found, cached, running.since_us, ended=False)
+            return self._take(end.value, running.since_us, ended=False)
         running.done += 1
         running.due_us = now_us + max(round(_STEP * running.since_us), round(_LEAST_STEP_S * 1e6))
         return []
@@ -464,43 +437,48 @@ class EpochTracker:
             marks=self._known_marks(),
             scope=EVERYTHING if ended else self._scope(now_us),
         )
-        return self._take(found, cached, now_us, ended=ended)
+        held = complete(self._find_held(self._history.ticks(), found))
+        return self._take(_Answer(found, cached, held), now_us, ended=ended)
 
-    def _take(
-        self, found: EpochDetection, cached: CachedMatch | None, since_us: int, *, ended: bool
-    ) -> list[EpochEvent]:
-        """Take the answer of an analysis of the ticks up to some time."""
+    def _take(self, answer: _Answer, since_us: int, *, ended: bool) -> list[EpochEvent]:
+        """Take what a look at the ticks up to some time has found."""
+        found, cached, held = answer.found, answer.cached, answer.held
         before, before_us = self._latest, self._analysed_us
         self._analysed_us = since_us
         self._next_us = max(round(since_us * _GROWTH), since_us + round(_FIRST_ANALYSIS_S * 1e6))
         self._latest = latest = shifted(found if ended else without_doubtful_end(found), self._origin_s or 0.0)
         if ended:
             self._standing, self._detection, self._follow_us = latest, latest, None
-            return self._reconcile(latest, ended=True)
+            return self._reported.reconcile(latest, ended=True, held=held)
         agreed = _agrees(latest, before, before_us * 1e-6)
         real = agreed and _is_real(latest)
         told, sure, rival_s = self._standing, real and _is_sure(latest), self._rival_s
         self._rival_s = latest.period_s if real else 0.0
-        same = told is None or (latest.verdict == Verdict.EPOCHS and _alike(told.period_s, latest.period_s))
-        if told is not None and not same and not (sure and _alike(rival_s, latest.period_s)):
+        same = told is None or (latest.verdict == Verdict.EPOCHS and alike(told.period_s, latest.period_s))
+        if told is not None and not same and not (sure and alike(rival_s, latest.period_s)):
             self._follow_us = None if self._cached is None else self._after(since_us, told.period_s)
-            return self._tell(_go_on(told, latest))
+            return self._tell(self._go_on(told, latest))
+        if told is not None and same:
+            self._latest = latest = self._keep_alike(told, latest)
         self._cached = cached if told is not None or real else None
         self._follow_us = None if self._cached is None else self._after(since_us, latest.period_s)
         if told is None and not sure:
             self._detection = _untold(latest)
             return []
-        return self._tell(latest, elsewhere=not same)
+        return self._tell(latest, elsewhere=not same, held=held)
 
-    def _tell(self, found: EpochDetection, *, elsewhere: bool = False) -> list[EpochEvent]:
+    def _tell(
+        self, found: EpochDetection, *, elsewhere: bool = False, held: tuple[Stretch, ...] = ()
+    ) -> list[EpochEvent]:
         """Report epochs of a level that is confirmed.
 
         Args:
             found: With the epochs.
             elsewhere: Whether they are of another level than those before.
+            held: Where those before are cycles of the run still.
         """
         self._standing = self._detection = found
-        return self._reconcile(found, elsewhere=elsewhere)
+        return self._reported.reconcile(found, elsewhere=elsewhere, held=held)
 
     def _scope(self, now_us: int) -> Scope:
         """What is worth looking for: all periods that there was no time for before, and those that were likely."""
@@ -509,22 +487,58 @@ class EpochTracker:
         return Scope(now_us * 1e-6 / cycles, tuple(hypothesis.period_s for hypothesis in known))
 
     def _follow(self, now_us: int) -> list[EpochEvent] | None:
-        """Take the known cycle through the new ticks; None where it does not hold."""
+        """Take the known cycle through the new ticks; None where it does not hold, and a look is to say what does."""
         last = self._standing or self._latest
         if last is None or self._cached is None:
             return None
         # The last epochs are enough where they fit to those before them, which stay as they are.
         found = self._extend(last, self._cached, _FOLLOWED) or self._extend(last, self._cached, None)
-        if found is None:
-            return None
-        self._follow_us = self._after(now_us, found.period_s)
-        found = with_epochs(last, shifted(without_doubtful_end(found), self._origin_s or 0.0))
+        whole = None if found is None else shifted(without_doubtful_end(found), self._origin_s or 0.0)
+        kept = None if whole is None else self._keep_alike(last, whole)
+        if whole is None or kept is None or kept.end_s < whole.end_s:
+            looked_s = (self._origin_s or 0.0) + self._analysed_us * 1e-6
+            if looked_s < last.end_s + _UNSEEN * last.period_s:
+                return None
+        self._follow_us = self._after(now_us, last.period_s)
+        if kept is None:
+            return []
+        found = with_epochs(last, kept)
         if self._standing is None:
             self._latest = found
             if not _is_sure(found):
                 self._detection = _untold(found)
                 return []
         return self._tell(found)
+
+    def _keep_alike(self, known: EpochDetection, found: EpochDetection) -> EpochDetection:
+        """Leave out new epochs that do not look like those before; times are those of the run."""
+        origin_s = self._origin_s or 0.0
+        return shifted(
+            keep_alike(self._history.ticks(), shifted(known, -origin_s), shifted(found, -origin_s)), origin_s
+        )
+
+    def _go_on(self, told: EpochDetection, latest: EpochDetection) -> EpochDetection:
+        """Return what was told in the tree as it is now, with the cycles that the tree has of it."""
+        level = level_of(told.period_s, latest.cycles)
+        # It is the best guess with what probability the other one leaves.
+        at_most = 1.0 - latest.confidence if latest.verdict == Verdict.EPOCHS else 1.0
+        kept = replace(told, confidence=min(told.confidence, at_most), cycles=latest.cycles, level=level)
+        if level is None:
+            return kept
+        cycle = latest.cycles[level]
+        starts, whole = cycle.starts_s[:-1], cycle.starts_s.size - 1
+        seen = replace(
+            kept,
+            reason=f"{whole} cycles of {cycle.period_s:.4g} s repeat",
+            period_s=cycle.period_s,
+            period_low_s=cycle.period_low_s,
+            period_high_s=cycle.period_high_s,
+            epoch_starts_s=starts,
+            epoch_ends_s=cycle.starts_s[1:],
+        )
+        if whole <= told.epoch_starts_s.size or not _begin_alike(told, seen):
+            return kept
+        return self._keep_alike(told, seen)
 
     def _extend(self, last: EpochDetection, cached: CachedMatch, epochs: int | None) -> EpochDetection | None:
         """Take a cycle through the ticks of the last so many epochs, or of all; None if it does not hold."""
@@ -549,77 +563,6 @@ class EpochTracker:
     def _after(now_us: int, period_s: float) -> int:
         return max(now_us + round(period_s * 1e6), round(now_us * (1 + _FOLLOW)))
 
-    def _reconcile(self, found: EpochDetection, *, ended: bool = False, elsewhere: bool = False) -> list[EpochEvent]:
-        """Compare what was reported with what was found now.
-
-        Args:
-            found: The epochs that stand from now on.
-            ended: Whether the run is over.
-            elsewhere: Whether they are of another level than those before.
-        """
-        spans = list(zip(found.epoch_starts_s.tolist(), found.epoch_ends_s.tolist(), strict=True))
-        period = found.period_s if spans else 0.0
-        # Cycles of a level that was told before may be those of this one.
-        anew = ended or elsewhere
-        same = [e for e in self._entries if anew or e.epoch.stands]
-        kept = [e for e in self._entries if not (anew or e.epoch.stands)]
-        matches, fresh = _match(same, spans, period)
-        events: list[EpochEvent] = []
-        for entry, span in zip(same, matches, strict=True):
-            if span is None:
-                entry.missed += 1
-                if not anew and entry.missed < 2:
-                    kept.append(entry)
-                else:
-                    self._set_aside(entry, found, kept, events)
-                continue
-            kept.append(entry)
-            entry.missed, entry.period_s, epoch = 0, period, entry.epoch
-            moved = max(abs(epoch.start_s - span[0]), abs(epoch.end_s - span[1]))
-            if moved > (0.0 if ended else _MOVED * period) or not epoch.stands:
-                self._change(
-                    entry, events, start_s=span[0], end_s=span[1], confidence=found.confidence,
-                    status=EpochStatus.CONFIRMED,
-                )  # fmt: skip
-            # The last analysis judges all epochs, also those that it did not move.
-            if ended and entry.epoch.confidence != found.confidence:
-                entry.epoch = replace(entry.epoch, confidence=found.confidence)
-                events.append(EpochEvent(EventKind.CONFIRMED, entry.epoch))
-        if any(e.kind in (EventKind.REVISED, EventKind.WITHDRAWN) for e in events):
-            self._revision += 1
-        for start, end in fresh:
-            epoch = TrackedEpoch(self._next_index, start, end, found.confidence, EpochStatus.CONFIRMED, self._revision)
-            self._next_index += 1
-            kept.append(_Tracked(epoch, period_s=period))
-            events.append(EpochEvent(EventKind.REPORTED, epoch))
-        self._entries = kept
-        return events
-
-    def _set_aside(
-        self, entry: _Tracked, found: EpochDetection, kept: list[_Tracked], events: list[EpochEvent]
-    ) -> None:
-        """Keep what is none of the epochs any more as a cycle of its level, where the run has that still."""
-        same = _alike(entry.period_s, found.period_s)
-        if not same and (_has_level(found, entry.period_s) or _leaves_out(found, entry.epoch)):
-            kept.append(entry)
-            self._change(entry, events, status=EpochStatus.OTHER_LEVEL)
-        else:
-            self._change(entry, events, status=EpochStatus.WITHDRAWN)
-            self._withdrawn.append(entry.epoch)
-
-    def _change(self, entry: _Tracked, events: list[EpochEvent], **fields: Any) -> None:
-        """Change what was reported of an epoch, and say so where that is news."""
-        changed = replace(entry.epoch, **fields)
-        if changed != entry.epoch:
-            entry.epoch = replace(changed, revision=self._revision + 1)
-            kind = EventKind.WITHDRAWN if changed.status == EpochStatus.WITHDRAWN else EventKind.REVISED
-            events.append(EpochEvent(kind, entry.epoch))
-
-
-def _alike(one_s: float, other_s: float) -> bool:
-    """Say whether two periods may be of one level; none is that of no level."""
-    return abs(one_s - other_s) <= _SAME_LEVEL * min(one_s, other_s)
-
 
 def _is_real(found: EpochDetection) -> bool:
     """Say whether what a look at a run that goes on gives as epochs are cycles of a training, and not its steps.
@@ -632,17 +575,11 @@ def _is_real(found: EpochDetection) -> bool:
     return level.confidence >= _REAL and level.role is not CycleRole.STEP
 
 
-def _leaves_out(found: EpochDetection, epoch: TrackedEpoch) -> bool:
-    """Say whether an answer has epochs, and none where another one was: what lies there is of another tempo."""
-    inside = (found.epoch_starts_s < epoch.end_s) & (found.epoch_ends_s > epoch.start_s)
-    return found.epoch_starts_s.size > 0 and not inside.any()
-
-
 def _agrees(latest: EpochDetection, before: EpochDetection | None, before_s: float) -> bool:
     """Say whether the look before one has the level that it tells, too, if it could see enough cycles of that."""
     if before_s < _SEEN_BEFORE * latest.period_s:
         return True
-    return before is not None and _has_level(before, latest.period_s)
+    return before is not None and has_level(before, latest.period_s)
 
 
 def _is_sure(found: EpochDetection) -> bool:
@@ -650,33 +587,6 @@ def _is_sure(found: EpochDetection) -> bool:
     if not _is_real(found) or found.level is None:
         return False
     return found.cycles[found.level].confirmed and found.epoch_starts_s.size >= _LEAST_OF_NESTED
-
-
-def _go_on(told: EpochDetection, latest: EpochDetection) -> EpochDetection:
-    """Return what was told in the tree as it is now, with the cycles that the tree has of it."""
-    level = level_of(told.period_s, latest.cycles)
-    # It is the best guess with what probability the other one leaves.
-    at_most = 1.0 - latest.confidence if latest.verdict == Verdict.EPOCHS else 1.0
-    kept = replace(told, confidence=min(told.confidence, at_most), cycles=latest.cycles, level=level)
-    if level is None:
-        return kept
-    cycle = latest.cycles[level]
-    starts, whole = cycle.starts_s[:-1], cycle.starts_s.size - 1
-    seen = replace(
-        kept,
-        reason=f"{whole} cycles of {cycle.period_s:.4g} s repeat",
-        period_s=cycle.period_s,
-        period_low_s=cycle.period_low_s,
-        period_high_s=cycle.period_high_s,
-        epoch_starts_s=starts,
-        epoch_ends_s=cycle.starts_s[1:],
-    )
-    return seen if whole > told.epoch_starts_s.size and _begin_alike(told, seen) else kept
-
-
-def _has_level(found: EpochDetection, period_s: float) -> bool:
-    """Say whether a tree has a level of such a period."""
-    return any(_alike(cycle.period_s, period_s) and cycle.confidence >= _STILL_REAL for cycle in found.cycles)
 
 
 def _untold(found: EpochDetection | None) -> EpochDetection | None:
@@ -703,28 +613,6 @@ def _begin_alike(one: EpochDetection, other: EpochDetection) -> bool:
     return bool((distance.min(axis=1, initial=np.inf) <= _SAME_EPOCH * one.period_s).mean() >= _ALIKE)
 
 
-def _match(
-    entries: list[_Tracked], spans: list[tuple[float, float]], period_s: float
-) -> tuple[list[tuple[float, float] | None], list[tuple[float, float]]]:
-    """Pair epochs with spans, of cycles of a period, whose two ends are near; return partners, and spans left over."""
-    starts = np.array([s for s, _ in spans])
-    taken = np.zeros(len(spans), dtype=bool)
-    partners: list[tuple[float, float] | None] = []
-    for entry in entries:
-        epoch, partner = entry.epoch, None
-        if len(spans):
-            of_level = entry.period_s == 0.0 or _alike(entry.period_s, period_s)
-            # What were cycles of another level are of this one only where they are the same.
-            near_s = _MOVED_EPOCH * period_s if of_level else _SAME_EPOCH * min(entry.period_s, period_s)
-            nearest = int(np.argmin(np.abs(starts - epoch.start_s)))
-            span = spans[nearest]
-            near = max(abs(span[0] - epoch.start_s), abs(span[1] - epoch.end_s)) < near_s
-            if near and not taken[nearest]:
-                taken[nearest], partner = True, span
-        partners.append(partner)
-    return partners, [span for span, used in zip(spans, taken, strict=True) if not used]
-
-
 def _from_former(meta: dict[str, Any]) -> dict[str, Any]:
     """Read the state of a release that reported epochs before their level was confirmed, and knew no tree."""
     found = meta["detection"]
@@ -737,10 +625,6 @@ def _from_former(meta: dict[str, Any]) -> dict[str, Any]:
         "told": found if meta["entries"] and found is not None and found["verdict"] == Verdict.EPOCHS else None,
         "rival_s": 0.0,
     }
-
-
-def _epoch_row(epoch: TrackedEpoch) -> list[float | int | str]:
-    return [epoch.index, epoch.start_s, epoch.end_s, epoch.confidence, str(epoch.status), epoch.revision]
 
 
 def _detection_fields(found: EpochDetection) -> dict[str, object]:

@@ -48,6 +48,9 @@ class Tracker(Protocol):
     def note_marks(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Take what the processes of the run's job did."""
 
+    def finish_look(self) -> list[EpochEvent]:
+        """Do all that is left of a look."""
+
     def finish(self) -> list[EpochEvent]:
         """Analyse all ticks once more."""
 
@@ -192,6 +195,15 @@ class RunEpochTracker:
         """
         if self._tracker is not None and not self._failure:
             self._attempt(lambda tracker: tracker.update(np.empty(0), np.empty((len(self._metrics), 0))))
+
+    def finish_look(self) -> None:
+        """Have a look that is going on finished, as no ticks come for now.
+
+        Raises:
+            UnusableStateError: As for ``update``.
+        """
+        if self._tracker is not None and not self._failure:
+            self._attempt(lambda tracker: tracker.finish_look())
 
     def finish(self) -> None:
         """Take the end of the run.

@@ -190,6 +190,16 @@ class GpuFollower:
         if self._epochs:
             self._epochs.drain()
 
+    def finish_look(self) -> None:
+        """Have the look at the run finished that is going on, as no ticks come for now.
+
+        Raises:
+            UnusableStateError: As for ``advance``.
+        """
+        self._take_held()
+        if self._epochs:
+            self._epochs.finish_look()
+
     def end(self, reason: str) -> list[RunUpdate]:
         """End the open run for a reason outside of the ticks.
 

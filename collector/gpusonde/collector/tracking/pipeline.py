@@ -27,6 +27,8 @@ _Key = tuple[str, str]
 _SUMMARY_SHARE = 0.25
 # How long answers of other processes wait at most while a long round goes on.
 _DRAIN_S = 2.0
+# After so long without records a look at a run is finished that would go on in parts while its ticks come.
+_QUIET_S = 5.0
 # How old the stored state of an unchanged run may become.
 _SAVE_INTERVAL_S = 5.0
 # Of each round for mean metrics and energy of epochs, or a quarter of what tracking took where that is more.
@@ -77,6 +79,7 @@ class EpochPipeline:
         self._resumes: dict[_Key, Resume] = {}
         self._followers: dict[_Key, GpuFollower] = {}
         self._heard_at: dict[_Key, float] = {}
+        self._quiet: set[_Key] = set()
         self._unsaved: dict[_Key, None] = {}
         self._pending: list[RunUpdate] = []
         self._broken: set[_Key] = set()
@@ -156,6 +159,7 @@ class EpochPipeline:
             if self._is_late():
                 break
             self._heard_at[key] = self._clock()
+            self._quiet.discard(key)
             self._waiting.discard(key)
             self._follow(key)
             self._drain()
@@ -164,6 +168,7 @@ class EpochPipeline:
         for key in sorted(notified & self._followers.keys()):
             self._attempt(key, self._settle)
         self._note_round(self._clock() - began_at)
+        self._finish_looks()
         self._end_silent_runs()
         if self._pending or self._clock() - self._saved_at >= _SAVE_INTERVAL_S:
             self._save()
@@ -324,6 +329,19 @@ class EpochPipeline:
         """Forget a follower that stopped in the middle of something; another one begins at what is stored."""
         self._followers.pop(key, None)
         self._unsaved.pop(key, None)
+
+    def _finish_looks(self) -> None:
+        """Have looks at runs finished that have fallen silent, and take what they lead to."""
+        now = self._clock()
+        silent = (key for key, heard_at in self._heard_at.items() if now - heard_at >= _QUIET_S)
+        for key in [key for key in silent if key in self._followers]:
+            self._attempt(key, self._drain_follower if key in self._quiet else self._finish_look)
+            self._quiet.add(key)
+
+    def _finish_look(self, key: _Key) -> None:
+        follower = self._followers[key]
+        follower.finish_look()
+        self._note_changes(key, follower)
 
     def _end_silent_runs(self) -> None:
         now = self._clock()

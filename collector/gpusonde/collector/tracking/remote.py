@@ -93,6 +93,10 @@ class Trackers:
         self._trackers[number].note_marks(time_s, values)
         return self._standing(number, [])
 
+    def finish_look(self, number: int) -> Standing:
+        """Do all that is left of a look."""
+        return self._standing(number, self._trackers[number].finish_look())
+
     def finish(self, number: int) -> Standing:
         """Take the end of the run."""
         return self._standing(number, self._trackers[number].finish())
@@ -223,6 +227,17 @@ class RemoteTracker:
         self._send_held(exhaustive=self._is_exhaustive)
         marks = np.asarray(time_s, dtype=np.float64), np.asarray(values, dtype=np.float64)
         self._under_way.append(self._ask("note_marks", *marks))
+
+    def finish_look(self) -> list[EpochEvent]:
+        """Send what is held, and have a look at it finished; return what earlier ticks have led to meanwhile.
+
+        Raises:
+            ChildFaultError: The tracker raised.
+            ChildLostError: Its process has died.
+        """
+        self._send_held(exhaustive=self._is_exhaustive)
+        self._under_way.append(self._ask("finish_look"))
+        return self._take_answers(wait=False)
 
     def finish(self) -> list[EpochEvent]:
         """Have all ticks analysed once more, and wait for it.
