@@ -34,9 +34,9 @@ _SETTLE_S = 8.0
 _HISTORY_REQUEST_S = 0.00026
 # What a call of NVML that asks a GPU takes on its caller's core: the shortest that was found published, the mean of the
 # medians of nvmlDeviceGetUtilizationRates (7.2), MemoryInfo (14), ClockInfo (1.8) and PowerUsage (2.2) on an idle RTX
-# 5070 Ti ("Spike-01B NVIDIA NVML GPU Metrics And Background-Cost Probe", 2026-08-14). Of GPM's samples nothing was found. A driver whose GPU has a system processor (Hopper and later always) polls
-# for its answer on the caller's core (open-gpu-kernel-modules 595.45, _kgspRpcRecvPoll), 93 to 138 us for each of five
-# controls that its issue 446 shows.
+# 5070 Ti ("Spike-01B NVIDIA NVML GPU Metrics And Background-Cost Probe", 2026-08-14). Of GPM's samples nothing was
+# found. A driver whose GPU has a system processor (Hopper and later always) polls for its answer on the caller's core
+# (open-gpu-kernel-modules 595.45, _kgspRpcRecvPoll), 93 to 138 us for each of five controls that its issue 446 shows.
 _CALL_US = 6.3
 _FREE, _PAID, _DCGM = "nvml-free", "nvml", "dcgm"
 _KINDS = (_FREE, _PAID, _DCGM)
