@@ -21,6 +21,7 @@ _FINER = 8  # cells per tick, over which a reading is the mean
 _POWER, _UTILISATION, _CLOCK = "power_watts", "gpu_utilization", "sm_clock_mhz"
 _HANG_NOISE = 0.01
 _STALLED_IDLE = 0.97  # of the dynamic power that a device without data saves
+_MEMORY, _TENANT_BYTES = "framebuffer_used_bytes", 4 * 2.0**30
 _CONTENTION = 0.5  # of the extra time, activity of another tenant's work on the shared device
 
 
@@ -160,6 +161,10 @@ def other_tenant(recording: JobRecording, device: int, slower: float, at_s: floa
     top = float(np.quantile(power[device], 0.95))
     after = made.time_s >= at_s
     power[device] += np.where(after, _CONTENTION * np.maximum(top - power[device], 0.0), 0.0)
+    if _MEMORY in values:
+        memory = values[_MEMORY].copy()
+        memory[device] += np.where(after, _TENANT_BYTES, 0.0)
+        values[_MEMORY] = memory
     return replace(made, values=values | {_POWER: power})
 
 

@@ -1,6 +1,6 @@
 """What got slower: how soon a change of the cycle time is told, what is told of healthy jobs, and which cause is named.
 
-A job runs until a time in its second half; from there on it goes on healthy and with each of the faults. The tracker
+A job runs until 0.7 of its time; from there on it goes on healthy and with each of the faults. The tracker
 and the watch are those of a collector: ticks come four seconds at a time, levels as ``EpochTracker`` told them by then.
 Set aside from every choice: the recorded kinds gpt3/64, ssd/1 and llama2_70b_lora/1, and the blind kinds of
 ``benchmarks/epochs``.
@@ -10,21 +10,35 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import weeks
 from faults import drifting, loader_stalls, other_tenant, slower_cycles
-from recordings import JobRecording
+from hangs import WEEK_H, upper_bound
+from jobs import BLIND, job
+from kinds import KINDS
+from recordings import JobRecording, generated
 
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.epoch_detect.progress.pace import PaceChange, PaceWatch
+from gpusonde.epoch_detect.progress import PaceChange, PaceWatch, slowdown_causes
 
 HELD_BACK = frozenset({"gpt3/64", "ssd/1", "llama2_70b_lora/1"})
 FAULTS = ("healthy", "5 %", "10 %", "throttled 5 %", "throttled 10 %", "throttled 20 %", "loader", "drift", "tenant")
-COLUMNS = ("jobs", "fault", "cycles followed", "trials", "told", "in 5 cycles", "median cycles", "error", "too early")
+COLUMNS = ("jobs", "cycles", "fault", "trials", "told", "in 5 cycles", "median cycles", "median error", "cause named")
+_GENERATED_FAULTS = ("healthy", "5 %", "10 %", "throttled 10 %", "loader", "tenant")
+_CAUSES = {
+    "throttled": ("SM clock", "less power"), "loader": ("wait for data", "pause in"), "tenant": ("another process",),
+}  # fmt: skip
+# Whose tempo changes by design: what is told of them may be right.
+_CHANGING = weeks.REPEATED | {"progressive_resizing", "speech_buckets", "warm_up", "growing_checkpoints"}
+_SEED = 5
+_TRACKED_TICKS = 15  # of a week's job that go to tracker and watch together
 _BATCH_S = 4.0
-_CLEAR_TICKS, _CLEAR_SCATTER = 10.0, 0.01
+_IN_CYCLES = 5.0
+_CLEAR_TICKS, _CLEAR_SCATTER, _SHORT_SCATTER = 10.0, 0.01, 0.03
 _LOOKED_CYCLES, _LEAST_LOOKED_S = 40, 120.0
 _FEWEST_BEFORE = 9  # cycles before the fault, of the level that is followed
 
@@ -40,6 +54,7 @@ class Trial:
         cycles: Until it was told; infinite if it was not.
         error: Of the change that was told.
         early: Whether something was told before the fault.
+        cause: Whether the first cause that is told is the fault's; None where none was asked for.
     """
 
     kind: str
@@ -48,6 +63,7 @@ class Trial:
     cycles: float
     error: float
     early: bool
+    cause: bool | None = None
 
 
 class _Player:
@@ -104,9 +120,9 @@ def _followed(watch: PaceWatch, tick_s: float) -> tuple[float, str] | None:
         return None
     clear = [each for each in known if each[0] >= _CLEAR_TICKS * tick_s and each[1] <= _CLEAR_SCATTER]
     period_s, scatter = min(clear or known)
-    if scatter > _CLEAR_SCATTER:
-        return period_s, "scatters more"
-    return period_s, "10 ticks or more" if period_s >= _CLEAR_TICKS * tick_s else "5 to 10 ticks"
+    if period_s >= _CLEAR_TICKS * tick_s:
+        return period_s, "10 ticks or more" if scatter <= _CLEAR_SCATTER else "scatters more"
+    return period_s, "5 to 10 ticks" if scatter <= _SHORT_SCATTER else "scatters more"
 
 
 def trials(recording: JobRecording, at_share: float = 0.7, faults: Sequence[str] = FAULTS) -> list[Trial]:
@@ -140,5 +156,90 @@ def trials(recording: JobRecording, at_share: float = 0.7, faults: Sequence[str]
                 break
         last = each.watch.change or told
         error = math.nan if last is None else last.after_s / last.before_s - 1 - slower
-        found.append(Trial(recording.kind, fault, clarity, cycles, error, before is not None or told_early))
+        cause = None if told is None else _cause(made, told, fault, now_s)
+        found.append(Trial(recording.kind, fault, clarity, cycles, error, before is not None or told_early, cause))
     return found
+
+
+def _cause(recording: JobRecording, told: PaceChange, fault: str, now_s: float) -> bool | None:
+    expected = _CAUSES.get(fault.split(maxsplit=1)[0])
+    if expected is None or (fault == "tenant" and "framebuffer_used_bytes" not in recording.values):
+        return None
+    stop = int(np.searchsorted(recording.time_s, now_s))
+    values = {name: column[:, :stop] for name, column in recording.values.items()}
+    said = slowdown_causes(recording.devices, recording.time_s[:stop], values, told.since_s)
+    return bool(said) and any(word in said[0] for word in expected)
+
+
+def of_generated(task: tuple[str, int]) -> list[Trial]:
+    """Trials of one generated job; empty where its power is not metered, which the faults are made of."""
+    kind, number = task
+    recording = generated(job(kind, _SEED, number, blind=kind in BLIND, longest_s=2400.0))
+    return trials(recording, faults=_GENERATED_FAULTS) if "power_watts" in recording.values else []
+
+
+def of_weeks(task: tuple[str, int]) -> tuple[str, float, list[str]]:
+    """Kind, hours and what was told of a healthy job of hours to days."""
+    played = weeks.made(*task)
+    mean = played.trace().values
+    rows = np.array(list(mean.values()))
+    tracker, watch = EpochTracker(tuple(mean)), PaceWatch(tuple(mean))
+    told: list[str] = []
+    was_told = False
+    for begin in range(0, played.time_s.size, _TRACKED_TICKS):
+        part = slice(begin, begin + _TRACKED_TICKS)
+        tracker.update(played.time_s[part], rows[:, part])
+        if tracker.detection is not None:
+            watch.note_detection(tracker.detection)
+        watch.update(played.time_s[part], rows[:, part])
+        change = watch.change
+        if change is not None and not was_told:
+            told.append(change.reason)
+        was_told = change is not None
+    return task[0], float(played.time_s[-1]) / 3600, told
+
+
+def table(found: Sequence[Trial], name: str) -> Iterator[str]:
+    """Lines of a Markdown table: rows of :data:`COLUMNS`, and what was told before any fault."""
+    for clarity in ("10 ticks or more", "5 to 10 ticks", "scatters more"):
+        for fault in FAULTS:
+            mine = [each for each in found if each.followed == clarity and each.fault == fault and not each.early]
+            if not mine:
+                continue
+            cycles = np.array([each.cycles for each in mine])
+            errors = [each.error for each in mine if math.isfinite(each.error)]
+            causes = [each.cause for each in mine if each.cause is not None]
+            columns = (
+                name, clarity, fault, str(len(mine)), f"{np.isfinite(cycles).mean():.2f}",
+                "-" if fault == "healthy" else f"{(cycles <= _IN_CYCLES).mean():.2f}",
+                f"{np.median(cycles):.1f}" if np.isfinite(np.median(cycles)) else "-",
+                f"{np.median(np.abs(errors)):.3f}" if errors and fault not in ("healthy", "drift") else "-",
+                f"{np.mean(causes):.2f} of {len(causes)}" if causes else "-",
+            )  # fmt: skip
+            yield "| " + " | ".join(columns) + " |"
+
+
+def weeks_table(played: Sequence[tuple[str, float, list[str]]]) -> Iterator[str]:
+    """Lines of a Markdown table: changes told of healthy jobs."""
+    yield "| jobs | job-weeks | told | per job and week | upper bound (95 %) |"
+    yield "|---|---|---|---|---|"
+    for name, chosen in (
+        ("one tempo", [each for each in played if each[0] not in _CHANGING]),
+        ("tempo changes by design", [each for each in played if each[0] in _CHANGING]),
+    ):
+        hours, told = sum(each[1] for each in chosen), sum(len(each[2]) for each in chosen)
+        if chosen:
+            rate = told / hours * WEEK_H
+            yield (
+                f"| {name} ({len(chosen)}) | {hours / WEEK_H:.1f} | {told} | {rate:.2f} | "
+                f"{upper_bound(told, hours):.2f} |"
+            )
+    yield ""
+    for kind, count in Counter(kind for kind, _, told in played for _ in told).most_common():
+        first = next(told[0] for other, _, told in played if other == kind and told)
+        yield f"- {count} in {kind}: {first}"
+
+
+def every_generated(per_kind: int) -> list[tuple[str, int]]:
+    """Kinds and numbers of generated jobs."""
+    return [(kind, number) for kind in KINDS for number in range(per_kind)]

@@ -37,7 +37,7 @@ _USUAL_S = (900.0, 14_400.0)  # of a job, from whose number of epochs their leng
 _MOST_GPUS = 2
 _MOST_PIECES = script_module.MOST_PIECES
 # Whose pauses grow with what is planned for them: they are repeated, drawn anew each time, as one job.
-_REPEATED = frozenset(
+REPEATED = frozenset(
     {"llm_pretraining", "lora_accumulation", "narrow_dips", "hyperparameter_trials", "batch_inference", "rl_loop",
      "cron", "hpc_iterations", "visible_steps", "two_stages", "repeated_program"}
 )  # fmt: skip
@@ -136,7 +136,7 @@ def made(kind: str, number: int) -> JobRecording:
     script.tick_s = recording.interval_s
     script.start_up()
     total_s = script.budget_s
-    if kind in _REPEATED:
+    if kind in REPEATED:
         usual_s = log_uniform(rng, *_USUAL_S)
         _thin(usual_s / total_s)
         while script.line.now_s < total_s:

@@ -284,6 +284,17 @@ def test_slower_is_said_in_the_place_of_training() -> None:
     assert watch.report.state == JobState.TRAINING
 
 
+def test_what_was_called_training_since_the_cycles_take_longer_is_slower_once_that_is_known() -> None:
+    watch, now_s = working()
+    now_s = show(watch, now_s, 40, WORKS)
+    watch.note_slower("cycles take 44 s, 40 s before", now_s - 25.5)
+    show(watch, now_s, 10, WORKS)
+    trained, slower = watch.spans[-2:]
+    assert (trained.state, slower.state) == (JobState.TRAINING, JobState.SLOWER)
+    assert trained.end_s == slower.start_s == now_s - 25.5
+    assert slower.reason == "cycles take 44 s, 40 s before"
+
+
 def test_a_restart_changes_nothing() -> None:
     rng = np.random.default_rng(5)
     watch, now_s = working()

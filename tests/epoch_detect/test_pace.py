@@ -54,9 +54,9 @@ def test_five_percent_are_told_within_five_cycles_where_they_have_ten_ticks(cycl
     assert "5% longer than the" in pace.change.reason
 
 
-def test_ten_percent_are_told_where_cycles_have_six_ticks():
-    _, told = followed(durations(0.6, 90, 0.1, scatter=0.0), 0.6)
-    assert 0 < told <= 5 + 1.0 / 0.6
+def test_ten_percent_are_told_where_cycles_have_eight_ticks():
+    _, told = followed(durations(0.8, 90, 0.1, scatter=0.0), 0.8)
+    assert 0 < told <= 6 + 1.0 / 0.8
 
 
 @pytest.mark.parametrize("scatter", [0.0, 0.01, 0.05])

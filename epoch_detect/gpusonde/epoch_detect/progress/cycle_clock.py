@@ -19,11 +19,12 @@ _LEARNED = 6  # cycles of which the waveform is learned
 _MOST_LEARNED = 12
 _ROUNDS = 3  # of aligning them
 _EARLIER, _LATER = 0.3, 0.45  # of a period, around where the next cycle is due
-_LEAST_MATCH = 0.6  # correlation of a cycle with the waveform
+_LEAST_MATCH, _MOST_MATCH = 0.6, 0.9  # correlation of a cycle with the waveform that is needed: the more,
+_MANY_PLACES, _FEW_PLACES = 0.5, 2.0  # the fewer places it has, where noise is alike often
 _LEAST_USUAL = 0.7  # the same, median of those that it was learned of
 _CLEARLY = 0.06  # by which the second best place must correlate less
 _LOBE = 0.12  # of a period, that belongs to one place
-_RENEWED = 0.04  # share of a cycle in the waveform
+_RENEWED, _RENEWED_EVERY = 0.15, 4  # share of a cycle in the waveform, and of which
 _MOST_LOST = 4  # cycles without a beginning, after which the waveform is learned anew
 _TEMPO = 3  # cycles whose median says when the next one is due
 _MOST_ROWS = 40 * _FINEST
@@ -50,6 +51,7 @@ class CycleClock:
         places = max(4, round(period_s / self._step_s))
         self._after = max(1, round(_AFTER * places))
         self._before = places - self._after
+        self._least_match = max(_LEAST_MATCH, min(_MOST_MATCH, _MANY_PLACES + _FEW_PLACES / places))
         self._due_s = period_s
         self._time = np.empty(0)
         self._rows: FloatArray = _NOTHING  # shape (metrics, ticks)
@@ -57,6 +59,7 @@ class CycleClock:
         self._waveform: FloatArray = _NOTHING  # shape (metrics, places), each metric's weight in its size
         self._last_s = np.nan
         self._lost = 0
+        self._age = 0  # cycles since the waveform was learned
         self._durations: list[float] = []
 
     @property
@@ -124,7 +127,10 @@ class CycleClock:
     def _around(self, at_s: float, before: int, after: int) -> FloatArray:
         """Values at even distances around a time, shape (metrics, before + after + 1)."""
         times = at_s + self._step_s * np.arange(-before, after + 1)
-        return np.array([np.interp(times, self._time, row) for row in self._rows])
+        known = self._time
+        right = np.clip(np.searchsorted(known, times), 1, known.size - 1)
+        share = np.clip((times - known[right - 1]) / (known[right] - known[right - 1]), 0.0, 1.0)
+        return np.asarray(self._rows[:, right - 1] * (1 - share) + self._rows[:, right] * share)
 
     def _learn(self, starts_s: FloatArray | None) -> bool:
         """Learn the waveform of the ticks so far; begin with the first of them."""
@@ -166,7 +172,7 @@ class CycleClock:
         beside = np.concatenate([curve[: max(at - lobe, 0)], curve[at + lobe + 1 :]])
         inside = 0 < at < curve.size - (1 if later >= _LATER else 1 + lobe // 2)
         # A lobe that reaches out of it hides nothing: what falls off on both sides is one place.
-        if match < _LEAST_MATCH or not inside or (beside.size and match - float(beside.max()) < _CLEARLY):
+        if match < self._least_match or not inside or (beside.size and match - float(beside.max()) < _CLEARLY):
             return self._lose(due_s) if later >= _LATER else None
         left, middle, right = curve[at - 1 : at + 2].tolist()
         bend = left - 2 * middle + right
@@ -176,8 +182,10 @@ class CycleClock:
             self._durations = [*self._durations[1 - _TEMPO :], begin_s - self._last_s]
             self._due_s = sorted(self._durations)[len(self._durations) // 2]
         self._lost, self._last_s = 0, begin_s
-        fresh = _weighted(self._around(begin_s, self._before, self._after)[None], like=self._waveform)
-        self._waveform = (1 - _RENEWED) * self._waveform + _RENEWED * fresh
+        self._age += 1
+        if self._age % _RENEWED_EVERY == 0:
+            fresh = _weighted(self._around(begin_s, self._before, self._after)[None], like=self._waveform)
+            self._waveform = (1 - _RENEWED) * self._waveform + _RENEWED * fresh
         return begin_s
 
     def _lose(self, due_s: float) -> float:
@@ -195,6 +203,7 @@ class CycleClock:
             "due_s": self._due_s,
             "last_s": None if np.isnan(self._last_s) else self._last_s,
             "lost": self._lost,
+            "age": self._age,
             "durations": self._durations,
             "waveform": self._waveform.tolist(),
             "time_s": self._time.tolist(),
@@ -206,7 +215,7 @@ class CycleClock:
     def of_fields(cls, fields: dict[str, Any]) -> CycleClock:
         """Inverse of :meth:`fields`."""
         clock = cls(float(fields["period_s"]), float(fields["tick_s"]))
-        clock._due_s, clock._lost = float(fields["due_s"]), int(fields["lost"])
+        clock._due_s, clock._lost, clock._age = float(fields["due_s"]), int(fields["lost"]), int(fields["age"])
         clock._last_s = np.nan if fields["last_s"] is None else float(fields["last_s"])
         clock._durations = [float(each) for each in fields["durations"]]
         clock._waveform, clock._rows = (np.array(fields[name], dtype=np.float64) for name in ("waveform", "rows"))
@@ -242,14 +251,13 @@ def _correlation(waveform: FloatArray, piece: FloatArray) -> FloatArray:
     """Correlation of a waveform with a longer piece at each place of it, mean of the metrics by their weights."""
     width = waveform.shape[1]
     weights = _size(waveform)
-    total = np.zeros(piece.shape[1] - width + 1)
-    for row, wave, weight in zip(piece, waveform, weights.tolist(), strict=True):
-        if weight <= 0:
-            continue
-        flat = row - row.mean()
-        sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (flat, flat**2))
-        mean = (sums[width:] - sums[:-width]) / width
-        spread = np.sqrt(np.maximum((squares[width:] - squares[:-width]) / width - mean**2, 0.0))
-        moves = spread > _STILL * np.abs(row).max()
-        total += np.where(moves, np.correlate(flat, wave, "valid") / width / np.maximum(spread, _TINY), 0.0)
+    flat = piece - piece.mean(axis=1, keepdims=True)
+    sums, squares = np.zeros((2, len(piece), piece.shape[1] + 1))
+    np.cumsum(flat, axis=1, out=sums[:, 1:])
+    np.cumsum(flat**2, axis=1, out=squares[:, 1:])
+    mean = (sums[:, width:] - sums[:, :-width]) / width
+    spread = np.sqrt(np.maximum((squares[:, width:] - squares[:, :-width]) / width - mean**2, 0.0))
+    own = np.array([np.correlate(row, wave, "valid") for row, wave in zip(flat, waveform, strict=True)]) / width
+    moves = spread > _STILL * np.abs(piece).max(axis=1, keepdims=True)
+    total = np.where(moves, own / np.maximum(spread, _TINY), 0.0).sum(axis=0)
     return np.asarray(total / max(float(weights.sum()), _TINY))

@@ -28,7 +28,7 @@ _HIGHEST = 1.25  # times the highest mean of as many cycles before
 _LEAST_SCATTER = 0.0015  # of a cycle
 _OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
 _UNLIKE, _LEAST_UNLIKE = 3.0, 0.25  # standard deviations, and shares of the change, that most of the latest may differ
-_LIKELY = 1e-6  # probability of as many long cycles among the latest, by those before
+_LIKELY = 5e-4  # probability of as many long cycles together, by those before, once in as many as those
 _OFTEN = 0.1  # share of cycles before that are long, from which on that is scatter
 _BACK_CYCLES, _BACK = 5, 0.5  # cycles that are back at less than this share of the change
 _BLOCK, _MOST_BLOCKS, _FEWEST_BLOCKS = 8, 32, 6
@@ -246,7 +246,7 @@ def _may_be_pauses(before: FloatArray, latest: FloatArray, limit: float) -> bool
     count = latest.size
     long = int((latest > limit).sum())
     chances = (math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(long, count + 1))
-    return sum(chances) > _LIKELY
+    return sum(chances) * before.size > _LIKELY
 
 
 def _none(value: float) -> float | None:

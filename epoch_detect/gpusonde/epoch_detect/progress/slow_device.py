@@ -26,7 +26,7 @@ _LEAST_CELLS = 8  # of a window
 _MOST_BASELINES = 64  # windows of each length that are remembered
 _LEAST_BASELINES = 5
 _PARTS = (0.2, 0.4)  # of the cells of a window by common power: the least, the next, and the rest
-_LIMIT = 4.5  # standard deviations, at least, at which a device is named
+_LIMIT = 4.1  # standard deviations, at least, at which a device is named
 _ABOVE_BASELINE = 1.05  # times the highest of the same run's healthy windows
 _NOT_ALIKE = 3.0  # times the usual highest: such a window was something else, not training
 _POWER_FLOOR, _UTILISATION_FLOOR, _CLOCK_FLOOR = 0.0025, 0.02, 0.004  # noise that is always reckoned with
@@ -35,7 +35,8 @@ _FLOORS = np.array([*[_POWER_FLOOR] * 3, _UTILISATION_FLOOR, _CLOCK_FLOOR, 1e6])
 # What a slow device does otherwise than those that wait for it: power where all draw least, more, and most;
 # utilisation; clock; temperature. It does not wait, and draws as before or less where it works.
 _SIGNS = np.array([
-    (1.0, 0.0, 0.0, 0.0, 0.0, 0.0),  # it is as it was, and does not wait
+    (1.0, 0.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.5, 0.0, 0.0, 0.0, 0.0),  # it is as it was, and does not wait
+    (1.0, 1.0, 1.0, 0.0, 0.0, 0.0),  # likewise, where steps are shorter than what ticks tell apart
     (1.0, -0.4, -0.4, 0.0, 0.0, 0.0), (0.7, -1.0, -1.0, 0.0, 0.0, 0.0),  # it throttles: power with the clock, or more
     (0.3, -1.0, 0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, -1.0, 0.0, 0.0), (0.2, 0.0, 0.0, -1.0, 0.0, 0.0),  # without data
     (0.0, 0.0, 0.0, 0.0, -1.0, 0.0), (0.5, -0.5, -0.5, 0.0, -1.0, 0.0),  # its clock is lower
