@@ -41,12 +41,19 @@ RIGHT = 0.06  # a level within this ratio of a true one is real
 RIGHT_GUESS = 0.10
 _PARTS_OF_JOBS, _PARTS_OF_KINDS = 3, 7
 _FAMILIES = 0.2  # share of the traces that are of families
+_OF_FAMILIES = 1  # a stream of its own: what decides on a family must not decide which one
 _FAMILY = "family "
-_OF_FAMILY = {"idle": RunState.IDLE, "requests": RunState.SERVING}  # of those without epochs; the others work
+# Of those without epochs; the others do some other work.
+_OF_FAMILY = {
+    "idle": RunState.IDLE, "requests": RunState.SERVING, "bursts": RunState.SERVING, "steady": RunState.TRAINING,
+}  # fmt: skip
+_LONGEST_RIPPLE_S = 3.3  # of a family: up to there what repeats may be its steps
+_REPEATS = "timer"  # a family that has a cycle, and no epochs
 # The more of it, the likelier the level is real, all else being equal: what is known is not left to the data.
 SPEAKS_FOR = {
     "clock", "comb", "line", "template", "template_score", "chosen", "cover", "clock_share", "comb_share", "line_share",
-    "template_share", "sources", "strength", "agreement", "steadiness", "explained",
+    "template_share", "sources", "strength", "agreement", "steadiness", "explained", "ahead_rise", "folded",
+    "folded_own",
 }  # fmt: skip
 SPEAKS_AGAINST = {"spread", "rank"}
 assert set(LEVEL_FEATURES) >= SPEAKS_FOR | SPEAKS_AGAINST
@@ -83,7 +90,7 @@ class Sample:
 
 def sample(number: int, seed: int) -> Sample | None:
     """Simulate a job and read its levels; None where there is nothing to read."""
-    if np.random.default_rng([seed, number]).random() < _FAMILIES:
+    if np.random.default_rng([seed, number, _OF_FAMILIES]).random() < _FAMILIES:
         made = example(seed, number)
         periods = truths(made)
         state = RunState.TRAINING if periods else _OF_FAMILY.get(made.family, RunState.OTHER)
@@ -198,8 +205,10 @@ def fit_levels(samples: Sequence[Sample], folder: Path) -> list[list[JudgedLevel
             rows.append([getattr(level.features, name) for name in LEVEL_FEATURES])
             right.append(known)
             part.append(number)
-            # Of a family only the epochs are known: what else is found there may be real or not.
-            weight.append(each.all_known or known or not each.real)
+            # Of a family only the epochs are known: what else is found there may be real or not. One without epochs
+            # has nothing that repeats but its steps.
+            nothing = not each.real and level.period_s > _LONGEST_RIPPLE_S and each.kind != _FAMILY + _REPEATS
+            weight.append(each.all_known or known or nothing)
     table, labels, parts = np.array(rows), np.array(right), np.array(part)
     use = np.array(weight)
     confidence = np.zeros(labels.size)

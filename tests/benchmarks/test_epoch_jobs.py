@@ -69,3 +69,28 @@ def test_what_is_no_training_has_no_epochs(jobs: ModuleType, kind: str) -> None:
     assert made.run_state != "training"
     assert made.periods_s == ()
     assert not [level for level in made.levels if level.role is CycleRole.EPOCH]
+
+
+def test_families_with_and_without_epochs_take_part_in_the_fit(
+    jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    fit = __import__("fit_levels")
+    drawn = []
+
+    def example(seed: int, number: int) -> None:
+        rng = np.random.default_rng([seed, number])
+        drawn.append(rng.random())
+        raise LookupError
+
+    def simulate(seed: int, numbers: list[int]) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(fit, "example", example)
+    monkeypatch.setattr(jobs, "fit_jobs", simulate)
+    for number in range(400):
+        with pytest.raises(LookupError):
+            fit.sample(number, seed=900)
+    # What decides on a family leaves its own draw as it would be: of all kinds.
+    assert 40 < len(drawn) < 120
+    assert 0.4 < np.mean(drawn) < 0.6

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpusonde.epoch_detect.cycles.events import CycleReading, Load, find_events, read_events, scale_load
+from gpusonde.epoch_detect.cycles.folds import Autocorrelation, fold_cycles
 from gpusonde.epoch_detect.cycles.lines import cut_stretches, lock_phase, place_cycles, read_lines
 from gpusonde.epoch_detect.ticks import Ticks
 from gpusonde.telemetry import FloatArray
@@ -154,3 +155,49 @@ def test_metrics_are_scaled_from_idle_and_traffic_is_kept_apart() -> None:
     assert found.traffic.shape == (1, len(found))
     np.testing.assert_allclose(np.median(found.values, axis=1), 1.0)
     assert scale_load(Ticks(time_us, np.ones_like(values), ticks.names)) is None
+
+
+def cycle(period_s: float, job: Load) -> CycleReading:
+    starts = np.arange(0.0, job.end_s + 1e-6, period_s)
+    return CycleReading("clock", period_s, 1.0, starts.size - 1, np.empty((0, 2)), starts)
+
+
+def nested(parts: int = 4, parents: int = 8) -> Load:
+    """Parts of 10 s that end with a dip; behind the last of each parent a longer one. A parent takes 40 s."""
+    part = np.concatenate([np.ones(90), np.full(10, 0.3)])
+    last = np.concatenate([np.ones(70), np.full(30, 0.1)])
+    return load(noisy(np.tile(np.concatenate([np.tile(part, parts - 1), last]), parents), 0.02))
+
+
+def test_a_multiple_of_a_cycle_has_nothing_of_its_own() -> None:
+    job = nested()
+    parent, twice, none = (fold_cycles(job, cycle(p, job)) for p in (40.0, 80.0, 37.0))
+    assert parent.explained > 0.9
+    assert parent.own > 0.1
+    assert twice.explained > 0.9
+    assert abs(twice.own) < 0.02
+    assert none.explained < 0.5
+
+
+def test_what_is_left_of_a_part_comes_back_with_its_parent() -> None:
+    job = nested()
+    part, parent = (fold_cycles(job, cycle(p, job)) for p in (10.0, 40.0))
+    assert part.later_like > 0.8
+    assert part.next_like < 0
+    assert abs(parent.later_like) < 0.3
+
+
+def test_a_load_is_most_alike_a_period_later() -> None:
+    job = nested()
+    correlation = Autocorrelation(job)
+    part, parent, twice = (correlation.look_ahead(p) for p in (10.0, 40.0, 80.0))
+    assert parent.alike > 0.9
+    assert parent.beyond_part > 0.1
+    assert abs(twice.beyond_part) < 0.02
+    assert part.of_multiple > 0.1
+    assert min(part.rise, parent.rise) > 0.1
+    assert np.isnan(correlation.look_ahead(10 * job.end_s).alike)
+
+
+def test_two_cycles_are_too_few_to_lay_upon_each_other() -> None:
+    assert np.isnan(fold_cycles(nested(), cycle(160.0, nested())).explained)

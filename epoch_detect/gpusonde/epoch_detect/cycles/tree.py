@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from gpusonde.epoch_detect.cycles.events import LEAST_EVIDENCE, CycleReading, Load, read_events
+from gpusonde.epoch_detect.cycles.folds import Autocorrelation, fold_cycles
 from gpusonde.epoch_detect.cycles.lines import PhaseLock, cut_stretches, lock_phase, place_cycles, read_lines
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.result import Cycle, EpochDetection
@@ -31,7 +32,7 @@ _LOCKED = 12  # levels whose lines are phase-locked
 _AS_GOOD = 0.9
 _CLOCK_MEASURES = 2.0  # nats from which on it measures better than the others
 _COMB_MEASURES = 8  # teeth from which on a comb measures better than a line
-_LEAST_CONFIDENCE = 0.15  # of a level that is told
+_LEAST_CONFIDENCE = 0.1  # of a level that is told
 _LEAST_RATIO = 1.5  # of the periods of parent and child
 _AS_LIKELY = 0.5
 _STEADY = 0.8
@@ -82,6 +83,14 @@ class LevelFeatures:
     part_ratio: float
     nested_in_marks: float  # share of the marks of the strongest longer level that are marks of this one
     devices: float
+    ahead: float  # likeness of the load a period later, as in ``folds``
+    ahead_rise: float
+    ahead_beyond_part: float
+    ahead_of_multiple: float
+    folded: float  # and of its cycles
+    folded_own: float
+    left_next: float
+    left_later: float
 
 
 LEVEL_FEATURES = tuple(field.name for field in fields(LevelFeatures))
@@ -205,6 +214,7 @@ def _describe(
     share = evidence / np.maximum(evidence.max(axis=0, initial=1e-9), 1e-9)
     period = np.array([_best_measure(g).period_s for g in groups])
     strength = np.array([_strength(g[0]) for g in groups])
+    correlation = Autocorrelation(job)
     explained = np.array([lock.explained if lock else np.nan for lock in locks])
     found = []
     for i, group in enumerate(groups):
@@ -212,6 +222,7 @@ def _describe(
         multiple, part = _whole(ratio), _whole(1 / ratio)
         marked = next((r for r in group if len(r.marks_s)), None)
         measure, lock = _best_measure(group), locks[i]
+        ahead, folded = correlation.look_ahead(measure.period_s), fold_cycles(job, measure)
         clock, comb = _strongest(group, "clock"), _strongest(group, "comb")
         counted, template = clock or comb, _strongest(group, "template")
         found.append(
@@ -250,6 +261,14 @@ def _describe(
                 part_ratio=_ratio_of_strongest(1 / ratio, strength, part),
                 nested_in_marks=_shared_marks(marked, groups, ratio),
                 devices=devices,
+                ahead=ahead.alike,
+                ahead_rise=ahead.rise,
+                ahead_beyond_part=ahead.beyond_part,
+                ahead_of_multiple=ahead.of_multiple,
+                folded=folded.explained,
+                folded_own=folded.own,
+                left_next=folded.next_like,
+                left_later=folded.later_like,
             )
         )
     return found
@@ -273,15 +292,23 @@ def judge_levels(levels: Sequence[Level], scorer: Scorer | None = None) -> list[
 
 
 def keep_likeliest(levels: Sequence[Level], confidence: FloatArray) -> list[JudgedLevel]:
-    """Keep at most five levels of different period that are likely enough to be told; likeliest first."""
-    kept: list[JudgedLevel] = []
+    """Keep at most five levels of different period that are likely enough to be told; likeliest first.
+
+    Of levels that are too near to be told side by side the likeliest is told: the others are the same cycle, measured a
+    little off, and make it likelier.
+    """
+    kept: list[int] = []
+    doubt: list[float] = []
     for i in np.argsort(-confidence, kind="stable"):
-        level = levels[i]
-        if confidence[i] < _LEAST_CONFIDENCE or len(kept) == MOST_LEVELS:
-            break
-        if all(abs(np.log(level.period_s / k.level.period_s)) >= _DISTINCT for k in kept):
-            kept.append(JudgedLevel(level, float(confidence[i])))
-    return kept
+        off = [abs(np.log(levels[i].period_s / levels[k].period_s)) for k in kept]
+        near = next((at for at, each in enumerate(off) if each < _DISTINCT), None)
+        if near is None:
+            kept.append(int(i))
+            doubt.append(1.0 - float(confidence[i]))
+        else:
+            doubt[near] *= 1.0 - float(confidence[i])
+    judged = [JudgedLevel(levels[i], 1.0 - d) for i, d in zip(kept, doubt, strict=True) if 1.0 - d >= _LEAST_CONFIDENCE]
+    return sorted(judged, key=lambda j: -j.confidence)[:MOST_LEVELS]
 
 
 def place_level(level: Level, job: Load, *, ended: bool = True) -> Cycle:
