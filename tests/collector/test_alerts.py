@@ -233,6 +233,22 @@ def test_that_an_alert_is_over_is_not_forgotten_while_its_beginning_is_being_sen
     world.subject.store.close()
 
 
+def test_a_look_that_fails_is_no_end_of_the_collector(world, monkeypatch):
+    looks = []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 1:
+            raise ValueError("an odd job")
+        return False
+
+    monkeypatch.setattr(world.alerts, "look", look)
+    monkeypatch.setattr("gpusonde.collector.alerts._LOOK_INTERVAL_S", 0.01)
+    with ThreadPoolExecutor(1) as executor:
+        world.alerts._executor = executor
+        asyncio.run(deliver(world, lambda: len(looks) > 2))
+
+
 def test_looking_takes_a_tenth_of_the_time_at_most(world, monkeypatch):
     slept, clock = [], iter(range(0, 1000, 2))
     real = asyncio.sleep

@@ -373,3 +373,18 @@ def test_hosts_whose_clocks_are_seconds_apart_are_one_job_that_names_who_lags_be
     assert job.level.count == 30
     epochs = list_epochs(subject.results, query_pb2.ListEpochsRequest(run_id="a"))
     assert [(each.agent_id, each.kind, each.amount) for each in epochs.host_deviations] == [("host-2", "lag", 7.0)]
+
+
+def test_earlier_runs_that_are_too_unlike_or_just_as_long_tell_no_end_and_cost_no_answer(subject):
+    save(
+        subject,
+        run_of("a", 0, 70, ended=True),
+        run_of("b", 10_000, 900_000, ended=True),
+        run_of("c", 2_000_000, 2_000_065),
+    )
+    (job, *_) = ask(subject, job_id="4711").jobs
+    assert not job.HasField("estimate")
+    assert job.estimate_reason.startswith("earlier runs of it took times that are too unlike: how long 2 earlier runs")
+    save(subject, run_of("c", 2_000_000, 2_890_000))
+    (job, *_) = ask(subject, job_id="4711").jobs
+    assert "no earlier run of it took longer" in job.estimate_reason

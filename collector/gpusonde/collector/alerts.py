@@ -17,6 +17,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -27,7 +28,7 @@ from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.model import AlertRow
 from gpusonde.collector.storage.store import Store
 from gpusonde.common.v1 import job_pb2
-from gpusonde.errors import StoreError
+from gpusonde.errors import RequestError, StoreError
 from gpusonde.query.v1 import query_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class JobAlerts:
                         self._to_send.set()
                 except StoreError as error:
                     _LOG.error("jobs cannot be looked at now: %s", error)
+                except Exception:  # whatever a job is, the collector goes on, and the next look may be luckier
+                    _LOG.exception("jobs cannot be looked at now")
                 await asyncio.sleep(max(_LOOK_INTERVAL_S, _REST_PER_LOOK * (time.monotonic() - began)))
         finally:
             sending.cancel()
@@ -186,7 +189,11 @@ class JobAlerts:
         waiting = [key for key in named if key not in self._ends] + list(self._ends)
         for key in waiting[:_ENDS_PER_LOOK]:
             request = query_pb2.ListJobsRequest(job_id=key[1], active_only=True)
-            found = [job for job in list_jobs(self._store, request, self._clock()).jobs if job.scheduler == key[0]]
+            found: list[query_pb2.Job] = []
+            # What cannot be estimated must cost no alert.
+            with suppress(RequestError):
+                asked = list_jobs(self._store, request, self._clock()).jobs
+                found = [job for job in asked if job.scheduler == key[0]]
             self._ends.pop(key, None)
             self._ends[key] = found[0] if found else named[key]
         for key, known in self._ends.items():

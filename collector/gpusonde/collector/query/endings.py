@@ -18,7 +18,7 @@ from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, R
 from gpusonde.collector.storage.store import ResultStore
 from gpusonde.common.v1 import job_pb2
 from gpusonde.epoch_detect.progress import EndEstimate, estimate_end, estimate_from_others
-from gpusonde.errors import TotalEpochsError
+from gpusonde.errors import RequestError, TotalEpochsError
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import FloatArray
 
@@ -189,7 +189,11 @@ class JobProgress:
             return Ending(reason=str(error))
         if row is not None:
             estimate = replace(estimate, epochs_done=row.count)
-        return Ending(self._message(estimate, estimate.basis))
+        try:
+            return Ending(self._message(estimate, estimate.basis))
+        except RequestError:
+            # Two of a minute and a week say nothing of a third one.
+            return Ending(reason=f"earlier runs of it took times that are too unlike: {estimate.basis}")
 
     @property
     def _now_s(self) -> float:

@@ -129,7 +129,7 @@ def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: fl
     """
     logs = np.log(np.asarray(durations_s, dtype=float))
     elapsed = now_s - start_s
-    if elapsed > float(np.exp(logs.max())):
+    if not (logs > math.log(max(elapsed, 1e-9))).any():
         longest = float(np.exp(logs.max()))
         raise TotalEpochsError(
             f"it has run for {elapsed:.0f} s, and no earlier run of it took longer than {longest:.0f} s"
