@@ -10,7 +10,7 @@ from support.tracked_store import TrackedStore
 
 from gpusonde.collector.query.runs import list_epochs
 from gpusonde.collector.tracking.remote import TrackerProcesses
-from gpusonde.epoch_detect import detect
+from gpusonde.epoch_detect import detect, tracker
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import ActivityRecord
@@ -62,7 +62,8 @@ def test_the_names_of_a_followed_run_are_those_of_its_recording_with_marks(tmp_p
     subject.store.close()
 
 
-def test_a_name_is_told_while_the_job_goes_on(tmp_path, recordings):
+def test_a_name_is_told_while_the_job_goes_on(tmp_path, recordings, monkeypatch):
+    monkeypatch.setattr(tracker, "_FIRST_ANALYSIS_S", 20.0)  # the third look, after 115 s, is within these 143 s
     recording = recordings["epochs"]
     subject = TrackedStore(tmp_path / "data")
     records = marked_records(recording.trace, recording.marks)

@@ -36,6 +36,7 @@ from gpusonde.epoch_detect.ticks import Ticks, choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.
 _MOST_CYCLES = 10
+_MOST_CYCLES_AT_FIRST = 14  # the same at the first look, before which nothing was looked for: periods of 2 s and more
 _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
 # What passes between two parts of an analysis, so that no update takes long: of the run, and at least.
 _STEP = 0.001
@@ -482,7 +483,9 @@ class EpochTracker:
 
     def _scope(self, now_us: int) -> Scope:
         """What is worth looking for: all periods that there was no time for before, and those that were likely."""
-        known = self._latest.hypotheses if self._latest is not None else ()
+        if self._latest is None:
+            return Scope(now_us * 1e-6 / _MOST_CYCLES_AT_FIRST)
+        known = self._latest.hypotheses
         cycles = _MOST_CYCLES if self._follow_us is None else _MOST_CYCLES_HELD
         return Scope(now_us * 1e-6 / cycles, tuple(hypothesis.period_s for hypothesis in known))
 
