@@ -11,6 +11,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from support.trace_records import incoming
 from support.tracked_store import TrackedStore
 from support.wire_agent import batch, block, inventory, wait_until
 
+from gpusonde.cli.commands import tell
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
 
@@ -166,6 +168,57 @@ def test_kueue_gets_the_remaining_time_and_what_other_gpus_are_worth_on_the_work
     (text,) = api.patches[-1][2]["metadata"]["annotations"].values()
     assert text == told["text"]
     assert json.loads(text)["state"] == "training"
+
+
+def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_another_one_is_worth():
+    def prediction(model, seconds, status):
+        return SimpleNamespace(
+            gpu_model=model,
+            epoch_latency_s=seconds,
+            epoch_latency_low_s=0.8 * seconds,
+            epoch_latency_high_s=1.25 * seconds,
+            status=status,
+            extrapolated=status == "extrapolated",
+        )
+
+    found = [prediction("H100", 50.0, "ok"), prediction("B200", 25.0, "extrapolated"), prediction("T4", 1.0, "no")]
+    now = time.time_ns()
+    estimate = SimpleNamespace(
+        end_unix_nano=now + 5432 * SECOND,
+        end_low_unix_nano=now + 4900 * SECOND,
+        end_high_unix_nano=now - SECOND,
+        basis="earlier runs",
+    )
+    job = SimpleNamespace(
+        job_id="team/train-0",
+        scheduler="kubernetes",
+        active=True,
+        state="training",
+        estimate=estimate,
+        members=[SimpleNamespace(run_id="run-1", active=True)],
+    )
+    asked = []
+    client = SimpleNamespace(
+        list_jobs=lambda **_: [job],
+        predict_run=lambda *of: asked.append(of) or SimpleNamespace(source_epoch_latency_s=100.0, predictions=found),
+    )
+    kueue = tell._Kueue(tell._Api("http://127.0.0.1:1"), client, ["H100", "B200", "T4"])
+    for _ in range(2):
+        told = json.loads(kueue.describe(job))
+    assert told == {
+        "state": "training",
+        "remaining_s": 5400.0,
+        "remaining_low_s": 4900.0,
+        "remaining_high_s": 0.0,
+        "basis": "earlier runs",
+        "exchange_rates": {
+            "H100": {"rate": 2.0, "low": 1.6, "high": 2.5, "extrapolated": False},
+            "B200": {"rate": 4.0, "low": 3.2, "high": 5.0, "extrapolated": True},
+        },
+    }
+    # Once known they stay.
+    assert asked == [("run-1", ["H100", "B200", "T4"])]
+    assert kueue.describe(SimpleNamespace(**{**vars(job), "active": False})) == ""
 
 
 def test_a_pod_that_is_gone_is_a_failure_with_its_reason_and_the_others_are_told(tmp_path, api, capsys):
