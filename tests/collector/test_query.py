@@ -261,7 +261,7 @@ def test_the_precision_of_a_measurement_counts(client):
 
     assert seconds("fp32") == seconds("") < seconds("mixed")
     assert seconds("fp64") < seconds("fp32")
-    code, text = refusal(client.predict_measurement, Measurement("Tesla T4", 20.0, precision="fp8"), ["T4"])
+    code, text = refusal(client.predict_measurement, Measurement("Tesla T4", 20.0, precision="int4"), ["T4"])
     assert code == "INVALID_ARGUMENT"
     assert "measurement.precision" in text
     assert "mixed" in text

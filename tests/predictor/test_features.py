@@ -13,7 +13,6 @@ from gpusonde.predictor.crossgpu.paper import FeatureGroups
 def test_the_list_of_features_is_pinned():
     # Nothing here may tell the run's length, the machine or the workload: see docs/latency_prediction.md, "Leaks".
     assert FEATURES == (
-        "log_epoch_latency",
         "gpu_utilization_mean",
         "gpu_utilization_quartile_1",
         "gpu_utilization_median",
@@ -34,9 +33,15 @@ def test_the_list_of_features_is_pinned():
         "memory_share_of_busy",
         "power_share_per_busy",
         "log_achieved_bandwidth",
-        "log_busy_seconds",
-        "log_idle_seconds",
-        "log_bytes_per_epoch",
+        "power_share_minimum",
+        "power_share_quartile_1",
+        "power_share_quartile_3",
+        "power_share_quartile_range",
+        "gpu_utilization_variation",
+        "memory_utilization_variation",
+        "logit_gpu_utilization",
+        "log_memory_utilization",
+        "log_memory_utilization_peak",
         "log_ratio_sm_count",
         "log_ratio_cuda_cores",
         "log_ratio_cores_per_sm",

@@ -88,7 +88,8 @@ def test_a_missing_metric_degrades_openly_to_the_prior(model, runs, gpus):
     (prediction,) = model.predict(source, [gpus.get("T4")])
     assert prediction.method == "prior only, gpu_utilization"
     assert "memory_utilization" in prediction.reason
-    assert prediction.status == "ok"
+    assert (prediction.status, prediction.extrapolated) == ("extrapolated", True)
+    assert "a factor of" in prediction.reason
 
 
 def test_dcgm_metrics_alone_are_called_unvalidated(model, gpus):
@@ -122,11 +123,22 @@ def test_the_detectors_error_widens_the_interval(model, runs, gpus):
 
 def test_a_run_unlike_all_fitted_ones_is_flagged(model, runs, gpus):
     source = runs.run(0).measurement()
-    strange = dataclasses.replace(source, epoch_latency_s=source.epoch_latency_s * 1e6)
+    flat = MetricDistribution(0.02, 0, 0.02, 0.02, 0.02, 0.02, 0.02)
+    strange = dataclasses.replace(source, metrics={**source.metrics, "gpu_utilization": flat})
     (prediction,) = model.predict(strange, [gpus.get("T4")])
     assert prediction.status == "extrapolated"
     assert "metrics" in prediction.reason
     assert prediction.method == "prior only"
+
+
+def test_an_epoch_of_a_thousand_times_as_many_steps_has_the_same_ratio(model, runs, gpus):
+    source = runs.run(0).measurement()
+    longer = dataclasses.replace(source, epoch_latency_s=source.epoch_latency_s * 1024)
+    targets = [gpus.get(name) for name in ("T4", "A10G", "H100-SXM5-80GB")]
+    for short, long in zip(model.predict(source, targets), model.predict(longer, targets), strict=True):
+        assert long.epoch_latency_s == pytest.approx(1024 * short.epoch_latency_s)
+        assert long.epoch_latency_high_s == pytest.approx(1024 * short.epoch_latency_high_s)
+        assert (long.status, long.method) == (short.status, short.method)
 
 
 def test_too_few_epochs_are_said(model, runs, gpus):
@@ -170,7 +182,7 @@ def test_a_precision_the_model_was_not_fitted_on_gets_the_prior_and_says_so(mode
     targets = [gpus.get("T4"), gpus.get("V100-SXM2-16GB")]
     mixed = model.predict(dataclasses.replace(fp32, precision=Precision.MIXED), targets)
     assert {p.status for p in mixed} == {"extrapolated"}
-    assert "fitted on FP32" in mixed[0].reason
+    assert "fitted on single precision" in mixed[0].reason
     # Both have tensor cores and the P100 of the source has none: they gain more than in FP32.
     assert all(a.epoch_latency_s < b.epoch_latency_s for a, b in zip(mixed, model.predict(fp32, targets), strict=True))
 
@@ -246,3 +258,25 @@ def test_the_gaussian_process_agrees_with_scikit_learns():
     # And the search found a place no worse than scikit-learn's own.
     searched = GaussianProcessRegressor(kernel).fit(scaled, y)
     assert theirs.log_marginal_likelihood_value_ >= searched.log_marginal_likelihood_value_ - 0.5
+
+
+def test_where_tf32_matters_and_nobody_says_both_answers_are_told(model, runs, gpus):
+    source = SourceMeasurement(gpus.get("V100-SXM2-16GB"), 100.0)
+    a100 = gpus.get("A100-SXM4-40GB")
+    unsaid, tf32, fp32 = (
+        model.predict(dataclasses.replace(source, precision=precision), [a100])[0]
+        for precision in (None, Precision.TF32, Precision.FP32)
+    )
+    assert unsaid.epoch_latency_s == tf32.epoch_latency_s < fp32.epoch_latency_s / 1.3
+    assert "products in FP32" in unsaid.reason
+    assert "products in FP32" not in tf32.reason + fp32.reason
+    # Neither of these two has TF32: nothing to tell.
+    (t4,) = model.predict(source, [gpus.get("T4")])
+    assert "TF32" not in t4.reason
+
+
+def test_a_gpu_without_a_unit_for_the_precision_is_said(model, gpus):
+    source = SourceMeasurement(gpus.get("A100-SXM4-40GB"), 100.0, precision=Precision.BF16)
+    v100, h100 = model.predict(source, [gpus.get("V100-SXM2-16GB"), gpus.get("H100-SXM5-80GB")])
+    assert "V100-SXM2-16GB has no unit for bf16: reckoned as fp32" in v100.reason
+    assert "no unit" not in h100.reason

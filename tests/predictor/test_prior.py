@@ -11,9 +11,9 @@ from gpusonde.predictor.crossgpu.features import DEFAULT_TENSOR_WEIGHT, REQUIRED
 from gpusonde.predictor.crossgpu.prior import (
     MetricLevel,
     Roofline,
+    log_cautious_ratio,
     log_latency_ratio,
     log_peak_ratio,
-    log_static_ratio,
     metric_level,
     roofline,
 )
@@ -28,19 +28,24 @@ def measurement(gpus, **metrics: float) -> SourceMeasurement:
 
 
 def test_the_prior_is_the_formula_of_the_documentation(gpus):
-    source = measurement(gpus, gpu_utilization=0.8)
+    source = measurement(gpus, **{**dict.fromkeys(REQUIRED_METRICS, 0.8), "memory_utilization": 0.4})
     t4, v100 = gpus.get("T4"), gpus.get("V100-SXM2-16GB")
     working = math.sqrt(
         t4.fp32_tflops / v100.fp32_tflops
         * t4.memory_bandwidth_bytes_per_second / v100.memory_bandwidth_bytes_per_second
     )  # fmt: skip
-    line = roofline(source, MetricLevel.UTILIZATION)
+    line = roofline(source, MetricLevel.NVIDIA_SMI)
     assert log_latency_ratio(source, v100, line) == pytest.approx(math.log(0.2 + 0.8 * working))
 
 
+def test_of_the_idle_time_half_stays_where_utilisation_is_all_that_is_known(gpus):
+    source = measurement(gpus, gpu_utilization=0.8)
+    assert roofline(source, MetricLevel.UTILIZATION).busy == pytest.approx(0.9)
+
+
 def test_an_idle_gpu_gains_nothing_from_a_faster_one(gpus):
-    source = measurement(gpus, gpu_utilization=0.0)
-    assert log_latency_ratio(source, gpus.get("H100-SXM5-80GB"), roofline(source, MetricLevel.UTILIZATION)) == 0.0
+    source = measurement(gpus, **dict.fromkeys(REQUIRED_METRICS, 0.0))
+    assert log_latency_ratio(source, gpus.get("H100-SXM5-80GB"), roofline(source, MetricLevel.NVIDIA_SMI)) == 0.0
 
 
 def test_memory_utilization_moves_the_weight_a_little(gpus):
@@ -80,9 +85,14 @@ def test_tensor_activity_moves_the_compute_weight_to_the_tensor_rate(gpus):
     ("gpu", "precision", "tflops"),
     [
         # Half of the matrix work's rate, half of the cores' (geometric mean).
-        ("V100-SXM2-16GB", Precision.FP32, 15.67),  # no TF32: FP32 all along
-        ("A100-SXM4-40GB", Precision.FP32, math.sqrt(19.49 * 156)),
-        ("A10G", Precision.FP32, math.sqrt(35.02 / 2 * 35)),  # 128 lanes per SM, of which 64 can be kept busy
+        ("V100-SXM2-16GB", Precision.TF32, 15.67),  # no TF32: FP32 all along
+        ("A100-SXM4-40GB", Precision.TF32, math.sqrt(19.49 * 156)),
+        ("A100-SXM4-40GB", Precision.FP32, 19.49),
+        ("A100-SXM4-40GB", Precision.BF16, math.sqrt(19.49 * 312)),
+        ("V100-SXM2-16GB", Precision.BF16, 15.67),  # emulated
+        ("A100-SXM4-40GB", Precision.FP8, math.sqrt(19.49 * 312)),  # its libraries refuse: mixed precision
+        ("H100-SXM5-80GB", Precision.FP8, math.sqrt(66.91 / 2 * 1979)),
+        ("A10G", Precision.TF32, math.sqrt(35.02 / 2 * 35)),  # 128 lanes per SM, of which 64 can be kept busy
         ("H100-SXM5-80GB", Precision.MIXED, math.sqrt(66.91 / 2 * 989)),
         ("GTX 1080 Ti", Precision.FP32, 11.34),  # 128 lanes, but schedulers that issue twice per clock
         ("K80", Precision.FP32, 4.113 * math.sqrt(2 / 3)),
@@ -108,8 +118,8 @@ def test_without_metrics_the_longer_of_two_likely_times_is_avoided(gpus):
     source = measurement(gpus)
     for name in ("A100-SXM4-40GB", "K80"):
         ratio = log_latency_ratio(source, gpus.get(name), Roofline(busy=1.0))
-        assert log_static_ratio(source, gpus.get(name)) == pytest.approx(ratio - 0.13 * abs(ratio))
-    assert log_static_ratio(source, gpus.get("T4")) == 0.0
+        assert log_cautious_ratio(source, gpus.get(name)) == pytest.approx(ratio - 0.13 * abs(ratio))
+    assert log_cautious_ratio(source, gpus.get("T4")) == 0.0
 
 
 @pytest.mark.shared_data

@@ -46,7 +46,7 @@ def test_a_job_is_predicted_from_each_gpu_it_ran_on_to_every_other(tmp_path):
     [
         ("0,a,one,T4,fp32,-1,True", "t_rel", "must be positive"),
         ("0,a,one,T4,fp32,soon,True", "t_rel", "not a number"),
-        ("0,a,one,T4,fp8,1,True", "precision", "unknown"),
+        ("0,a,one,T4,int4,1,True", "precision", "unknown"),
         ("0,a,one,T9,fp32,1,True", "gpu", "unknown GPU"),
         ("0,a,one,T4,fp32,1,perhaps", "main", "use True, False"),
         ("0,a,one,T4", None, "truncated"),

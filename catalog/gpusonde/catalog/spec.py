@@ -16,12 +16,15 @@ DATA_DIRECTORY = Path(__file__).parent / "data"
 
 
 class Precision(str, Enum):
-    """What a job's matrix products are computed in."""
+    """What a job's matrix products and convolutions are computed in."""
 
-    FP16 = "fp16"  # half precision throughout, or BF16
-    MIXED = "mixed"  # FP16 or BF16 with FP32 master weights: products take as long as in half precision
-    FP32 = "fp32"  # where frameworks may use TF32 for it, that too
     FP64 = "fp64"
+    FP32 = "fp32"  # products in FP32; PyTorch's default, which lets convolutions use TF32
+    TF32 = "tf32"  # products in TF32 where the GPU has it, else FP32: TensorFlow, NVIDIA's containers
+    FP16 = "fp16"  # half precision throughout
+    BF16 = "bf16"  # the same in BF16
+    MIXED = "mixed"  # products in FP16 or BF16, FP32 master weights: autocast
+    FP8 = "fp8"  # products in FP8, the rest as in mixed precision
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,36 @@ class GpuSpec:
             for item in fields(self)
             if item.name not in _TEXT and (value := getattr(self, item.name)) is not None
         }
+
+    def matrix_tflops(self, precision: Precision) -> float | None:
+        """Return the peak dense rate of matrix products in a precision, 1e12 per second; None where it is not known.
+
+        Where the GPU has no unit for it, that of what takes its place (:meth:`substitute`).
+        """
+        cores = max(self.fp16_tflops or 0.0, self.fp32_tflops)
+        return {
+            Precision.FP64: self.fp64_tflops,
+            Precision.FP32: self.fp32_tflops,
+            Precision.TF32: self.tensor_tf32_tflops,
+            Precision.FP16: self.tensor_fp16_tflops or cores,
+            Precision.BF16: self.tensor_bf16_tflops,
+            Precision.MIXED: self.tensor_fp16_tflops or cores,
+            Precision.FP8: self.tensor_fp8_tflops,
+        }[self.substitute(precision) or precision]
+
+    def substitute(self, precision: Precision) -> Precision | None:
+        """Return what products of a precision are computed in where the GPU has no unit for it; None where it has.
+
+        BF16 without a unit is emulated at the rate of FP32; FP8 is refused by its libraries, so the job would run in
+        mixed precision.
+        """
+        if precision is Precision.TF32 and not self.tensor_tf32_tflops:
+            return Precision.FP32
+        if precision is Precision.BF16 and not self.tensor_bf16_tflops:
+            return Precision.FP32
+        if precision is Precision.FP8 and not self.tensor_fp8_tflops:
+            return Precision.MIXED
+        return None
 
     def source_of(self, attribute: str) -> Source:
         """Source of one attribute's value.

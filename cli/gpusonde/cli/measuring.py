@@ -191,7 +191,7 @@ class SourceRun:
 
 
 def from_trace(
-    trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus: GpuCatalog, precision: str = "fp32"
+    trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus: GpuCatalog, precision: str | None = None
 ) -> SourceRun:
     """Measure a trace: its metrics over the whole run, and its epoch latency, detected unless given.
 
@@ -200,7 +200,7 @@ def from_trace(
         gpu_model: GPU it was recorded on; the trace's own if None.
         epoch_s: Seconds per epoch as the user knows it, or None to detect it.
         gpus: Catalogue to look the GPU up in.
-        precision: Of the job's matrix products: ``fp32``, ``mixed`` or ``fp64``.
+        precision: Of the job's products, a value of ``Precision``; None where the user does not say.
 
     Raises:
         CommandError: Nobody says which GPU the trace was recorded on.
@@ -214,7 +214,7 @@ def from_trace(
     resolution = gpus.resolve(name)
     metrics = summarise_metrics(active_part(trace))
     if epoch_s is not None:
-        known = SourceMeasurement(resolution.spec, epoch_s, metrics, precision=Precision(precision))
+        known = SourceMeasurement(resolution.spec, epoch_s, metrics, precision=_precision(precision))
         return SourceRun(known, resolution.note)
     detection = detect(trace)
     if detection.verdict != "epochs":
@@ -227,19 +227,23 @@ def from_trace(
         metrics=metrics,
         epoch_latency_relative_error=relative_error(detection),
         epoch_count=len(detection.epoch_starts_s),
-        precision=Precision(precision),
+        precision=_precision(precision),
     )
     return SourceRun(measurement, resolution.note)
 
 
-def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str) -> SourceRun:
+def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str | None) -> SourceRun:
     """Take the user's word for GPU and epoch latency; nothing dynamic is known.
 
     Raises:
         UnknownGpuError: The catalogue does not hold the GPU.
     """
     resolution = gpus.resolve(gpu_model)
-    return SourceRun(SourceMeasurement(resolution.spec, epoch_s, precision=Precision(precision)), resolution.note)
+    return SourceRun(SourceMeasurement(resolution.spec, epoch_s, precision=_precision(precision)), resolution.note)
+
+
+def _precision(name: str | None) -> Precision | None:
+    return None if name is None else Precision(name)
 
 
 def from_runs_table(table: RunsTable, row: int) -> SourceRun:

@@ -97,7 +97,7 @@ def test_messages_are_written_as_ever_and_read_again(message, written):
 def test_the_numbers_of_enumerations_stand():
     for names in (
         ("GRAPH_FORMAT_", "UNSPECIFIED JSON ONNX PT2"),
-        ("PRECISION_", "UNSPECIFIED FP16 FP32 FP64"),
+        ("PRECISION_", "UNSPECIFIED FP16 FP32 FP64 MIXED TF32 BF16 FP8"),
         ("PARALLELISM_", "UNSPECIFIED NONE DATA_PARALLEL DISTRIBUTED"),
         ("REGRESSOR_", "UNSPECIFIED LINEAR POLYNOMIAL SVR MLP BOOSTED_RESIDUAL"),
         ("TRAINING_STATE_", "UNSPECIFIED QUEUED RUNNING DONE FAILED"),

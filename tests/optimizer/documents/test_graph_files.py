@@ -106,7 +106,7 @@ def test_batch_sizes_to_estimate_at_can_be_given(folder):
     [
         ({"file": "absent.json"}, "job.graph.file", "No such file"),
         ({"file": "problem.json"}, "job.graph.file", "problem.json"),
-        ({"precision": "fp8"}, "job.graph.precision", "fp16 or mixed or fp32 or fp64"),
+        ({"precision": "int4"}, "job.graph.precision", "fp64 or fp32 or tf32"),
         ({"precison": "fp16"}, "job.graph.precison", "did you mean 'precision'"),
         ({"batch_sizes": [32]}, "job.graph.batch_sizes", "two batch sizes"),
         ({"batch_sizes": [0, 32]}, "job.graph.batch_sizes[0]", "whole number"),

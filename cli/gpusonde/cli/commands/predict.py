@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gpusonde.collector.client import Measurement
     from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
 
-_PRECISIONS = ("fp32", "mixed", "fp64")
+# As catalog.Precision has them.
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "mixed", "fp8")
 
 
 def add_predict_options(parser: Parser) -> None:
@@ -39,8 +40,9 @@ def add_predict_options(parser: Parser) -> None:
     )
     run_group.add_argument(
         "--precision",
-        choices=_PRECISIONS,
-        help="of the job's matrix products, which no metric tells (default: fp32)",
+        choices=PRECISIONS,
+        help="of the job's matrix products and convolutions, where you know it: PyTorch's convolutions are tf32, its "
+        "matrix products fp32 (default: taken for tf32, and the answer for fp32 is told where it differs)",
     )
     run_group.add_argument("--runs", type=Path, metavar="RUNS.csv", help="runs table")
     run_group.add_argument("--row", type=whole_number, metavar="N", help="its data row, from 0")
@@ -75,19 +77,18 @@ def _check(args: argparse.Namespace) -> None:
             "with --epoch-s X"
         )
     belongs = {
-        "precision": "trace",
-        "gpu_model": "trace",
-        "epoch_s": "trace",
-        "gpu": "trace",
-        "gpus": "trace",
-        "interval_s": "trace",
-        "row": "runs",
+        "precision": ("trace", "gpu_model", "run"),
+        "gpu_model": ("trace", "gpu_model"),
+        "epoch_s": ("trace", "gpu_model"),
+        "gpu": ("trace",),
+        "gpus": ("trace",),
+        "interval_s": ("trace",),
+        "row": ("runs",),
     }
-    for option, source in belongs.items():
-        of_latency = sources == ["gpu_model"] and option in ("gpu_model", "epoch_s", "precision")
-        if getattr(args, option) is not None and sources != [source] and not of_latency:
+    for option, allowed in belongs.items():
+        if getattr(args, option) is not None and sources[0] not in allowed:
             raise UsageError(
-                f"--{option.replace('_', '-')} belongs to --{source}, not to --{sources[0].replace('_', '-')}"
+                f"--{option.replace('_', '-')} belongs to --{allowed[0]}, not to --{sources[0].replace('_', '-')}"
             )
     if args.runs is not None and args.row is None:
         raise UsageError("--runs needs --row N")
@@ -100,13 +101,12 @@ def _check(args: argparse.Namespace) -> None:
 def _source(args: argparse.Namespace, gpus: GpuCatalog) -> SourceRun:
     from gpusonde.cli import measuring
 
-    precision = args.precision or _PRECISIONS[0]
     if args.trace is not None:
         trace = read_chosen_trace(args, args.trace)
         with error_context(args.trace):
-            return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus, precision)
+            return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus, args.precision)
     if args.runs is None:
-        return measuring.from_latency(args.gpu_model, args.epoch_s, gpus, precision)
+        return measuring.from_latency(args.gpu_model, args.epoch_s, gpus, args.precision)
     from gpusonde.predictor.crossgpu import read_runs
 
     table = read_runs(args.runs, gpus=gpus)
@@ -167,7 +167,8 @@ def _ask_collector(args: argparse.Namespace) -> Predictions:
     names_of_targets = [] if args.targets is None else [spec.name for spec in targets]
     with connect(args) as client:
         if args.run is not None:
-            return from_answer(client.predict_run(find_run(client, args.run).run_id, names_of_targets), notes)
+            run_id = find_run(client, args.run).run_id
+            return from_answer(client.predict_run(run_id, names_of_targets, args.precision or ""), notes)
         source = _source(args, gpus)
         answer = client.predict_measurement(to_wire(source.measurement), names_of_targets)
         return from_answer(answer, [*([source.note] if source.note else []), *notes], source.measured_s)
@@ -194,5 +195,5 @@ def to_wire(measurement: SourceMeasurement) -> Measurement:
         },
         epoch_latency_relative_error=measurement.epoch_latency_relative_error,
         static_attributes=measurement.static_attributes,
-        precision=measurement.precision.value,
+        precision=measurement.precision.value if measurement.precision else "",
     )

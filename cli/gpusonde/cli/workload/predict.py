@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusonde.cli.commands.predict import PRECISIONS
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import Parser, names, positive_integer
@@ -17,8 +18,6 @@ from gpusonde.errors import UsageError
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.engine import WorkloadRequest
 
-# As catalog.Precision has them.
-_PRECISIONS = ("fp32", "fp16", "mixed", "fp64")
 _PARALLELISMS = ("data_parallel", "distributed")
 REGRESSORS = ("linear", "polynomial", "svr", "mlp", "boosted_residual")
 _DEFAULT_BATCH_SIZE = 32
@@ -65,9 +64,9 @@ def add_predict_options(parser: Parser) -> None:
     )
     group.add_argument(
         "--precision",
-        choices=_PRECISIONS,
+        choices=PRECISIONS,
         default="fp32",
-        help="of matrix products; mixed counts as fp16 (default: fp32)",
+        help="fp32 has convolutions in TF32 where the GPU can, as PyTorch; tf32 matrix products too (default: fp32)",
     )
     group.add_argument("--environment", metavar="NAME", help="framework and host that the model was measured with")
     group = parser.add_argument_group("how it is trained")

@@ -184,17 +184,19 @@ class Client(ServiceClient):
                 break
         return alerts
 
-    def predict_run(self, run_id: str, targets: Sequence[str] = ()) -> PredictionSet:
+    def predict_run(self, run_id: str, targets: Sequence[str] = (), precision: str = "") -> PredictionSet:
         """Predict the epoch latency of a stored run on other GPUs.
 
         Args:
             run_id: The run.
             targets: Names of GPUs; empty means every one of the catalogue.
+            precision: What its products are computed in, as ``Measurement.precision``.
 
         Raises:
             CollectorError: No such run or GPU, the run has no epochs yet, or there is no answer.
         """
-        return self._predict(query_pb2.PredictEpochLatencyRequest(run_id=run_id, target_gpu_models=targets))
+        request = query_pb2.PredictEpochLatencyRequest(run_id=run_id, target_gpu_models=targets, precision=precision)
+        return self._predict(request)
 
     def predict_measurement(self, measurement: Measurement, targets: Sequence[str] = ()) -> PredictionSet:
         """Predict the epoch latency of what the caller measured on other GPUs.

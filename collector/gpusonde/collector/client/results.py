@@ -460,7 +460,8 @@ class Measurement:
         framebuffer_bytes: The GPU's memory, to tell variants apart; 0 when unknown.
         epoch_latency_relative_error: Standard error of the latency as a ratio of it.
         static_attributes: Figures read on the device itself.
-        precision: Of the job's matrix products: ``fp32``, ``mixed`` or ``fp64``.
+        precision: Of the job's matrix products and convolutions, a value of ``catalog.Precision``; empty where nobody
+            knows.
     """
 
     gpu_model: str
@@ -469,4 +470,4 @@ class Measurement:
     framebuffer_bytes: int = 0
     epoch_latency_relative_error: float = 0.0
     static_attributes: Mapping[str, float] = field(default_factory=dict)
-    precision: str = "fp32"
+    precision: str = ""

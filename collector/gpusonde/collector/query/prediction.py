@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, Resolution, UnknownGpuError
 from gpusonde.collector.metrics import CollectorCounters
@@ -154,9 +155,9 @@ class LatencyPredictor:
         targets = self._targets(request.target_gpu_models)
         try:
             if kind == "run_id":
-                source = measure_run(
-                    find_run(self._store.results, request.run_id), self._store.facts, self._store.samples, self._gpus
-                )
+                run = find_run(self._store.results, request.run_id)
+                source = measure_run(run, self._store.facts, self._store.samples, self._gpus)
+                source = replace(source, precision=_precision("precision", request.precision))
             elif kind == "measurement":
                 source = self._of_request(request.measurement)
             else:
@@ -188,18 +189,16 @@ class LatencyPredictor:
             metrics=_distributions(measurement.metrics),
             epoch_latency_relative_error=measurement.epoch_latency_relative_error,
             static_attributes=dict(measurement.static_attributes),
-            precision=_precision(measurement.precision),
+            precision=_precision("measurement.precision", measurement.precision),
         )
 
 
-def _precision(name: str) -> Precision:
+def _precision(field: str, name: str) -> Precision | None:
     try:
-        return Precision(name or Precision.FP32.value)
+        return Precision(name) if name else None
     except ValueError:
         known = ", ".join(precision.value for precision in Precision)
-        raise RequestError(
-            "INVALID_ARGUMENT", f"field 'measurement.precision': {name[:40]!r} is unknown; use {known}"
-        ) from None
+        raise RequestError("INVALID_ARGUMENT", f"field {field!r}: {name[:40]!r} is unknown; use {known}") from None
 
 
 def _distributions(messages: Sequence[query_pb2.MetricDistribution]) -> Mapping[str, MetricDistribution]:

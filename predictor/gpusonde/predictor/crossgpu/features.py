@@ -1,8 +1,9 @@
 """Features of the default model: one vector per (measurement, target GPU), plain numpy, well under a millisecond.
 
-No feature names the workload, the machine or the clock on the wall. Left out because they give the true run length away
-(docs/latency_prediction.md): throttle sample counts, absolute memory use (a framework takes all memory at once, so its
-mean encodes the run's length), identifiers, time stamps. ``tests/predictor`` pins the list.
+No feature names the workload, the machine or the clock on the wall, and none knows how long an epoch takes: only the
+ratio is asked for, and an epoch of a thousand times as many steps has the same. Left out because they give the true run
+length away (docs/latency_prediction.md): throttle sample counts, absolute memory use (a framework takes all memory at
+once, so its mean encodes the run's length), identifiers, time stamps. ``tests/predictor`` pins the list.
 
 ``log_compute_rate`` says which of a GPU's peak rates a training step can come near to. Training mixes matrix products,
 which use tensor cores where the GPU has them for the precision at hand, with everything else, which the ordinary cores
@@ -46,14 +47,10 @@ def log_compute_rate(gpu: GpuSpec, precision: Precision, tensor_weight: float) -
     if not gpu.fp32_tflops or gpu.fp32_tflops <= 0:
         raise ValueError(f"{gpu.name} has no known fp32_tflops")
     cores = gpu.fp32_tflops * _estimate_issued_share(gpu)
+    matrix = gpu.matrix_tflops(precision)
     if precision is Precision.FP64:
-        return math.log(gpu.fp64_tflops or cores)
-    if precision in (Precision.FP16, Precision.MIXED):
-        matrix = gpu.tensor_fp16_tflops or max(gpu.fp16_tflops or 0.0, gpu.fp32_tflops)
-    else:
-        # Frameworks let FP32 matrix products use TF32 where there is such a thing.
-        matrix = gpu.tensor_tf32_tflops or gpu.fp32_tflops
-    return (1 - tensor_weight) * math.log(cores) + tensor_weight * math.log(matrix)
+        return math.log(matrix or cores)
+    return (1 - tensor_weight) * math.log(cores) + tensor_weight * math.log(matrix or gpu.fp32_tflops)
 
 
 def _estimate_issued_share(gpu: GpuSpec) -> float:
@@ -80,7 +77,6 @@ _RATIO_ATTRIBUTES = (
 )
 
 _SOURCE_FEATURES = (
-    "log_epoch_latency",
     "gpu_utilization_mean",
     "gpu_utilization_quartile_1",
     "gpu_utilization_median",
@@ -101,9 +97,15 @@ _SOURCE_FEATURES = (
     "memory_share_of_busy",
     "power_share_per_busy",
     "log_achieved_bandwidth",
-    "log_busy_seconds",
-    "log_idle_seconds",
-    "log_bytes_per_epoch",
+    "power_share_minimum",
+    "power_share_quartile_1",
+    "power_share_quartile_3",
+    "power_share_quartile_range",
+    "gpu_utilization_variation",
+    "memory_utilization_variation",
+    "logit_gpu_utilization",
+    "log_memory_utilization",
+    "log_memory_utilization_peak",
 )
 _PAIR_FEATURES = (
     *(f"log_ratio_{attribute}" for attribute in _RATIO_ATTRIBUTES),
@@ -127,7 +129,6 @@ FEATURES: tuple[str, ...] = _SOURCE_FEATURES + _PAIR_FEATURES
 
 # Floors keep logarithms and quotients of an idle GPU finite; they lie below anything seen while training.
 _BUSY_FLOOR = 0.02
-_SHARE_FLOOR = 0.01
 _MEMORY_FLOOR = 0.003
 
 
@@ -141,8 +142,9 @@ def feature_matrix(source: SourceMeasurement, targets: Sequence[GpuSpec]) -> Flo
         MeasurementError: A required metric, or a figure of the source GPU or of a target, is not known.
     """
     own, figures = _describe_source(source)
-    busy, memory_share = own[1], own[18]
-    busy_quartile_3, memory = own[4], own[7]
+    known = dict(zip(_SOURCE_FEATURES, own, strict=True))
+    busy, memory_share = known["gpu_utilization_mean"], known["memory_share_of_busy"]
+    busy_quartile_3, memory = known["gpu_utilization_quartile_3"], known["memory_utilization_mean"]
     rows = []
     for target in targets:
         ratios = [math.log(figures[name] / _read_figure(target, name)) for name in _RATIO_ATTRIBUTES]
@@ -172,24 +174,25 @@ def _describe_source(source: SourceMeasurement) -> tuple[list[float], dict[str, 
         if value is None or value <= 0:
             raise MeasurementError(f"{source.gpu.name} has no known {name}")
         figures[name] = value
-    latency = source.epoch_latency_s
     busy, memory = source.metrics["gpu_utilization"], source.metrics["memory_utilization"]
     power, clock = source.metrics["power_watts"], source.metrics["sm_clock_mhz"]
     limit, top_clock = figures["power_limit_watts"], figures["boost_clock_mhz"]
     bandwidth = figures["memory_bandwidth_bytes_per_second"]
-    achieved = math.log(max(memory.mean, _MEMORY_FLOOR) * bandwidth)
     own = [
-        math.log(latency),
         busy.mean, busy.quartile_1, busy.median, busy.quartile_3, busy.maximum, busy.standard_deviation,
         memory.mean, memory.median, memory.quartile_3, memory.maximum, memory.standard_deviation,
         power.mean / limit, power.median / limit, power.maximum / limit, power.standard_deviation / limit,
         clock.mean / top_clock, clock.minimum / top_clock,
         memory.mean / max(busy.mean, _BUSY_FLOOR),
         power.mean / limit / max(busy.mean, _BUSY_FLOOR),
-        achieved,
-        math.log(latency * max(busy.mean, _SHARE_FLOOR)),
-        math.log(latency * max(1 - busy.mean, _SHARE_FLOOR)),
-        achieved + math.log(latency),
+        math.log(max(memory.mean, _MEMORY_FLOOR) * bandwidth),
+        power.minimum / limit, power.quartile_1 / limit, power.quartile_3 / limit,
+        (power.quartile_3 - power.quartile_1) / limit,
+        busy.standard_deviation / max(busy.mean, _BUSY_FLOOR),
+        memory.standard_deviation / max(memory.mean, _MEMORY_FLOOR),
+        math.log(max(busy.mean, _BUSY_FLOOR) / (1 + _BUSY_FLOOR - min(busy.mean, 1.0))),
+        math.log(max(memory.mean, _MEMORY_FLOOR)),
+        math.log(max(memory.maximum, _MEMORY_FLOOR) / max(memory.mean, _MEMORY_FLOOR)),
     ]  # fmt: skip
     return own, figures
 

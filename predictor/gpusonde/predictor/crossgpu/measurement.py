@@ -102,7 +102,8 @@ class SourceMeasurement:
         epoch_latency_relative_error: Standard error of ``epoch_latency_s`` as a ratio of it; 0 when it is exact.
         static_attributes: Figures read on the device itself, named as ``GpuSpec``'s; they take precedence over it.
         epoch_count: Whole epochs behind ``epoch_latency_s``, None when not known.
-        precision: Of the job's matrix products; no metric tells, so FP32 unless somebody knows better.
+        precision: Of the job's matrix products and convolutions; None where nobody says. It is then taken for TF32,
+            as the fitted runs had it, and an answer for which that matters says so.
 
     Raises:
         MeasurementError: A value is impossible; the message names it.
@@ -114,7 +115,7 @@ class SourceMeasurement:
     epoch_latency_relative_error: float = 0.0
     static_attributes: Mapping[str, float] = field(default_factory=dict)
     epoch_count: int | None = None
-    precision: Precision = Precision.FP32
+    precision: Precision | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epoch_latency_s) and self.epoch_latency_s > 0):
@@ -140,9 +141,6 @@ class SourceMeasurement:
                     f"static_attributes[{name!r}] is {value:g} where {self.gpu.name} has {known:g}: "
                     "another unit, or another GPU?"
                 )
-        # Matrix products of half precision take as long with FP32 master weights as without.
-        if self.precision is Precision.FP16:
-            object.__setattr__(self, "precision", Precision.MIXED)
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
         object.__setattr__(self, "static_attributes", MappingProxyType(dict(self.static_attributes)))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
@@ -33,8 +33,8 @@ from gpusonde.predictor.crossgpu.prior import (
     MetricLevel,
     Roofline,
     has_activity,
+    log_cautious_ratio,
     log_latency_ratio,
-    log_static_ratio,
     metric_level,
     roofline,
 )
@@ -48,6 +48,11 @@ _MEASURED = "measured"
 FloatArray = npt.NDArray[np.float64]
 
 _MINIMUM_EPOCHS = 2
+# An interval whose ends are further apart than this factor says little, whatever it was calibrated on.
+_WIDE = 2.0
+# Where two precisions that the run may have had differ by more, the answer for the other one is told too.
+_NOTABLE = 1.1
+_SINGLE = (Precision.FP32, Precision.TF32)
 # Beyond this many usual distances the learned part has nothing to say about a run.
 _DISTANCE_LIMIT = 2.0
 _MOST_INFLATION = 3.0
@@ -79,7 +84,7 @@ class Query:
             index: self._answer_same_chip(target) for index, target in enumerate(targets) if self._is_same_chip(target)
         }
         level = metric_level(self._source, REQUIRED_METRICS)
-        if level is MetricLevel.NVIDIA_SMI and self._source.precision is Precision.FP32:
+        if level is MetricLevel.NVIDIA_SMI and self._source.precision in (None, *_SINGLE):
             others = [(index, target) for index, target in enumerate(targets) if index not in answers]
             answers.update(self._answer_with_residual(others))
         predictions = []
@@ -156,13 +161,15 @@ class Query:
         if level is MetricLevel.NVIDIA_SMI and has_activity(source):
             # Nothing learned applies, so the metrics that split the work between memory and compute decide.
             level = MetricLevel.DCGM
-        static = level is MetricLevel.STATIC
-        if static:
-            log_ratio = log_static_ratio(source, target)
+        line = roofline(source, level)
+        if level in (MetricLevel.STATIC, MetricLevel.UTILIZATION):
+            log_ratio = log_cautious_ratio(source, target, line)
         else:
-            log_ratio = log_latency_ratio(source, target, roofline(source, level))
-        regime = Regime.STATIC_ONLY if static else Regime.PRIOR_ONLY
-        half_width = self._find_half_width(regime, target)
+            log_ratio = log_latency_ratio(source, target, line)
+        half_width = self._find_half_width(Regime.PRIOR_ONLY, target)
+        if level is not MetricLevel.NVIDIA_SMI:
+            # No measurement tells how good the other levels are: as wide as if nothing dynamic were known.
+            half_width = max(half_width, self._find_half_width(Regime.STATIC_ONLY, target))
         reasons = []
         seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
         if not seen:
@@ -171,12 +178,10 @@ class Query:
         missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
         if missing:
             reasons.append(f"no {', '.join(missing)} from the source, so nothing learned applies")
-        other_precision = source.precision is not Precision.FP32
-        if other_precision:
-            reasons.append(f"the model was fitted on FP32 training, this is {source.precision.value}")
+        other_precision = source.precision not in (None, *_SINGLE)
+        if other_precision and source.precision:
+            reasons.append(f"the model was fitted on single precision, this is {source.precision.value}")
         if level is MetricLevel.DCGM:
-            # No measurement tells how good this level is: as wide as if nothing dynamic were known.
-            half_width = max(half_width, self._find_half_width(Regime.STATIC_ONLY, target))
             reasons.append("weights from DCGM activity metrics are unvalidated")
         method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
         extrapolated = not seen or other_precision or level is MetricLevel.DCGM
@@ -214,8 +219,15 @@ class Query:
         # The detector's error and the model's are independent; both are about normal in log space.
         half_width = math.hypot(answer.half_width, normal * source.epoch_latency_relative_error)
         latency = source.epoch_latency_s * math.exp(answer.log_ratio)
-        status = "extrapolated" if answer.extrapolated else "ok"
-        reasons = answer.reasons
+        reasons = (*answer.reasons, *self._note_precision(target, latency))
+        extrapolated = answer.extrapolated
+        if math.exp(2 * answer.half_width) > _WIDE and not extrapolated:
+            extrapolated = True
+            reasons = (
+                *reasons,
+                f"the ends of the interval lie a factor of {math.exp(2 * answer.half_width):.1f} apart",
+            )
+        status = "extrapolated" if extrapolated else "ok"
         if source.epoch_count is not None and source.epoch_count < _MINIMUM_EPOCHS:
             status = "insufficient_epochs"
             reasons = (f"the source's latency comes from {source.epoch_count} whole epochs, fewer than two", *reasons)
@@ -226,11 +238,40 @@ class Query:
             epoch_latency_high_s=latency * math.exp(half_width),
             interval_coverage=settings.coverage,
             status=status,
-            extrapolated=answer.extrapolated,
+            extrapolated=extrapolated,
             method=answer.method,
             reason="; ".join(reasons),
             model_version=self._version,
         )
+
+    def _note_precision(self, target: GpuSpec, latency: float) -> list[str]:
+        """Say what a GPU computes in instead, and what another setting of a framework would change."""
+        source = self._source
+        if target.name == source.gpu.name:
+            return []
+        if source.precision is None:
+            other = self._compare_precisions(target, Precision.FP32)
+            if not 1 / _NOTABLE <= other <= _NOTABLE:
+                seconds = f"{latency * other:,.3g} s"
+                return [f"taken for TF32 where the GPU has it; with products in FP32 (precision fp32): {seconds}"]
+            return []
+        unit = {gpu.name: gpu.substitute(source.precision) for gpu in (source.gpu, target)}
+        return [
+            f"{name} has no unit for {source.precision.value}: reckoned as {substitute.value}"
+            for name, substitute in unit.items()
+            if substitute is not None and source.precision is not Precision.TF32
+        ]
+
+    def _compare_precisions(self, target: GpuSpec, other: Precision) -> float:
+        """Return how much longer the answer would be if the run's products were computed in another precision."""
+        level = metric_level(self._source, REQUIRED_METRICS)
+        line = roofline(self._source, level)
+        if line.precision is not None:
+            return 1.0  # the metrics tell
+        ratios = (
+            log_latency_ratio(each, target, line) for each in (replace(self._source, precision=other), self._source)
+        )
+        return math.exp(next(ratios) - next(ratios))
 
     def _refuse_target(self, target: GpuSpec, reason: str) -> LatencyPrediction:
         return LatencyPrediction(

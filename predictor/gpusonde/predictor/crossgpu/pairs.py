@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
 from gpusonde.predictor.crossgpu.neighbourhood import TrainedGpu
-from gpusonde.predictor.crossgpu.prior import log_latency_ratio, log_static_ratio, metric_level, roofline
+from gpusonde.predictor.crossgpu.prior import log_cautious_ratio, log_latency_ratio, metric_level, roofline
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
 
 FloatArray = npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ class Pairs:
             features.append(feature_matrix(measurement, targets))
             line = roofline(measurement, metric_level(measurement, REQUIRED_METRICS))
             prior += [log_latency_ratio(measurement, gpu, line) for gpu in targets]
-            static += [log_static_ratio(measurement, gpu) for gpu in targets]
+            static += [log_cautious_ratio(measurement, gpu) for gpu in targets]
         measured = np.array([run.epoch_latency_s for run in runs])
         detected = np.array([run.detected_epoch_latency_s for run in runs])
         configurations, configuration = _number_labels(["|".join(run.configuration) for run in runs])

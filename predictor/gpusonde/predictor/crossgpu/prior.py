@@ -31,13 +31,16 @@ _MEMORY_SHARE_SLOPE = 0.2
 # Without dynamic metrics the variance of the log error grows with the distance of the two GPUs: it is this share of
 # |log ratio| on the runs the shipped model is fitted on (docs/latency_prediction.md).
 _STATIC_VARIANCE = 0.13
+# Share of the idle time that stays on another GPU where utilisation is all that is known. All of it is best on the
+# fitted runs, none of it on timings of 24 other GPUs (docs/results/predictor.md).
+_IDLE_THAT_STAYS = 0.5
 
 
 class MetricLevel(Enum):
     """Which metrics a prediction rests on, best known error first."""
 
     NVIDIA_SMI = "nvidia-smi"  # utilisation, memory utilisation, power and clock: what the models are fitted on
-    UTILIZATION = "gpu_utilization"  # not all of the above: the prior alone
+    UTILIZATION = "gpu_utilization"  # not all of the above: an indication only
     DCGM = "dcgm (unvalidated)"  # activity metrics: no cross-GPU measurements with them exist to check against
     STATIC = "static"  # no dynamic metrics at all
 
@@ -50,7 +53,7 @@ class Roofline:
         busy: Share of time in which the GPU worked, 0..1.
         bandwidth_weight: Exponent of the memory bandwidth, 0..1; the compute rate has the rest.
         tensor_weight: Share of the compute part that ran on tensor cores, 0..1.
-        precision: Of that work; the run's own where it is None.
+        precision: Of that work, as far as metrics tell; what the run says of itself goes before.
     """
 
     busy: float
@@ -93,7 +96,9 @@ def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:
         return Roofline(busy=1.0)
     if level is not MetricLevel.DCGM:
         busy = min(1.0, metrics["gpu_utilization"].mean)
-        if level is MetricLevel.UTILIZATION or busy <= 0:
+        if level is MetricLevel.UTILIZATION:
+            return Roofline(1 - _IDLE_THAT_STAYS * (1 - busy))
+        if busy <= 0:
             return Roofline(busy)
         share = min(1.0, metrics["memory_utilization"].mean / busy)
         return Roofline(busy, DEFAULT_BANDWIDTH_WEIGHT + _MEMORY_SHARE_SLOPE * (share - 0.5))
@@ -121,7 +126,7 @@ def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline
         raise ValueError(
             f"{source.gpu.name if not own else target.name} has no known memory_bandwidth_bytes_per_second"
         )
-    precision = line.precision or source.precision
+    precision = source.precision or line.precision or Precision.TF32
     compute = log_compute_rate(source.gpu, precision, line.tensor_weight) - log_compute_rate(
         target, precision, line.tensor_weight
     )
@@ -145,15 +150,20 @@ def log_peak_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
     return math.log((1 - busy) + busy * math.sqrt(math.prod(ratios)))
 
 
-def log_static_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
-    """Predict without dynamic metrics: by the prior of a GPU that always works, less the variance of its log error.
+def log_cautious_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline | None = None) -> float:
+    """Predict with few or no dynamic metrics: by the prior, less the variance of its log error.
 
     A relative error weighs too long a prediction more than too short a one. Of a log-normal quantity the value with the
     least expected relative error lies the variance of its logarithm below the median, which matters here because the
     variance is large; where the GPUs are alike it is nothing.
 
+    Args:
+        source: The measurement.
+        target: The GPU that is asked about.
+        line: How the source spent an epoch; of a GPU that always works when left out.
+
     Raises:
         ValueError: A peak rate of one of the GPUs is not known.
     """
-    ratio = log_latency_ratio(source, target, Roofline(busy=1.0))
+    ratio = log_latency_ratio(source, target, line or Roofline(busy=1.0))
     return ratio - _STATIC_VARIANCE * abs(ratio)

@@ -512,14 +512,16 @@ class JobStateSpan(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class PredictEpochLatencyRequest(_message.Message):
-    __slots__ = ("run_id", "measurement", "target_gpu_models")
+    __slots__ = ("run_id", "measurement", "target_gpu_models", "precision")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
     TARGET_GPU_MODELS_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     measurement: SourceMeasurement
     target_gpu_models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., measurement: _Optional[_Union[SourceMeasurement, _Mapping]] = ..., target_gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
+    precision: str
+    def __init__(self, run_id: _Optional[str] = ..., measurement: _Optional[_Union[SourceMeasurement, _Mapping]] = ..., target_gpu_models: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class SourceMeasurement(_message.Message):
     __slots__ = ("gpu_model", "epoch_latency", "metrics", "framebuffer_bytes", "epoch_latency_relative_error", "static_attributes", "precision")

@@ -22,6 +22,9 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRECISION_FP32: _ClassVar[Precision]
     PRECISION_FP64: _ClassVar[Precision]
     PRECISION_MIXED: _ClassVar[Precision]
+    PRECISION_TF32: _ClassVar[Precision]
+    PRECISION_BF16: _ClassVar[Precision]
+    PRECISION_FP8: _ClassVar[Precision]
 
 class Parallelism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -70,6 +73,9 @@ PRECISION_FP16: Precision
 PRECISION_FP32: Precision
 PRECISION_FP64: Precision
 PRECISION_MIXED: Precision
+PRECISION_TF32: Precision
+PRECISION_BF16: Precision
+PRECISION_FP8: Precision
 PARALLELISM_UNSPECIFIED: Parallelism
 PARALLELISM_NONE: Parallelism
 PARALLELISM_DATA_PARALLEL: Parallelism

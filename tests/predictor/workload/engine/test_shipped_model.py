@@ -109,3 +109,24 @@ def test_it_knows_the_measurements_it_was_fitted_on(shipped, catalog):
     errors = np.abs(np.array([each.seconds for each in answers]) / truth - 1)
     assert errors.mean() < 0.035
     assert np.median(errors) < 0.02
+
+
+def test_what_nothing_was_measured_in_and_what_a_gpu_has_no_unit_for_is_said(shipped):
+    graph = zoo.load("resnet50")
+
+    def reasons(gpu, precision):
+        return " ".join(shipped.predict([WorkloadRequest(graph, 32, Cluster(gpu, precision=precision))])[0].reasons)
+
+    assert "T4 has no unit for bf16" in reasons("T4", Precision.BF16)
+    assert "nothing was measured in bf16" in reasons("A100-SXM4-40GB", Precision.BF16)
+    assert "no unit" not in reasons("A100-SXM4-40GB", Precision.BF16)
+    assert "measured in" not in reasons("A100-SXM4-40GB", Precision.TF32)
+
+
+def test_matrix_products_in_fp32_do_not_use_tf32(shipped):
+    network = zoo.load("vit_l_16")
+    fp32, tf32 = (
+        shipped.predict([WorkloadRequest(network, 16, Cluster("A100-SXM4-40GB", precision=precision))])[0].seconds
+        for precision in (Precision.FP32, Precision.TF32)
+    )
+    assert fp32 > 2 * tf32

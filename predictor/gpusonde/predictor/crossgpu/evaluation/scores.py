@@ -18,7 +18,13 @@ from gpusonde.errors import TooFewRunsError
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.neighbourhood import Regime
 from gpusonde.predictor.crossgpu.paper import PaperStack
-from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, log_peak_ratio, log_static_ratio, roofline
+from gpusonde.predictor.crossgpu.prior import (
+    MetricLevel,
+    log_cautious_ratio,
+    log_latency_ratio,
+    log_peak_ratio,
+    roofline,
+)
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, Run, RunsTable
 from gpusonde.predictor.crossgpu.state import ModelSettings
 
@@ -311,7 +317,7 @@ def make_prior_predictor(level: MetricLevel | None = None) -> Predictor:
             if level is None:
                 log_ratio = log_peak_ratio(source, target)
             elif level is MetricLevel.STATIC:
-                log_ratio = log_static_ratio(source, target)
+                log_ratio = log_cautious_ratio(source, target)
             else:
                 log_ratio = log_latency_ratio(source, target, roofline(source, level))
             predicted.append(source.epoch_latency_s * math.exp(log_ratio))

@@ -19,16 +19,13 @@ from gpusonde.predictor.tables import Row, read_table
 
 COLUMNS = ("pair_key", "dataset", "gpu", "precision", "t_rel", "main")
 
-# What the sources call their precisions; a question mark is theirs.
-_PRECISIONS = {
-    "fp32": Precision.FP32,
-    "fp32?": Precision.FP32,
-    "tf32": Precision.FP32,
+# What the sources call their precisions; a question mark is theirs. Where they say FP32, their framework may have used
+# TF32 or not: nobody says.
+_PRECISIONS: dict[str, Precision | None] = {
+    "fp32": None,
+    "fp32?": None,
     "amp": Precision.MIXED,
-    "mixed": Precision.MIXED,
-    "fp16": Precision.MIXED,
-    "bf16": Precision.MIXED,
-    "fp64": Precision.FP64,
+    **{precision.value: precision for precision in Precision if precision is not Precision.FP32},
 }
 
 
@@ -40,7 +37,7 @@ class Timing:
         job: Timings with the same one differ only in the GPU.
         dataset: Where it was published.
         gpu: The GPU.
-        precision: Of its matrix products.
+        precision: Of its matrix products; None where nobody says whether FP32 was TF32.
         seconds: Time of a fixed amount of work, in any unit that is the same for the whole job.
         main: Whether the table's makers trust it.
     """
@@ -48,7 +45,7 @@ class Timing:
     job: str
     dataset: str
     gpu: GpuSpec
-    precision: Precision
+    precision: Precision | None
     seconds: float
     main: bool
 

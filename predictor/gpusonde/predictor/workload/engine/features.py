@@ -67,7 +67,14 @@ _UPDATE_PASSES = 3
 # A part that a step does not have still needs a logarithm.
 _NOTHING = 1e-9
 
-_BYTES = {Precision.FP16: 2, Precision.FP32: 4, Precision.FP64: 8}
+# Precisions that no measurement tells from another one.
+MEASURED_AS = {Precision.TF32: Precision.FP32} | dict.fromkeys(
+    (Precision.BF16, Precision.MIXED, Precision.FP8), Precision.FP16
+)
+# Of activations and of the weights that products read.
+_BYTES = {Precision.FP64: 8, Precision.FP32: 4, Precision.TF32: 4} | dict.fromkeys(
+    (Precision.FP16, Precision.BF16, Precision.MIXED, Precision.FP8), 2
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,8 @@ class DeviceRates:
     """Peak rates of a device at one precision.
 
     Attributes:
-        matrix_flops: Of matrix products, tensor cores included where a framework uses them, per second.
+        matrix_flops: Of matrix products, by the units that the precision uses, per second.
+        convolution_flops: Of convolutions, which use TF32 in single precision where the device has it, per second.
         vector_flops: Of everything else, per second.
         memory_bytes: Of its memory, per second.
         link_bytes: To other devices of its host, one direction, per second.
@@ -83,6 +91,7 @@ class DeviceRates:
     """
 
     matrix_flops: float
+    convolution_flops: float
     vector_flops: float
     memory_bytes: float
     link_bytes: float
@@ -97,8 +106,10 @@ class DeviceRates:
         socket = "SXM" in gpu.name or gpu.name.startswith(("B200", "GH200"))
         nvlink = (gpu.nvlink_bytes_per_second or 0.0) / 2
         vector = log_compute_rate(gpu, Precision.FP64 if precision is Precision.FP64 else Precision.FP32, 0)
+        of_convolutions = Precision.TF32 if precision is Precision.FP32 else precision
         return cls(
             matrix_flops=1e12 * math.exp(log_compute_rate(gpu, precision, 1.0)),
+            convolution_flops=1e12 * math.exp(log_compute_rate(gpu, of_convolutions, 1.0)),
             vector_flops=1e12 * math.exp(vector),
             memory_bytes=gpu.memory_bandwidth_bytes_per_second,
             link_bytes=max(host, nvlink) if socket else host,
@@ -122,7 +133,8 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     flops, moved = counts.flops(batch_size), width * counts.bytes(batch_size)
     depthwise = counts.classes == OperationClass.DEPTHWISE
     matrix = counts.classes <= OperationClass.GROUPED
-    arithmetic = flops / np.where(matrix, rates.matrix_flops, rates.vector_flops)
+    products = np.where(counts.classes == OperationClass.LINEAR, rates.matrix_flops, rates.convolution_flops)
+    arithmetic = flops / np.where(matrix, products, rates.vector_flops)
     seconds = np.maximum(arithmetic, moved / rates.memory_bytes)
     grouped = depthwise | (counts.classes == OperationClass.GROUPED)
     parts = np.zeros(len(StepPart))
@@ -181,7 +193,7 @@ class FeatureTable:
         cluster: Shape (n, ``CLUSTER_COLUMNS``).
         device: Canonical name of each row's device.
         environment: Its environment of measurement; "" is none that is known.
-        precision: Value of its precision.
+        precision: Value of its precision, or of the one that it is measured as.
         parallelism: Value of its parallelism.
         embedding: Of its graph, shape (n, size); size 0 where no encoder is used.
     """
@@ -263,7 +275,9 @@ class FeatureBuilder:
             cluster=np.array([_make_cluster_columns(each) for each in requests]).reshape(count, len(CLUSTER_COLUMNS)),
             device=np.array([each.device for each in clusters], dtype=np.str_),
             environment=np.array([each.environment or "" for each in clusters], dtype=np.str_),
-            precision=np.array([each.precision.value for each in clusters], dtype=np.str_),
+            precision=np.array(
+                [MEASURED_AS.get(each.precision, each.precision).value for each in clusters], dtype=np.str_
+            ),
             parallelism=np.array([each.parallelism.value for each in clusters], dtype=np.str_),
             embedding=np.zeros((count, 0)) if embedding is None else np.asarray(embedding, dtype=np.float64),
         )

@@ -151,9 +151,12 @@ def _find_torchvision(name: str, image_size: int | None, _description: str) -> N
 
 REQUIRED = ("model", "gpu", "batch_per_gpu", "sec_per_iter")
 _PRECISIONS = {
-    **dict.fromkeys(("", "fp32", "float", "float32", "single", "tf32"), Precision.FP32),
-    **dict.fromkeys(("fp16", "half", "float16", "amp", "mixed", "bf16", "bfloat16"), Precision.FP16),
-    **dict.fromkeys(("fp64", "double", "float64"), Precision.FP64),
+    **{precision.value: precision for precision in Precision},
+    **dict.fromkeys(("", "float", "float32", "single"), Precision.FP32),
+    **dict.fromkeys(("half", "float16"), Precision.FP16),
+    **dict.fromkeys(("double", "float64"), Precision.FP64),
+    "amp": Precision.MIXED,
+    "bfloat16": Precision.BF16,
 }
 _PARALLELISMS = {
     **dict.fromkeys(("none",), Parallelism.NONE),

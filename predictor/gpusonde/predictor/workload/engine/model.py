@@ -15,7 +15,13 @@ from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
 from gpusonde.errors import MissingEncoderError, ModelError
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, load_embedder
-from gpusonde.predictor.workload.engine.features import ROOFLINE, WITH_EMBEDDING, FeatureBuilder, FeatureTable
+from gpusonde.predictor.workload.engine.features import (
+    MEASURED_AS,
+    ROOFLINE,
+    WITH_EMBEDDING,
+    FeatureBuilder,
+    FeatureTable,
+)
 from gpusonde.predictor.workload.engine.fitting import WorkloadModelState, fit_state
 from gpusonde.predictor.workload.engine.out_of_distribution import OodScore
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
@@ -147,7 +153,7 @@ class WorkloadModel:
         if name not in state.estimators:
             raise ModelError(f"this model has no regressor {name!r}; it has {', '.join(state.estimators)}")
         found = self._predict(requests, name)
-        halves = [row for row, each in enumerate(requests) if each.cluster.precision is Precision.FP16]
+        halves = [row for row, each in enumerate(requests) if _is_half(each)]
         singles = self._predict([_ask_in_single_precision(requests[row]) for row in halves], name)
         for row, single in zip(halves, singles, strict=True):
             found[row] = _explain(found[row], single)
@@ -183,6 +189,7 @@ class WorkloadModel:
                     out_of_distribution=ood_score.out_of_distribution,
                     reasons=(
                         *self._give_reasons(ood_score, gpu, table, row, falls_back=falls_back),
+                        *_note_precision(requests[row].cluster.precision, gpu),
                         *_note_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
                     ),
                     nearest=ood_score.nearest,
@@ -267,6 +274,23 @@ class WorkloadModel:
     def shipped(cls, *, catalog: GpuCatalog | None = None) -> WorkloadModel:
         """Return the model that comes with the package; its card stands beside it."""
         return cls.load(Path(str(files(_PACKAGE).joinpath(_SHIPPED))), catalog=catalog)
+
+
+def _is_half(request: WorkloadRequest) -> bool:
+    precision = request.cluster.precision
+    return MEASURED_AS.get(precision, precision) is Precision.FP16
+
+
+def _note_precision(precision: Precision, gpu: GpuSpec) -> list[str]:
+    """Say what a GPU computes in instead, and what nothing was measured in."""
+    substitute = gpu.substitute(precision)
+    reasons = []
+    if substitute is not None and precision is not Precision.TF32:
+        reasons.append(f"{gpu.name} has no unit for {precision.value}: products at the rate of {substitute.value}")
+    known = MEASURED_AS.get(precision)
+    if known is Precision.FP16:
+        reasons.append(f"nothing was measured in {precision.value}: what is not products as in {known.value}")
+    return reasons
 
 
 def _ask_in_single_precision(request: WorkloadRequest) -> WorkloadRequest:

@@ -53,7 +53,7 @@ class Cluster:
         device: Canonical name in the GPU catalogue.
         device_count: Devices in all.
         node_count: Hosts that they are spread over.
-        precision: Of the matrix products; MIXED becomes FP16, since nothing measured tells the two apart.
+        precision: Of the matrix products and convolutions.
         parallelism: How the devices share the job; NONE with one device only.
         environment: Framework and host of measurements that the model knows, such as "keras-tf2.5/aws"; None
             is any other.
@@ -74,8 +74,6 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.device:
             raise ModelError("a cluster needs the name of its device")
-        if self.precision is Precision.MIXED:
-            object.__setattr__(self, "precision", Precision.FP16)
         if not 1 <= self.node_count <= self.device_count:
             raise ModelError(f"{self.device_count} devices on {self.node_count} hosts: each host has one at least")
         if self.device_count > 1 and self.parallelism is Parallelism.NONE:
