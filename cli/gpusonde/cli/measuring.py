@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from gpusonde.telemetry import Trace
 
 
+# Remarks below a table of predictions, and names in one.
+_MOST_NOTES = 6
+_MOST_NAMES = 3
+
+
 class PredictionPayload(TypedDict):
     """The epoch latency on one GPU."""
 
@@ -110,7 +115,7 @@ class Predictions:
         measured = ("measured (s)", "error") if self.measured_s else ()
         latency = ("epoch latency (s)", f"{formatting.percent(coverage)} interval (s)")
         screen.table(
-            ("GPU", *latency, *measured, "extrapolated", "method", "remark"),
+            ("GPU", *latency, *measured, "extrapolated", "method"),
             [
                 (
                     row.target_gpu,
@@ -119,14 +124,29 @@ class Predictions:
                     *(self._measured_cells(row) if measured else ()),
                     formatting.yes_no(row.extrapolated),
                     row.method,
-                    row.reason,
                 )
                 for row in fastest_first(self.rows)
             ],
             numeric=(*latency, *measured),
-            optional=("remark", "method"),
+            optional=("method",),
         )
+        self._explain(screen)
         screen.line(f"model {self.model_version}")
+
+    def _explain(self, screen: Screen) -> None:
+        """Print why answers are what they are, what holds for most of them first."""
+        told: dict[str, list[str]] = {}
+        for row in fastest_first(self.rows):
+            for reason in filter(None, row.reason.split("; ")):
+                told.setdefault(reason, []).append(row.target_gpu)
+        ranked = sorted(told.items(), key=lambda item: -len(item[1]))
+        for reason, gpus in ranked[:_MOST_NOTES]:
+            which = f"{len(gpus)} of {len(self.rows)} answers" if len(gpus) > _MOST_NAMES else ", ".join(gpus)
+            screen.line(f"{which}: {reason}" if len(gpus) < len(self.rows) else reason)
+        if ranked[_MOST_NOTES:]:
+            screen.line(
+                f"{len(ranked) - _MOST_NOTES} more remarks of this kind: ask for fewer GPUs (--targets) or --json"
+            )
 
     def _measured_cells(self, row: LatencyPrediction) -> tuple[str, str]:
         measured = self.measured_s.get(row.target_gpu)

@@ -252,8 +252,9 @@ class Query:
         if source.precision is None:
             other = self._compare_precisions(target, Precision.FP32)
             if not 1 / _NOTABLE <= other <= _NOTABLE:
-                seconds = f"{latency * other:,.3g} s"
-                return [f"taken for TF32 where the GPU has it; with products in FP32 (precision fp32): {seconds}"]
+                seconds = latency * other
+                told = f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+                return [f"taken for TF32 where the GPU has it, {told} s with products in FP32 (precision fp32)"]
             return []
         unit = {gpu.name: gpu.substitute(source.precision) for gpu in (source.gpu, target)}
         return [
