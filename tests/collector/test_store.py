@@ -1,7 +1,9 @@
 """The store: what is appended is there once, whatever happens to the process, the disk and the power."""
 
+import contextlib
 import os
 import random
+import sqlite3
 import struct
 import zlib
 
@@ -15,7 +17,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 from gpusonde.collector import LocalStore
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.fsck import check_store
-from gpusonde.collector.storage.model import Position
+from gpusonde.collector.storage.model import AlertRow, Position
 from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.errors import DirectoryLockedError, StoreCorruptError, StoreError, StoreFullError
@@ -729,3 +731,13 @@ def test_the_store_knows_which_records_of_an_agent_are_durable(open_store, flush
     assert store.samples.contains("agent-2", Position(2, 3))
     assert not store.samples.contains("agent-2", Position(1, 3))
     assert not store.samples.contains("nobody", Position(1, 3))
+
+
+def test_alerts_of_a_store_from_before_they_were_kept_for_a_webhook_stay(open_store, tmp_path):
+    store = open_store()
+    row = AlertRow(1, "17", "hung", START_NS, 0, "no cycle for 60 s", "agent")
+    store.results.save_alerts([row])
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / "catalog.sqlite")) as connection:
+        connection.executescript("DROP INDEX job_alerts_untold; ALTER TABLE job_alerts DROP COLUMN untold;")
+    assert open_store().results.alerts(limit=10) == [row]

@@ -125,6 +125,8 @@ CREATE TABLE tracker_positions (
 ) WITHOUT ROWID;
 """
 
+# Column of a table below that came later than the table; a collector that does not know it can do without.
+_LATER_COLUMN = ("job_alerts", "untold INTEGER NOT NULL DEFAULT 0")
 # Made where they are not there: a collector that does not know them can do without.
 _ADDITIONS = """
 CREATE TABLE IF NOT EXISTS job_activity (
@@ -140,8 +142,8 @@ CREATE TABLE IF NOT EXISTS job_states (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS job_alerts (
     scheduler INTEGER NOT NULL, job_id TEXT NOT NULL, rule TEXT NOT NULL, start_unix_nano INTEGER NOT NULL,
-    end_unix_nano INTEGER NOT NULL, reason TEXT NOT NULL, agent_id TEXT NOT NULL, untold INTEGER NOT NULL,
-    PRIMARY KEY (job_id, scheduler, rule, start_unix_nano)
+    end_unix_nano INTEGER NOT NULL, reason TEXT NOT NULL, agent_id TEXT NOT NULL,
+    untold INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (job_id, scheduler, rule, start_unix_nano)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS job_alerts_by_start ON job_alerts (start_unix_nano);
 CREATE INDEX IF NOT EXISTS runs_open ON runs (start_unix_nano, run_id) WHERE NOT ended;
@@ -287,6 +289,10 @@ class Database:
                 f"BEGIN IMMEDIATE; {_MIGRATIONS[known]} PRAGMA user_version = {known + 1}; COMMIT;"
             )
             _LOG.info("%s now has schema version %d, which older collectors do not read", self.path, known + 1)
+        table, column = _LATER_COLUMN
+        present = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
+        if present and column.split()[0] not in present:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
         connection.executescript(_ADDITIONS)
 
     def close(self) -> None:
