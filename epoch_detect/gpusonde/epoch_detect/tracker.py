@@ -63,7 +63,7 @@ _FORMER_STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _WholeAnswer:
     """What a look has found.
 
     Attributes:
@@ -91,7 +91,7 @@ class _Running:
 
     since_us: int
     rows: int
-    steps: Generator[None, None, _Answer]
+    steps: Generator[None, None, _WholeAnswer]
     due_us: int
     done: int = 0
 
@@ -384,12 +384,12 @@ class EpochTracker:
     def _begin(self, since_us: int, rows: int) -> _Running:
         return _Running(since_us, rows, self._analyse_in_steps(self._history.ticks(rows), since_us), since_us)
 
-    def _analyse_in_steps(self, ticks: Ticks, since_us: int) -> Generator[None, None, _Answer]:
+    def _analyse_in_steps(self, ticks: Ticks, since_us: int) -> Generator[None, None, _WholeAnswer]:
         found, cached = yield from analyse_in_steps(
             ticks, ended=False, marks=self._known_marks, scope=self._scope(since_us)
         )
         held = yield from self._find_held(ticks, found)
-        return _Answer(found, cached, held)
+        return _WholeAnswer(found, cached, held)
 
     def _find_held(self, ticks: Ticks, found: EpochDetection) -> Generator[None, None, tuple[Stretch, ...]]:
         """Find where cycles were reported that an answer does not have, and that their own part of the run does have.
@@ -439,9 +439,9 @@ class EpochTracker:
             scope=EVERYTHING if ended else self._scope(now_us),
         )
         held = complete(self._find_held(self._history.ticks(), found))
-        return self._take(_Answer(found, cached, held), now_us, ended=ended)
+        return self._take(_WholeAnswer(found, cached, held), now_us, ended=ended)
 
-    def _take(self, answer: _Answer, since_us: int, *, ended: bool) -> list[EpochEvent]:
+    def _take(self, answer: _WholeAnswer, since_us: int, *, ended: bool) -> list[EpochEvent]:
         """Take what a look at the ticks up to some time has found."""
         found, cached, held = answer.found, answer.cached, answer.held
         before, before_us = self._latest, self._analysed_us

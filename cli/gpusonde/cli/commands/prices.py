@@ -35,7 +35,7 @@ class PriceChangePayload(TypedDict):
     change: Annotated[float | None, JsonKey("ratio - 1")]
 
 
-class LeftOutPayload(TypedDict):
+class UnenteredMachinesPayload(TypedDict):
     """Machines with GPUs that are not entered."""
 
     reason: str
@@ -53,7 +53,7 @@ class PricesPayload(TypedDict):
     offer_count: int
     unchanged_count: int
     changes: list[PriceChangePayload]
-    left_out: list[LeftOutPayload]
+    left_out: list[UnenteredMachinesPayload]
 
 
 def add_prices_options(parser: Parser) -> None:

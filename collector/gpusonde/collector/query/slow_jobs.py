@@ -48,7 +48,7 @@ class Slowdown:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Explained:
     slowdown: Slowdown
     reached_s: float  # seconds since the change that were looked at
 
@@ -62,7 +62,7 @@ class SlowJobs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._found: OrderedDict[_Key, _Found] = OrderedDict()
+        self._found: OrderedDict[_Key, _Explained] = OrderedDict()
         self._lock = threading.Lock()
 
     def explain(
@@ -81,7 +81,7 @@ class SlowJobs:
         """
         key = (job_id, since)
         reached_s = min((min(run.end_unix_nano for run in runs) - since) / SECOND_NS, _AFTER_S) if runs else 0.0
-        known = self._found.get(key, _Found(Slowdown(), 0.0))
+        known = self._found.get(key, _Explained(Slowdown(), 0.0))
         due_s = max(_LEAST_AFTER_S, known.reached_s + max(_AGAIN_S, _AGAIN_SHARE * known.reached_s))
         if reached_s < min(due_s, _AFTER_S) or known.reached_s == _AFTER_S:
             return known.slowdown
@@ -90,7 +90,7 @@ class SlowJobs:
             return known.slowdown
         try:
             found = self._look(runs, gpus, since, reached_s)
-            self._found[key] = _Found(found, reached_s)
+            self._found[key] = _Explained(found, reached_s)
             self._found.move_to_end(key)
             while len(self._found) > _MOST_JOBS:
                 self._found.popitem(last=False)

@@ -90,7 +90,7 @@ def estimate_end(
     if total_epochs < done:
         raise TotalEpochsError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
     last = float(ends_s[-1])
-    seen = _Cycles.measure(starts_s, ends_s, training_s)
+    seen = _SeenCycles.measure(starts_s, ends_s, training_s)
     # A total that is reached only by what was not seen is not reached.
     unseen = min(seen.unseen, total_epochs - done) if total_epochs > done else 0
     done += unseen
@@ -146,7 +146,7 @@ def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: fl
 
 
 @dataclass(frozen=True)
-class _Cycles:
+class _SeenCycles:
     """What cycles so far tell of those to come.
 
     Attributes:
@@ -168,7 +168,7 @@ class _Cycles:
     unseen: int
 
     @classmethod
-    def measure(cls, starts_s: FloatArray, ends_s: FloatArray, training_s: FloatArray | None) -> _Cycles:
+    def measure(cls, starts_s: FloatArray, ends_s: FloatArray, training_s: FloatArray | None) -> _SeenCycles:
         usual = float(np.median(ends_s - starts_s))
         gaps = np.append(starts_s[1:] - ends_s[:-1], 0.0) / usual
         if training_s is not None and training_s.size:
