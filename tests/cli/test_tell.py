@@ -1,6 +1,7 @@
 """``gpusonde tell``: what jobs do, in the comments of a real Slurm (where one is installed) and on pods."""
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from support.wire_agent import batch, block, inventory, wait_until
 from gpusonde.cli.commands import tell
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
+from gpusonde.errors import CommandError
 
 SECOND = 1_000_000_000
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
@@ -216,9 +218,10 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
             "B200": {"rate": 4.0, "low": 3.2, "high": 5.0, "extrapolated": True},
         },
     }
-    # Once known they stay.
+    # Once known they stay, while the job goes on.
     assert asked == [("run-1", ["H100", "B200", "T4"])]
     assert kueue.describe(SimpleNamespace(**{**vars(job), "active": False})) == ""
+    assert not kueue._rates
 
 
 def test_a_pod_that_is_gone_is_a_failure_with_its_reason_and_the_others_are_told(tmp_path, api, capsys):
@@ -409,3 +412,14 @@ def test_a_job_that_slurm_does_not_know_is_a_failure_with_slurms_words(slurm, tm
     with ThreadCollector(tmp_path / "data") as collector:
         (told,) = ask("tell", "slurm", "--collector", collector.target, exit_code=1)["told"]
     assert "Invalid job id" in told["failure"]
+
+
+def test_what_is_no_answer_of_an_api_server_is_told_in_words(api, monkeypatch):
+    """Whatever listens there: a proxy that speaks something else must not end a loop of hours."""
+
+    def garbage(*_args, **_more):
+        raise http.client.BadStatusLine("SSH-2.0")
+
+    monkeypatch.setattr(tell.urllib.request, "urlopen", garbage)
+    with pytest.raises(CommandError, match="does not answer"):
+        tell._Api(api.address).ask("GET", "/")

@@ -277,6 +277,22 @@ def test_a_job_whose_runs_are_over_is_idle_while_its_scheduler_gives_it_the_gpus
     assert {member.run_id for member in job.members} == {"a", ""}
 
 
+def test_what_a_scheduler_gives_now_belongs_to_no_earlier_job_of_the_name_on_whatever_page(subject):
+    hold(subject, idle_traces())
+    save(subject, run_of("old", -9_000, -8_000, ended=True))
+    now = START + 60 * SECOND
+    # The one that has the GPUs has not worked yet.
+    assert [job.active for job in list_jobs(subject.store, query_pb2.ListJobsRequest(), now).jobs] == [False]
+    save(subject, run_of("new", 5, 20, ended=True), run_of("earlier", -8_500, 1, ended=True, job="5"))
+    request = query_pb2.ListJobsRequest(page_size=1)
+    pages = []
+    while not pages or request.page_token:
+        found = list_jobs(subject.store, request, now)
+        request.page_token = found.next_page_token
+        pages += [(job.job_id, job.active) for job in found.jobs]
+    assert pages == [("4711", True), ("5", False), ("4711", False)]
+
+
 def test_silence_of_an_agent_is_no_idleness_and_ends_its_jobs_after_a_day(subject):
     hold(subject, idle_traces())
     soon, later = START + 600 * SECOND, START + 2 * 86_400 * SECOND

@@ -1,5 +1,7 @@
 """Why a job became slower, and who drags it: asked of its ticks in the store, once its cycles take longer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.job_records import START, records_of
@@ -14,7 +16,7 @@ GPUS = tuple(f"GPU-{i}" for i in range(4))
 STEP_S, SLOWER, SLOW_FROM_S, END_S = 6.0, 0.1, 360.0, 480.0
 
 
-def traces(slow):
+def traces(slow, without_power=()):
     """Steps that end in a pause of a tenth; from 360 s on all wait for one GPU, or all alike for a link."""
     time_s = np.arange(0.0, END_S, 0.1)
     late = time_s >= SLOW_FROM_S
@@ -24,6 +26,8 @@ def traces(slow):
         waits = (place > 0.9 * STEP_S) & ~(late & (i == slow) & (place < STEP_S * (0.9 + SLOWER)))
         noise = np.random.default_rng(i).normal(0, 0.01, time_s.size)
         power, dram = np.where(waits, 150.0, 500.0 + 5 * i) * (1 + noise), np.where(waits, 0.02, 0.7) * (1 + noise)
+        if gpu in without_power:
+            power[:] = np.nan
         found[gpu] = Trace(time_s, {"dram_active": dram, "power_watts": power})
     return found
 
@@ -32,9 +36,9 @@ def traces(slow):
 def store_of(tmp_path):
     subjects = []
 
-    def make(slow):
+    def make(slow, without_power=()):
         subjects.append(TrackedStore(tmp_path / "data"))
-        subjects[-1].feed(records_of(traces(slow))[:-1], 10)
+        subjects[-1].feed(records_of(traces(slow, without_power))[:-1], 10)
         return subjects[-1].store
 
     yield make
@@ -77,3 +81,11 @@ def test_what_was_found_is_remembered_until_more_of_the_job_is_known(store_of):
     assert slow_jobs.explain("job-1", runs, {}, since) is found
     # Nothing is known of a moment ago.
     assert slow_jobs.explain("job-2", runs, {}, START + round(END_S * 1e9) - 1).reason == ""
+
+
+def test_a_host_that_gives_no_power_is_left_as_it_is_and_the_others_are_compared(store_of):
+    store = store_of(slow=2, without_power=("GPU-0",))
+    runs = [replace(run, agent_id=f"host of {run.gpu_uuid}") for run in store.results.runs(limit=9) if not run.ended]
+    assert len(runs) == len(GPUS)
+    found = SlowJobs(store).explain("job-1", runs, {}, START + round(SLOW_FROM_S * 1e9))
+    assert (found.devices[0].gpu_uuid, found.devices[0].agent_id) == ("GPU-2", "host of GPU-2")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import math
 import re
@@ -299,7 +300,7 @@ class _Api:
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")
             raise CommandError(f"the API server answers {error.code}: {' '.join(said.split())[:200]}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise CommandError(f"the API server at {self._api} does not answer: {error}") from error
         except ValueError as error:
             raise CommandError(f"the API server at {self._api} answers no JSON: {error}") from error
@@ -376,6 +377,7 @@ class _Kueue(_Pods):
 
     def describe(self, job: JobInfo) -> str:
         if not job.active:
+            self._rates.pop(job.job_id, None)
             return ""
         told: dict[str, object] = {"state": job.state}
         for each in self._client.list_jobs(job_id=job.job_id, active_only=True):

@@ -189,7 +189,6 @@ def _jobs(
             yield _Runs([], of_name)
         return
     seen: set[str] = set()
-    told: set[_Named] = set()
     while True:
         page = results.runs(job_id=job_id, before=before, limit=_PAGE)
         for run in page:
@@ -199,12 +198,22 @@ def _jobs(
             seen.update(member.run_id for member in members)
             # One whose newest run came before belongs to an earlier page.
             if members[0].run_id == run.run_id:
-                key = (run.scheduler, run.job_id)
-                yield _Runs(members, [] if key in told or job_of(run) is None else held.get(key, []))
-                told.add(key)
+                yield _Runs(members, _still_held(results, run, members, held))
         if len(page) < _PAGE:
             return
         before = (page[-1].start_unix_nano, page[-1].run_id)
+
+
+def _still_held(
+    results: ResultStore, newest: RunRow, members: Sequence[RunRow], held: Mapping[_Named, Sequence[_Hold]]
+) -> Sequence[_Hold]:
+    """Return what a scheduler still gives to a job of these runs: to the last of its name, if it has begun by then."""
+    holds = held.get((newest.scheduler, newest.job_id), []) if job_of(newest) is not None else []
+    if not holds or max(run.end_unix_nano for run in members) < min(hold.binding.start_unix_nano for hold in holds):
+        return []
+    same = results.runs(job_id=newest.job_id, limit=MOST_RUNS_OF_A_JOB)
+    last = next((run.run_id for run in same if run.scheduler == newest.scheduler), newest.run_id)
+    return holds if last == newest.run_id else []
 
 
 def _members(results: ResultStore, run: RunRow) -> list[RunRow]:
@@ -244,7 +253,7 @@ def _job(
             job.members.append(_bound(hold, gpus.get((key[1], key[0]))))
     parts = _parts(store.results, members)
     told = _add_state(job, parts, members)
-    if job.state == query_pb2.JOB_STATE_SLOWER:
+    if works and job.state == query_pb2.JOB_STATE_SLOWER:
         since = _slower_since(told)
         job.state_time.CopyFrom(timestamp(since))
         if slow_jobs is not None:

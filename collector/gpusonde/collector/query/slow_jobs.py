@@ -176,15 +176,17 @@ def _align(
     hosts = np.unique(agents)
     if power is None or hosts.size < 3 or time_s.size < 2:
         return
-    waves = np.array(
-        [np.nan_to_num(_mean(power[agents == host]) - np.nanmean(power[agents == host])) for host in hosts]
-    )
+    means = np.array([_mean(power[agents == host]) for host in hosts])
+    waves = np.nan_to_num(means - _mean(means.T)[:, None])
     common = np.median(waves, axis=0)
     most = int(_MOST_LAG_S / float(time_s[1] - time_s[0]))
     for host, wave in zip(hosts, waves, strict=True):
         lags = range(-most, most + 1)
         scale = float(np.linalg.norm(common) * np.linalg.norm(wave))
-        alike = [float(np.dot(common, np.roll(wave, lag))) / scale for lag in lags] if scale else [0.0]
+        # The power of a host may not be known, or not move.
+        if not scale:
+            continue
+        alike = [float(np.dot(common, np.roll(wave, lag))) / scale for lag in lags]
         best = lags[int(np.argmax(alike))]
         if best and max(alike) > max(_SAME_WAVE, alike[most] + _LEAST_TOLD):
             for rows in values.values():
