@@ -111,3 +111,14 @@ def test_wrong_usage_is_explained(
 def test_without_a_file_of_own_offers_one_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prices", "aws"]) == 2
     assert "name a file with --out" in capsys.readouterr().err
+
+
+def test_pages_without_the_last_one_are_refused_as_they_would_make_the_rest_gone(
+    tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "1.json").write_text(azure_page(following="https://prices.azure.com/api/retail/prices?$skip=1000"))
+    assert main(["prices", "azure", "--from", str(tmp_path / "1.json")]) == 1
+    assert "NextPageLink" in capsys.readouterr().err
+    assert not own.exists()
+    (tmp_path / "2.json").write_text(azure_page())
+    assert run(capsys, "prices", "azure", "--from", str(tmp_path / "1.json"), str(tmp_path / "2.json"))["written"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
@@ -144,7 +144,13 @@ def _read(provider: str, files: list[Path]) -> PriceList:
     from gpusonde.catalog.price_lists import join_lists, read_aws, read_azure
 
     if provider == "azure":
-        lists = [read_azure([_page(file)], _day_of(file), str(file)) for file in files]
+        lists, is_whole = [], False
+        for file in files:
+            page = _page(file)
+            lists.append(read_azure([page], _day_of(file), str(file)))
+            is_whole |= not (isinstance(page, Mapping) and page.get("NextPageLink"))
+        if not is_whole:
+            raise CatalogError(f"{files[-1]}: goes on at its NextPageLink; name the last page, too, and all between")
     else:
         lists = [read_aws(_lines(file), str(file)) for file in files]
     return join_lists(lists)
