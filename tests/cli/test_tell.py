@@ -66,6 +66,11 @@ class ApiServer:
             def do_PATCH(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.patches.append((self.path, self.headers["Content-Type"], body))
+                if "elsewhere" in self.path:
+                    self.send_response(307)
+                    self.send_header("Location", outer.address + "/taken")
+                    self.end_headers()
+                    return
                 gone = "gone" in self.path or "v1beta2" in self.path
                 self.answer(404 if gone else 200, {"message": 'pods "gone" not found'} if gone else POD)
 
@@ -420,6 +425,12 @@ def test_what_is_no_answer_of_an_api_server_is_told_in_words(api, monkeypatch):
     def garbage(*_args, **_more):
         raise http.client.BadStatusLine("SSH-2.0")
 
-    monkeypatch.setattr(tell.urllib.request, "urlopen", garbage)
+    monkeypatch.setattr(tell.urllib.request.OpenerDirector, "open", garbage)
     with pytest.raises(CommandError, match="does not answer"):
         tell._Api(api.address).ask("GET", "/")
+
+
+def test_an_api_server_that_sends_elsewhere_is_not_followed_with_the_token(api):
+    with pytest.raises(CommandError, match="answers 307"):
+        tell._Api(api.address).annotate("/elsewhere", {})
+    assert [path for path, *_ in api.patches] == ["/elsewhere"]

@@ -142,7 +142,9 @@ def test_the_levels_of_a_run_are_those_of_the_trace(client, run, trace):
     found = client.list_epochs(run.run_id)
     assert offline.cycles
     assert found.level == offline.level
-    assert (found.run_state, found.run_state_confidence) == (str(offline.run_state), offline.run_state_confidence)
+    assert found.run_state == str(offline.run_state)
+    # A run begins with its first work, a trace where it was cut.
+    assert found.run_state_confidence == pytest.approx(offline.run_state_confidence, abs=0.01)
     for level, expected in zip(found.cycles, offline.cycles, strict=True):
         assert (level.period_s, level.confidence) == pytest.approx((expected.period_s, expected.confidence))
         assert (level.count, level.role, level.parent) == (expected.count, str(expected.role), expected.parent)

@@ -81,6 +81,19 @@ def test_a_change_is_over_once_the_cycles_are_as_before():
     assert pace.change is None
 
 
+def test_what_was_told_of_cycles_that_have_ended_is_over_in_time():
+    each = durations(6.0, 130, 0.13, scatter=0.005, from_cycle=100)
+    pace, _ = followed(each, 6.0)
+    assert pace.change is not None
+    told = []
+    for minute in range(12):
+        # Work at one load from then on.
+        time_s = float(each.sum()) + 60.0 * minute + TICK_S * np.arange(1, 601)
+        pace.update(time_s, np.full((1, 600), 500.0))
+        told.append(pace.change is not None)
+    assert told == [True] * 9 + [False] * 3
+
+
 def test_what_comes_little_by_little_is_told_as_drift():
     each = durations(2.0, 300, scatter=0.003)
     each[100:] *= 1.002 ** np.arange(200)

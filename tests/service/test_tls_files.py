@@ -8,7 +8,7 @@ import stat
 
 import pytest
 from cryptography import x509
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.certificates import Authority
 
@@ -39,6 +39,7 @@ def test_expiry_is_what_the_certificate_says(authority, valid_s):
     assert abs(expected - datetime.datetime.now(datetime.timezone.utc)).total_seconds() > 3000
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_damaged_certificates_are_refused_and_crash_nothing(authority_pem, data):
     pem = bytearray(authority_pem)

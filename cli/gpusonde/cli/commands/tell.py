@@ -101,9 +101,15 @@ def run_tell(args: argparse.Namespace) -> int:
         if args.scheduler == "kueue":
             place = _Kueue(api, client, [name for name in args.gpus.split(",") if name])
         while True:
-            failed = _tell(client, place, args, known)
-            if every_s is None:
-                return 1 if failed else 0
+            try:
+                failed = _tell(client, place, args, known)
+            except CollectorError as error:
+                if every_s is None:
+                    raise
+                print(f"gpusonde: error: {error}", file=sys.stderr)
+            else:
+                if every_s is None:
+                    return 1 if failed else 0
             time.sleep(every_s)
     return 0
 
@@ -239,8 +245,9 @@ class _Slurm:
             return
         try:
             _run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job.job_id}", "set", f"AdminComment={comment}"])
-        except CommandError:
-            self._keeps_accounts = False
+        except CommandError as error:
+            # A cluster without accounts refuses each; one that is slow does not.
+            self._keeps_accounts = isinstance(error.__cause__, subprocess.TimeoutExpired)
             raise
 
 
@@ -252,6 +259,13 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-200:]
         raise CommandError(f"{command[0]} ended with {done.returncode}: {said}")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The token is for one server: what sends elsewhere is an error."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 class _Api:
@@ -293,8 +307,9 @@ class _Api:
             self._api + path, None if body is None else json.dumps(body).encode(), headers, method=method
         )
         context = ssl.create_default_context(cafile=str(authority)) if authority.exists() else None
+        opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as answer:  # noqa: S310
+            with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 found = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
                 return found if isinstance(found, dict) else {}
         except urllib.error.HTTPError as error:

@@ -186,11 +186,21 @@ def _align(
         # The power of a host may not be known, or not move.
         if not scale:
             continue
-        alike = [float(np.dot(common, np.roll(wave, lag))) / scale for lag in lags]
+        alike = [float(np.dot(common, np.nan_to_num(_shift(wave, lag)))) / scale for lag in lags]
         best = lags[int(np.argmax(alike))]
         if best and max(alike) > max(_SAME_WAVE, alike[most] + _LEAST_TOLD):
             for rows in values.values():
-                rows[agents == host] = np.roll(rows[agents == host], best, axis=1)
+                rows[agents == host] = _shift(rows[agents == host], best)
+
+
+def _shift(rows: Float64Array, lag: int) -> Float64Array:
+    """Move along the last axis; NaN comes in at the end that is left."""
+    shifted = np.full_like(rows, np.nan)
+    if lag >= 0:
+        shifted[..., lag:] = rows[..., : rows.shape[-1] - lag]
+    else:
+        shifted[..., :lag] = rows[..., -lag:]
+    return shifted
 
 
 def _mean(rows: Float64Array) -> Float64Array:

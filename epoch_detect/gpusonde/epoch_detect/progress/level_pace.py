@@ -31,6 +31,7 @@ _UNLIKE, _LEAST_UNLIKE = 3.0, 0.25  # standard deviations, and shares of the cha
 _LIKELY = 5e-4  # probability of as many long cycles together, by those before, once in as many as those
 _OFTEN = 0.1  # share of cycles before that are long, from which on that is scatter
 _BACK_CYCLES, _BACK = 5, 0.5  # cycles that are back at less than this share of the change
+_LOST_CYCLES, _LOST_S = 64, 600.0  # so long without a cycle, what was told of the last ones holds no longer
 _BLOCK, _MOST_BLOCKS, _FEWEST_BLOCKS = 8, 32, 6
 
 
@@ -110,6 +111,10 @@ class LevelPace:
             if math.isfinite(begin_s) and math.isfinite(self._begin_s):
                 self._add(self._begin_s, math.log(begin_s - self._begin_s))
             self._begin_s = begin_s
+        if self.change is not None and time_s.size:
+            lost_s = float(time_s[-1]) - self._begins[-1]
+            if lost_s > max(_LOST_CYCLES * self.change.after_s, _LOST_S):
+                self.change = None
 
     def _add(self, begin_s: float, log: float) -> None:
         self._begins.append(begin_s)
