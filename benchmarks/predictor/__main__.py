@@ -27,7 +27,7 @@ from pictures import draw_reliability, draw_scatter
 from queries import queries_section
 from several_sources import combine_predictions
 from sklearn.ensemble import HistGradientBoostingRegressor
-from static import static_section
+from static import precision_section, static_section, utilisation_section
 from text import log, percent, table, with_spread
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, PaperStack, RunsTable, read_runs
@@ -83,6 +83,7 @@ def main() -> None:
     # Now, not after an hour: the pictures go there too.
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     runs = read_runs(arguments.runs)
+    timings = arguments.timings or arguments.runs.with_name("cross_gpu_long.csv")
     protocols = [LatencyProtocol(name) for name in arguments.protocols]
     started = time.monotonic()
     default = {
@@ -107,7 +108,9 @@ def main() -> None:
         section_noise(runs, protocols, with_noise),
         section_by_gpu(default),
         section_prior(runs),
-        static_section(arguments.timings or arguments.runs.with_name("cross_gpu_long.csv")),
+        static_section(timings),
+        utilisation_section(timings),
+        precision_section(timings.with_name("neusight_transformers.csv")),
         section_combined(runs),
         fleet_section(runs),
         *published_sections,

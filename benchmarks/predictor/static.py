@@ -1,15 +1,18 @@
-"""What is said without any metric, on timings of the same jobs on many GPUs."""
+"""What is said without any metric, or with utilisation alone, on timings of the same jobs on many GPUs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from text import percent, table
 
-from gpusonde.catalog import load_gpus
-from gpusonde.predictor.crossgpu import LatencyModel
+from gpusonde.catalog import Precision, load_gpus
+from gpusonde.predictor.crossgpu import LatencyModel, LatencyPrediction, MetricDistribution, SourceMeasurement
 from gpusonde.predictor.crossgpu.evaluation import LatencyEvaluation, evaluate_timings, read_timings
 
 
@@ -53,6 +56,64 @@ def static_section(path: Path) -> str:
         + "\nBy dataset, `main`:\n\n"
         + table(("dataset", "predictions", "mean error", "median", "coverage of 90 %"), datasets)
         + f"\n{by_gpu}\n"
+    )
+
+
+def utilisation_section(path: Path) -> str:
+    """Scores where utilisation is the only metric, beside those of the same rows without it."""
+    frame = pd.read_csv(path, low_memory=False)
+    frame = frame[frame["main"].astype(str).eq("True") & frame["util_gpu_mean"].notna()]
+    gpus, model = load_gpus(), LatencyModel.shipped()
+    specs = {name: gpus.resolve(name).spec for name in frame["gpu"].unique()}
+    rows = []
+    for _, job in frame.groupby("pair_key"):
+        ran = job.groupby("gpu", as_index=False)[["t_rel", "util_gpu_mean"]].median()
+        precision = Precision.MIXED if job["precision"].iloc[0] in ("amp", "fp16") else None
+        for place, (name, seconds, percent_busy) in enumerate(ran.itertuples(index=False)):
+            others = ran.drop(index=place)
+            busy = min(percent_busy / 100, 1.0)
+            known = SourceMeasurement(specs[name], seconds, precision=precision)
+            metrics = {"gpu_utilization": MetricDistribution.from_values([busy])}
+            targets = [specs[other] for other in others["gpu"]]
+            answers = zip(
+                model.predict(known, targets), model.predict(replace(known, metrics=metrics), targets), strict=True
+            )
+            rows += [
+                (busy, *_score(without, true), *_score(with_it, true))
+                for (without, with_it), true in zip(answers, others["t_rel"], strict=True)
+            ]
+    found = np.array(rows)
+    groups = (("all", found[:, 0] >= 0), ("60 % or more", found[:, 0] >= 0.6), ("less", found[:, 0] < 0.6))
+    return "\nWith utilisation as the only metric, and the same rows without it:\n\n" + table(
+        ("utilisation of the source", "predictions", "known", "mean error", "median", "coverage of 90 %"),
+        [
+            (name, int(rows_of.sum()), known, *_summary(found[rows_of, first : first + 2]))
+            for name, rows_of in groups
+            for known, first in (("nothing", 1), ("utilisation", 3))
+        ],
+    )
+
+
+def _score(answer: LatencyPrediction, true_s: float) -> tuple[float, bool]:
+    return abs(answer.epoch_latency_s / true_s - 1), answer.epoch_latency_low_s <= true_s <= answer.epoch_latency_high_s
+
+
+def _summary(scores: np.ndarray) -> Sequence[str]:
+    errors, inside = scores.T
+    return percent(float(errors.mean())), percent(float(np.median(errors))), percent(float(inside.mean()))
+
+
+def precision_section(path: Path) -> str:
+    """Scores of FP32 transformers, TF32 off in matrix products, as they are asked for."""
+    timings, model = read_timings(path), LatencyModel.shipped()
+    rows = []
+    for said in (Precision.FP32, Precision.TF32):
+        found = evaluate_timings([replace(each, precision=said) for each in timings], model, only_main=True)
+        rows.append((said.value, *_cells(found)[:5]))
+    return (
+        f"\nTransformers in FP32 with TF32 off (`{path.name}`, sitar-lab/NeuSight, MIT), asked for as what they are and "
+        "as what they are not:\n\n"
+        + table(("precision", "predictions", "mean error", "median", "90 % quantile", "coverage of 90 %"), rows)
     )
 
 
