@@ -111,8 +111,8 @@ def precision_section(path: Path) -> str:
         found = evaluate_timings([replace(each, precision=said) for each in timings], model, only_main=True)
         rows.append((said.value, *_cells(found)[:5]))
     return (
-        f"\nTransformers in FP32 with TF32 off (`{path.name}`, sitar-lab/NeuSight, MIT), asked for as what they are and "
-        "as what they are not:\n\n"
+        f"\nTransformers in FP32 with TF32 off (`{path.name}`, sitar-lab/NeuSight, MIT), asked for as what they "
+        "are and as what they are not:\n\n"
         + table(("precision", "predictions", "mean error", "median", "90 % quantile", "coverage of 90 %"), rows)
     )
 
