@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.progress.seconds import MEMORY, POWER
+from gpusonde.epoch_detect.progress.slow_device import median_of_known
 from gpusonde.telemetry import FloatArray
 
 SM_CLOCK, TEMPERATURE, UTILIZATION = "sm_clock_mhz", "gpu_temperature_celsius", "gpu_utilization"
@@ -91,7 +92,7 @@ def _clocks(devices: Sequence[str], before: _Side, after: _Side) -> str:
 def _heat(before: _Side, after: _Side, slow: npt.NDArray[np.bool_]) -> str:
     if TEMPERATURE not in before:
         return ""
-    old, new = (_middle(side[TEMPERATURE])[slow] for side in (before, after))
+    old, new = (median_of_known(side[TEMPERATURE], axis=1)[slow] for side in (before, after))
     if not np.isfinite(new).any():
         return ""
     hottest = float(np.nanmax(new))
@@ -142,7 +143,7 @@ def _tenant(devices: Sequence[str], before: _Side, after: _Side) -> str:
     """Memory that some of the GPUs have in use besides what all have."""
     if MEMORY not in before:
         return ""
-    more = _middle(after[MEMORY]) - _middle(before[MEMORY])
+    more = median_of_known(after[MEMORY], axis=1) - median_of_known(before[MEMORY], axis=1)
     more = more - float(np.nanmedian(more)) if len(devices) > 2 else more
     used = more >= _TENANT_BYTES
     if not used.any():
@@ -171,22 +172,16 @@ def _at_work(side: _Side, name: str) -> FloatArray:
     """Middle value of each GPU where it works."""
     column = side[name]
     if POWER not in side:
-        return _middle(column)
+        return median_of_known(column, axis=1)
     power = side[POWER]
     works = power >= np.quantile(np.nan_to_num(power), _WORKS, axis=1, keepdims=True)
-    return _middle(np.where(works, column, np.nan))
+    return median_of_known(np.where(works, column, np.nan), axis=1)
 
 
 def _peak(column: FloatArray) -> FloatArray:
     known = np.asarray(np.isfinite(column).any(axis=1))
     filled = np.where(known[:, None], column, 0.0)
     return np.asarray(np.where(known, np.nanquantile(filled, 0.9, axis=1), np.nan))
-
-
-def _middle(column: FloatArray) -> FloatArray:
-    known = np.asarray(np.isfinite(column).any(axis=1))
-    filled = np.where(known[:, None], column, 0.0)
-    return np.asarray(np.where(known, np.nanmedian(filled, axis=1), np.nan))
 
 
 def _grown(column: FloatArray) -> FloatArray:

@@ -210,7 +210,7 @@ class LevelPace:
         return {
             "clock": self._clock.fields(),
             "change": None if self.change is None else asdict(self.change),
-            "begin_s": _none(self._begin_s),
+            "begin_s": finite_or_none(self._begin_s),
             "begins": self._begins,
             "logs": self._logs,
             "blocks": self._blocks,
@@ -254,5 +254,6 @@ def _may_be_pauses(before: FloatArray, latest: FloatArray, limit: float) -> bool
     return sum(chances) * before.size > _LIKELY
 
 
-def _none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
+    """Return a number as JSON may hold it."""
     return value if math.isfinite(value) else None

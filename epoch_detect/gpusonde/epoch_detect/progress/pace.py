@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
-from gpusonde.epoch_detect.progress.level_pace import LevelPace, PaceChange
+from gpusonde.epoch_detect.progress.level_pace import LevelPace, PaceChange, finite_or_none
 from gpusonde.epoch_detect.result import Cycle, EpochDetection
 from gpusonde.epoch_detect.ticks import choose_metrics, fastest_first
 from gpusonde.telemetry import FloatArray
@@ -128,8 +128,9 @@ class PaceWatch:
         """Serialise the watch as JSON, but for the ticks from before a level is known; some 50 kB at most."""
         paces = [pace.fields() for pace in self._paces]
         return json.dumps(
-            {"version": _STATE_VERSION, "metrics": self.metrics, "tick_s": _none(self._tick_s),
-             "paces": paces, "last_s": _none(self._last_s), "last": [_none(each) for each in self._last.tolist()]}
+            {"version": _STATE_VERSION, "metrics": self.metrics, "tick_s": finite_or_none(self._tick_s),
+             "paces": paces, "last_s": finite_or_none(self._last_s),
+             "last": [finite_or_none(each) for each in self._last.tolist()]}
         ).encode()  # fmt: skip
 
     @classmethod
@@ -151,7 +152,3 @@ class PaceWatch:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no state of a pace: {error}") from error
         return watch
-
-
-def _none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -160,7 +160,7 @@ class _Cells:
             means[name] = np.where(count > 0, total / np.maximum(count, 1.0), np.nan)
         power = means[_POWER]
         # With half of the meters gone, the middle is of the other half.
-        common = _middle(np.where(power > 0, power, np.nan), axis=0)
+        common = median_of_known(np.where(power > 0, power, np.nan), axis=0)
         cells = cls(time_s[begins], cell_s, means, common, np.isfinite(common))
         cells._leave_out_pauses(cycle_s)
         return cells
@@ -234,11 +234,11 @@ class _Cells:
 
 
 def _judge(devices: Sequence[str], window_s: float, features: FloatArray, healthy: FloatArray) -> SlowDeviceVerdict:
-    base = _middle(healthy, axis=0)
+    base = median_of_known(healthy, axis=0)
 
     def centred(each: FloatArray) -> FloatArray:
         own = each - base
-        return np.asarray(own - _middle(own, axis=-2, keepdims=True))
+        return np.asarray(own - median_of_known(own, axis=-2, keepdims=True))
 
     noise = centred(healthy).reshape(-1, features.shape[1])
     used = np.isfinite(features).any(axis=0) & np.isfinite(noise).any(axis=0)
@@ -306,7 +306,7 @@ def _mean(columns: FloatArray) -> FloatArray:
     return np.asarray(np.where(good.any(axis=1), total / np.maximum(good.sum(axis=1), 1), np.nan))
 
 
-def _middle(values: npt.NDArray[np.floating], *, axis: int, keepdims: bool = False) -> FloatArray:
+def median_of_known(values: npt.NDArray[np.floating], *, axis: int, keepdims: bool = False) -> FloatArray:
     """Median of what is known, NaN where nothing is."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
