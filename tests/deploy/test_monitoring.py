@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.own_port import own_port
 from support.tracked_store import TrackedStore
 from support.wire_agent import wait_until
 
@@ -236,9 +236,7 @@ def prometheus(tmp_path):
     started = []
 
     def start(target):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{own_port()}"
         scrape = {"job_name": "gpusonde-collector", "static_configs": [{"targets": [target]}]}
         config = tmp_path / "prometheus.yml"
         config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+from support.own_port import own_port
 from support.wire_agent import wait_until
 
 from gpusonde.collector import CollectorConfig, run_collector
@@ -80,17 +80,6 @@ run_collector(CollectorConfig.load(overrides=dict(a.split("=", 1) for a in sys.a
 """
 
 
-def is_free(target):
-    host, port = target.rsplit(":", 1)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), int(port)))
-        except OSError:
-            return False
-    return True
-
-
 class ProcessCollector:
     """A collector in a process of its own. The port is kept over restarts. ``open_files`` is its hard limit."""
 
@@ -99,7 +88,7 @@ class ProcessCollector:
         self._main = _MAIN if open_files is None else f"import resource\n{limit}\n{_MAIN}"
         self.directory = directory
         self.log_path = directory.with_suffix(".log")
-        self._settings = QUICK | {"store.directory": str(directory)}
+        self._settings = QUICK | {"store.directory": str(directory), "server.listen": f"127.0.0.1:{own_port()}"}
         self._settings |= {k.replace("__", "."): v for k, v in settings.items()}
         self._process = None
         self.target = ""
@@ -108,9 +97,6 @@ class ProcessCollector:
         address = self.directory / "address"
         address.unlink(missing_ok=True)
         arguments = [f"{key}={value}" for key, value in self._settings.items()]
-        if self.target:
-            # A connection of another test may have taken the port of the collector that was killed.
-            wait_until(lambda: is_free(self.target), 120, "its port to be free")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-c", self._main, *arguments], stderr=log, env=os.environ)
         try:
@@ -120,7 +106,6 @@ class ProcessCollector:
             raise
         assert self._process.poll() is None, self.log_path.read_text()[-2000:]
         self.target = address.read_text().strip()
-        self._settings["server.listen"] = self.target
         return self
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from support.own_port import own_port
 
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 
@@ -54,7 +55,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
     duplicates: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
-    port: int = 0
+    port: int = field(default_factory=own_port)
     highest_unacked: int = 0
     together: list[int] = field(default_factory=list)  # records in each request, 0 for one in `record`
 
@@ -78,8 +79,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
         servicer = health.HealthServicer()
         servicer.set("gpusonde.ingest.v1.IngestService", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
-        assert self.port
+        assert server.add_insecure_port(self.target)
         server.start()
         self._server = server
 

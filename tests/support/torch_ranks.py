@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,11 +24,12 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, ti
     import subprocess
 
     import torch
+    from support.own_port import own_port
 
     module = sys.modules[function.__module__].__file__
     with tempfile.TemporaryDirectory() as folder:
         torch.save(arguments, Path(folder) / "arguments")
-        command = [sys.executable, __file__, str(module), function.__name__, folder, str(world_size), str(_free_port())]
+        command = [sys.executable, __file__, str(module), function.__name__, folder, str(world_size), str(own_port())]
         logs = [Path(folder) / f"log{rank}" for rank in range(world_size)]
         processes = []
         for rank, log in enumerate(logs):
@@ -46,12 +46,6 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, ti
         if any(codes):
             raise RuntimeError("\n".join(f"rank {rank}: {log.read_text()}" for rank, log in enumerate(logs)))
         return [torch.load(Path(folder) / f"result{rank}", weights_only=False) for rank in range(world_size)]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _main() -> None:

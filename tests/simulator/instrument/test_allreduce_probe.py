@@ -1,12 +1,12 @@
 import importlib.util
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.own_port import own_port
 
 from gpusonde.errors import MeasurementError
 from gpusonde.simulator.allreduce import AllreduceModel, measurements_from_json, measurements_to_json
@@ -15,12 +15,6 @@ from gpusonde.simulator.instrument.allreduce_probe import ProbeGrid, Rendezvous,
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 GRID = ProbeGrid(sizes=(4, 4096, 1 << 20), concurrent=(1, 2), seconds_per_point=0.02, most_repeats=8)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run_rank(rank, world_size, port, grid, answers):
@@ -37,7 +31,7 @@ def run_rank(rank, world_size, port, grid, answers):
 
 def probe(world_size, grid):
     context = multiprocessing.get_context("spawn")
-    answers, port = context.Queue(), free_port()
+    answers, port = context.Queue(), own_port()
     ranks = [
         context.Process(target=run_rank, args=(rank, world_size, port, grid, answers)) for rank in range(world_size)
     ]
@@ -99,7 +93,7 @@ def test_torchrun_starts_it(tmp_path):
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    subprocess.run([*command, f"--master-port={free_port()}", script, out], env=environment, check=True, timeout=200)
+    subprocess.run([*command, f"--master-port={own_port()}", script, out], env=environment, check=True, timeout=200)
     (row,) = measurements_from_json(Path(out).read_text())
     assert (row.world_size, row.devices_per_machine) == (2, 2)
 
@@ -114,7 +108,7 @@ def test_without_a_group_it_says_how_to_start_one(monkeypatch):
 
 @needs_torch
 def test_processes_that_do_not_come_are_an_error():
-    rendezvous = Rendezvous(0, 2, f"127.0.0.1:{free_port()}")
+    rendezvous = Rendezvous(0, 2, f"127.0.0.1:{own_port()}")
     with pytest.raises(MeasurementError, match="do not find each other"):
         probe_allreduce("loopback", GRID, rendezvous=rendezvous, backend="gloo", timeout_s=1)
 
