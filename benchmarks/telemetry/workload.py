@@ -138,6 +138,7 @@ def _metrics(rng: np.random.Generator, level: np.ndarray, known: dict[str, np.nd
         "bar1_free_bytes": np.full(n, 130_000.0 * (1 << 20)),
         "pcie_replay_count": np.zeros(n),
         "xid_count": np.zeros(n),
+        "clock_event_reason_bits": np.zeros(n),
     }
     made.update(known)
     return np.array([made[m.name] for m in WIRE_METRICS])

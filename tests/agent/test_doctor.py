@@ -204,7 +204,7 @@ def test_what_sampling_costs_is_measured_when_it_is_asked_for(fake_nvml, dcgm_ho
         assert (cost.readings, cost.interval_s) == (50, 0.1)
         assert 0 < cost.processor_s < 0.1
         assert cost.core_share == pytest.approx(10 * cost.processor_s)
-        assert cost.adaptive_core_share == pytest.approx(cost.core_share / 20)
+        assert cost.adaptive_core_share == pytest.approx(cost.core_share / 28)
         assert "% of one at 10 readings per second" in text_of(diagnosis, capsys)
         assert payload(diagnosis, "auto")["sources"][0]["cost"]["readings"] == 50
 

@@ -84,6 +84,8 @@ def test_plain_metrics_are_in_the_catalogue_s_units(source, fake_nvml):
         assert values[gpu]["encoder_utilization"] == pytest.approx(0.07)
         assert values[gpu]["memory_temperature_celsius"] == 61
         assert values[gpu]["pcie_replay_count"] == 4
+        # A driver that knows the call by its older name only.
+        assert values[gpu]["clock_event_reason_bits"] == 0x4 | 0x20
         assert values[gpu]["bar1_free_bytes"] == 128 * 2**30 - 2 * 2**20
 
 

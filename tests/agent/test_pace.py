@@ -283,9 +283,9 @@ def test_the_adaptive_rate_reads_a_known_job_rarely_and_no_tick_of_it_counts_as_
     host.activity = lambda gpu, second: job(second)
     host.run()
     np.testing.assert_allclose(host.intervals(0, 9.9), 0.1, atol=1e-6)
-    assert host.intervals(400, 600) == pytest.approx(2.0)
+    assert host.intervals(400, 600) == pytest.approx(2.8)
     assert host.counters.missed_ticks == 0
-    assert host.counters.sampling_interval_s == pytest.approx(2.0)
+    assert host.counters.sampling_interval_s == pytest.approx(2.8)
 
 
 def test_the_gpu_that_needs_readings_most_often_sets_the_adaptive_rate_and_a_lost_one_has_no_say():
@@ -293,7 +293,7 @@ def test_the_gpu_that_needs_readings_most_often_sets_the_adaptive_rate_and_a_los
     host.activity = lambda gpu, second: job(second) if gpu == 0 else job(second, 6.0) if second < 300 else None
     host.run()
     assert host.intervals(200, 300) == pytest.approx(0.5)
-    assert host.intervals(400, 600) == pytest.approx(2.0)
+    assert host.intervals(400, 600) == pytest.approx(2.8)
 
 
 def test_a_job_that_begins_on_an_idle_host_is_read_at_full_rate_whatever_ran_before():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import shutil
 
+import grpc
 import pytest
 from support.faulty_files import FaultyFiles
-from support.scripted_collector import ScriptedCollector
-from support.uplink_rig import Rig, batch, inventory
+from support.scripted_collector import Script, ScriptedCollector
+from support.uplink_rig import Rig, batch, inventory, uplink_config
 
 VALUES = itertools.count(1)
 
@@ -52,12 +53,13 @@ def set_back(directory, copy):
     shutil.copytree(copy, directory)
 
 
-def deliver(collector, copy, scratch, up_to):
+def deliver(collector, copy, scratch, up_to, after=0, spool_id=""):
     """Send what a spool holds up to a sequence, as its agent would that is killed then."""
     shutil.copytree(copy, scratch)
     host = Host(scratch)
-    records = [host.spool.read(sequence) for sequence in range(1, up_to + 1)]
-    collector.stored["host", host.spool.spool_id] |= {r.sequence: r for r in records if r is not None}
+    records = [host.spool.read(sequence) for sequence in range(after + 1, up_to + 1)]
+    stored = collector.stored.setdefault(("host", spool_id or host.spool.spool_id), {})
+    stored |= {r.sequence: r for r in records if r is not None}
     host.kill()
 
 
@@ -144,6 +146,60 @@ def test_an_image_of_a_spool_that_was_set_back_itself_is_sent_once(tmp_path, of_
         assert stored_values(collector) == sorted(values)
         assert collector.duplicates == 0
         assert len(collector.stored) == 3
+
+
+@pytest.mark.parametrize("up_to", [37, 38, 39, 40, 59, 60, 61, 62, 63, 217, 349, 350, 351, 352, 353])
+def test_an_image_whose_original_sent_a_part_of_it_under_its_next_id_and_vanished_sends_the_rest(tmp_path, up_to):
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        values = live(directory, 37, collector)
+        shutil.copytree(directory, tmp_path / "first")
+        values += live(directory, 50, collector)
+        set_back(directory, tmp_path / "first")
+        values += live(directory, 60) + live(directory, 350) + live(directory, 400)
+        shutil.copytree(directory, tmp_path / "second")
+        deliver(collector, tmp_path / "second", tmp_path / "part", up_to, after=37, spool_id="the next id")
+        greeted = len(collector.hellos)
+        values += live(directory, 420) + live(directory, 440, collector)
+        assert stored_values(collector) == sorted(values)
+        assert len(collector.hellos) - greeted <= 5
+
+
+@pytest.mark.parametrize("spool_id", ["the next id", ""])
+def test_what_one_collector_has_said_of_an_image_is_not_held_against_another_one(tmp_path, caplog, spool_id):
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as first, ScriptedCollector() as second:
+        live(directory, 37, first)
+        live(directory, 60)
+        live(directory, 350)
+        live(directory, 400)
+        shutil.copytree(directory, tmp_path / "copy")
+        deliver(first, tmp_path / "copy", tmp_path / "part", 217, after=37, spool_id=spool_id)
+        greeted = len(first.hellos)
+        first.scripts = [Script()] * (greeted + 1) + [Script(refuse=grpc.StatusCode.UNAVAILABLE)] * 1000
+        host = Host(directory)
+        host.live(420)
+        before = host.spool.spool_id
+
+        def move():
+            if len(first.hellos) > greeted + 1 and not second.hellos:
+                host.uplink.configure(uplink_config(second.target))
+
+        host.run(first.target, during=move)
+        assert second.hellos[0].marks != first.hellos[greeted + 1].marks
+        assert host.spool.spool_id == before
+        assert sorted(second.stored["host", before])[-1] == host.spool.last_sequence
+        host.kill()
+    assert "new spool id" not in caplog.text
+
+
+def test_a_collector_that_was_away_over_some_starts_is_greeted_once_when_nobody_was_set_back(tmp_path):
+    directory = tmp_path / "spool"
+    with ScriptedCollector() as collector:
+        values = live(directory, 37, collector) + live(directory, 60) + live(directory, 80)
+        values += live(directory, 100, collector)
+        assert stored_values(collector) == sorted(values)
+        assert len(collector.hellos) == 2
 
 
 def test_a_collector_that_cannot_compare_records_gets_some_of_a_copy_twice_and_none_is_lost(tmp_path, caplog):

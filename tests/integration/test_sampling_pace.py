@@ -159,7 +159,7 @@ def test_epochs_of_a_job_read_at_the_adaptive_rate_reach_the_tracker_as_if_read_
             stored = client.read_samples("GPU-a")
     read_s = np.array(gpu.times)
     assert len(read_s) < len(trace) / 5
-    assert np.diff(read_s).max() == pytest.approx(2.0)
+    assert np.diff(read_s).max() == pytest.approx(2.8)
     assert report.drained
     assert report.counters.missed_ticks == run.missed_ticks == 0
     assert stored.time_s - stored.time_s[0] == pytest.approx(read_s - read_s[0], abs=2e-6)
@@ -167,7 +167,7 @@ def test_epochs_of_a_job_read_at_the_adaptive_rate_reach_the_tracker_as_if_read_
     assert run.verdict == full.verdict == "epochs"
     assert run.period_s == pytest.approx(full.period_s, rel=0.01)
     starts = np.array([e.start_unix_nano - begin_ns for e in epochs]) / 1e9
-    assert starts == pytest.approx(full.epoch_starts_s, abs=1.1)
+    assert starts == pytest.approx(full.epoch_starts_s, abs=1.6)  # a reading lies up to 1.4 s from what it saw
     # What reads the store afterwards sees no hole either.
     out = tmp_path / "out.parquet"
     assert main(["store", "export", str(tmp_path / "data"), str(out), "--json"]) == 0

@@ -199,6 +199,7 @@ API result nvmlDeviceGetEncoderUtilization(device d, unsigned *u, unsigned *p) {
 API result nvmlDeviceGetDecoderUtilization(device d, unsigned *u, unsigned *p) { DEVICE; *u = 3; *p = 100000; return OK; }
 API result nvmlDeviceGetTemperature(device d, int s, unsigned *c) { DEVICE; (void)s; *c = 40 + (unsigned)(50 * level(i)); return OK; }
 API result nvmlDeviceGetClockInfo(device d, int t, unsigned *c) { DEVICE; *c = t == 2 ? 2619 : (unsigned)(1980 * level(i)); return OK; }
+API result nvmlDeviceGetCurrentClocksThrottleReasons(device d, u64 *r) { DEVICE; *r = 0x4 | 0x20; return OK; }
 static double watts(int i) { return 100 + 600 * level(i); }
 API result nvmlDeviceGetPowerUsage(device d, unsigned *p) { DEVICE; *p = (unsigned)(1000 * watts(i)); return OK; }
 static u64 millijoules(int i) { return (u64)(1e3 * (100 * now() + 600 * fake_integral(i, now()))); }

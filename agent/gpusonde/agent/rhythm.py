@@ -22,9 +22,9 @@ import numpy.typing as npt
 from gpusonde.telemetry import FloatArray
 
 # Multiples of the interval at full rate.
-STEPS = (1, 2, 3, 4, 5, 7, 10, 14, 20)
+STEPS = (1, 2, 3, 4, 5, 7, 10, 14, 20, 28)
 # Whatever is known: beyond it, work that begins would be seen late.
-SLOWEST_S = 2.0
+SLOWEST_S = 2.8
 _SLOWEST_IDLE_S = 1.0  # a job may begin
 
 _READINGS_PER_AGE = 75.0

@@ -29,6 +29,7 @@ class Unit(Enum):
     CELSIUS = "celsius"
     MEGAHERTZ = "mhz"
     COUNT = "count"
+    BITS = "bits"
 
 
 class MetricKind(Enum):
@@ -166,6 +167,8 @@ METRICS: tuple[Metric, ...] = (
            maximum=_BYTES_MAXIMUM),
     Metric("pcie_replay_count", Unit.COUNT, MetricKind.COUNTER, _SLOW, "PCIe replays since the driver was loaded",
            dcgm_field_id=202, codes=("PCIRE", "PCIRP"), maximum=2.0**53),
+    _gauge("clock_event_reason_bits", Unit.BITS, _SLOW, 112, (),
+           "why clocks are below the highest: nvmlClocksEventReasons, added up", maximum=2.0**16),
     # No code: what dcgmi dmon prints as XIDER (field 230) is the number of the last error, not a count.
     Metric("xid_count", Unit.COUNT, MetricKind.COUNTER, _SLOW, "XID errors seen since the agent started",
            maximum=2.0**53),

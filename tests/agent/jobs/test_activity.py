@@ -215,6 +215,98 @@ def test_bytes_come_from_the_cgroup_where_those_of_the_process_may_not_be_read(r
     assert (list(group.read_bytes), list(group.written_bytes)) == ([0, 100], [0, 401])
 
 
+SLURM_7 = (Owner(Scheduler.SLURM, "7"),)
+
+
+def slurm_cgroup(root, job="7", usec=5_000_000, pids=()):
+    """The cgroup of a job, as Slurm makes it, and how its processor time is written."""
+    folder = root / "system.slice" / "slurmstepd.scope" / f"job_{job}"
+    task = folder / "step_0" / "user" / "task_0"
+    task.mkdir(parents=True, exist_ok=True)
+    (task / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+
+    def write(usec):
+        (folder / "cpu.stat").write_text(f"usage_usec {usec}\nuser_usec {usec}\nsystem_usec 0\n")
+
+    write(usec)
+    return write
+
+
+def test_a_job_whose_processes_have_left_its_gpus_is_looked_at_by_its_cgroup(reader, tmp_path):
+    newest(tmp_path, 500)
+    folder = write_process(tmp_path, 10)
+    (folder / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
+    (folder / "io").write_text("rchar: 0\nwchar: 0\n")
+    prepares = write_process(tmp_path, 20)
+    (prepares / "io").write_text("rchar: 1000\nwchar: 0\n")
+    ran = slurm_cgroup(tmp_path / "cgroup", pids=(10, 20))
+    watched = reader(SelfCounters(), tmp_path, tmp_path / "cgroup")
+    watched.follow({"GPU-a": (10,), "GPU-b": ()}, {"GPU-a": SLURM_7, "GPU-b": SLURM_7})
+    look(watched)
+    ran(6_500_000)
+    look(watched, begin=1)
+    group = the_group(watched.take())
+    # What others of the job do counts, too, and of all its GPUs the same is said.
+    assert list(group.gpu_uuids) == ["GPU-a", "GPU-b"]
+    assert (list(group.processor_ms), group.holders) == ([0, 1500], 1)
+    watched.follow({"GPU-a": (), "GPU-b": ()}, {"GPU-a": SLURM_7, "GPU-b": SLURM_7})
+    look(watched, begin=2)
+    watched.take()
+    ran(7_500_000)
+    (prepares / "io").write_text("rchar: 9000\nwchar: 0\n")
+    look(watched, begin=3)
+    group = the_group(watched.take())
+    assert (list(group.processor_ms), list(group.read_bytes), group.holders) == ([1000], [8000], 0)
+
+
+def test_a_job_that_was_never_on_its_gpus_is_looked_at_where_slurm_names_its_cgroup(reader, tmp_path):
+    newest(tmp_path, 500)
+    slurm_cgroup(tmp_path / "cgroup", job="7")
+    watched = reader(SelfCounters(), tmp_path, tmp_path / "cgroup")
+    other = (Owner(Scheduler.SLURM, "8"),)
+    watched.follow({"GPU-a": (), "GPU-b": ()}, {"GPU-a": SLURM_7, "GPU-b": other})
+    look(watched, 2)
+    group = the_group(watched.take())
+    assert (list(group.gpu_uuids), list(group.processor_ms), group.holders) == (["GPU-a"], [0, 0], 0)
+
+
+@pytest.mark.parametrize("seen", [0, 256])
+def test_processes_on_a_gpu_count_as_there_where_they_are_hidden_or_too_many(reader, tmp_path, seen):
+    newest(tmp_path, 500)
+    slurm_cgroup(tmp_path / "cgroup")
+    slurm_cgroup(tmp_path / "cgroup", job="8")
+    on_first = tuple(range(1000, 1000 + seen))
+    for pid in on_first:
+        write_process(tmp_path, pid)
+    if seen:
+        write_process(tmp_path, 20)
+    watched = reader(SelfCounters(), tmp_path, tmp_path / "cgroup")
+    owners = {"GPU-a": SLURM_7, "GPU-b": (Owner(Scheduler.SLURM, "8"),)}
+    for begin in range(2):
+        watched.follow({"GPU-a": on_first, "GPU-b": (20, 21)}, owners)
+        look(watched, begin=begin)
+        (record,) = watched.take()
+        told = {group.gpu_uuids[0]: group for group in record.job_activity.groups}
+        assert (told["GPU-a"].holders, told["GPU-b"].holders) == (seen, 2)
+        # What those move whom nobody looks at is not nothing.
+        assert not told["GPU-b"].read_bytes
+
+
+def test_nothing_is_said_of_a_job_without_a_cgroup_or_once_that_is_gone(reader, tmp_path):
+    newest(tmp_path, 500)
+    slurm_cgroup(tmp_path / "cgroup")
+    watched = reader(SelfCounters(), tmp_path, tmp_path / "cgroup")
+    watched.follow({"GPU-a": ()}, {"GPU-a": SLURM_7})
+    look(watched)
+    (tmp_path / "cgroup" / "system.slice" / "slurmstepd.scope" / "job_7" / "cpu.stat").unlink()
+    look(watched, 2, begin=1)
+    watched.follow({"GPU-a": ()}, {"GPU-a": SLURM_7})
+    assert look(watched, 40, begin=3) == []
+    pod = (Owner(Scheduler.KUBERNETES, "team/pod"),)
+    watched.follow({"GPU-a": ()}, {"GPU-a": pod})
+    assert look(watched, 40, begin=50) == []
+
+
 def test_threads_and_the_children_of_others_are_no_forks(reader, tmp_path):
     newest(tmp_path, 100)
     write_process(tmp_path, 10)

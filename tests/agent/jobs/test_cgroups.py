@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusonde.agent.jobs.ownership import Scheduler
-from gpusonde.agent.jobs.processes import owner_of
+from gpusonde.agent.jobs.processes import job_path, owner_of
 from gpusonde.agent.jobs.sources import bounded
 
 CONTAINER = "3f2a" * 16
@@ -74,6 +74,22 @@ def test_the_owner_is_the_innermost_thing_that_a_scheduler_made(cgroup, schedule
     owner = owner_of(cgroup, 42)
     assert (owner.scheduler, owner.job_id) == (scheduler, job_id)
     assert owner.labels["uid"] == "42"
+
+
+@pytest.mark.parametrize(
+    ("whole", "below", "scheduler"),
+    [
+        ("system.slice/slurmstepd.scope/job_7", "/step_0/user/task_0", Scheduler.SLURM),
+        (f"kubepods/burstable/pod{POD}", f"/{CONTAINER}", Scheduler.KUBERNETES),
+        (f"kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice", f"/crio-{CONTAINER}.scope", Scheduler.KUBERNETES),
+        (f"system.slice/docker-{CONTAINER}.scope", "", Scheduler.CONTAINER),
+        (f"system.slice/docker-{CONTAINER}.scope", "/init", Scheduler.CONTAINER),
+    ],
+)
+def test_the_cgroup_of_a_whole_job_is_the_outermost_that_is_only_its_own(whole, below, scheduler):
+    assert job_path(whole + below, scheduler) == whole
+    others = {Scheduler.SLURM, Scheduler.KUBERNETES, Scheduler.CONTAINER, Scheduler.USER} - {scheduler}
+    assert {job_path(whole + below, other) for other in others} == {""}
 
 
 def test_a_pod_keeps_its_container_and_a_session_its_unit():

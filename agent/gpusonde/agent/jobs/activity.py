@@ -10,12 +10,16 @@ since the look before are looked up, at most :data:`MOST_NEW_IDS` of them; and o
 
 ``/proc/PID/io`` opens to the same user and to root only. Where it does not, ``io.stat`` of the job's cgroup is read,
 which counts what reaches a device: later than it was written, and without what the page cache had.
+
+Where the job of a scheduler or a container has a cgroup of version 2, its ``cpu.stat`` counts the time of all its
+processes, and these are looked at when none is on the GPUs: a job that prepares data is told from one that rests.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import select
@@ -24,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpusonde.agent.jobs.ownership import Owners, Scheduler
-from gpusonde.agent.jobs.processes import ProcessIds
+from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
+from gpusonde.agent.jobs.processes import ProcessIds, job_path
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -40,11 +44,14 @@ _MOST_HOLDERS_READ = 16
 _MOST_TIMES_READ = 1
 _MOST_OTHERS_READ = 2
 _MOST_SEARCHED = 2048
+_MOST_CGROUPS = 256
+_MOST_ASKED = 4  # processes of a job, for its cgroup
 _LOWEST_NEW_PID = 300  # where the kernel goes on after the highest
 _READ_BYTES = 4096
 _MOST_UINT32 = (1 << 32) - 1
 # A user's or a unit's processes may be several jobs.
 _JOBS = (Scheduler.SLURM, Scheduler.KUBERNETES, Scheduler.CONTAINER)
+_SLURM_CGROUPS = "system.slice/*slurmstepd.scope"
 
 
 class SharedProcessIds:
@@ -185,44 +192,92 @@ class _Group:
     gpus: tuple[str, ...]
     holders: dict[int, _Process] = field(default_factory=dict)
     others: dict[int, _Process] = field(default_factory=dict)
-    cgroup: _CgroupIo | None = None
+    cgroup: _Cgroup | None = None
     forks: list[int] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
     lifetime_ms: list[int] = field(default_factory=list)
     read_bytes: list[int] = field(default_factory=list)
     written_bytes: list[int] = field(default_factory=list)
-    ticks: list[int] = field(default_factory=list)
+    processor_ms: list[float] = field(default_factory=list)
     processes: int = 0
+    unseen_holders: int = 0  # past what is looked at, or hidden from this user
+    most_holders: int = 0
 
-    def columns(self) -> tuple[list[int], ...]:
+    def columns(self) -> tuple[list[int] | list[float], ...]:
         """Return what has a value per look."""
-        return self.forks, self.exits, self.lifetime_ms, self.read_bytes, self.written_bytes, self.ticks
+        return self.forks, self.exits, self.lifetime_ms, self.read_bytes, self.written_bytes, self.processor_ms
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a job with a cgroup of its own, of which all processes count, on its GPUs or not."""
+        return self.cgroup is not None and self.cgroup.counts_time
+
+    @property
+    def counts_io(self) -> bool:
+        """Whether its cgroup says what it reads and writes, and has to."""
+        return self.cgroup is not None and self.cgroup.counts_bytes and not self._reads_processes
 
     @property
     def reads_io(self) -> bool:
-        """Whether the bytes that it reads and writes are known."""
-        return self.cgroup is not None or any(p.reads_io for p in self.holders.values())
+        """Whether the bytes that it reads and writes are known: a job without any process moves none."""
+        is_empty = not self.processes and not self.most_holders
+        return self._reads_processes or self.counts_io or (self.is_whole and is_empty)
+
+    @property
+    def _reads_processes(self) -> bool:
+        # Those on the GPUs, where there are any: what is left of a child that has ended opens to nobody.
+        looked_at = self.holders or self.others
+        return bool(looked_at) and all(p.reads_io for p in looked_at.values())
 
 
-class _CgroupIo:
-    """``io.stat`` of a cgroup."""
+class _Cgroup:
+    """What a cgroup of version 2 counts.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Its folder.
+        is_job: Whether all of its processes are those of the job.
+
+    Attributes:
+        counts_time: Whether it says how long the job's processes have run; not any more once that cannot be read.
+        counts_bytes: Whether it says what was read and written, likewise.
+    """
+
+    def __init__(self, path: Path, *, is_job: bool) -> None:
         self._path = path
-        self._before = _parse_io_stat(self._text())
+        self.counts_time = is_job
+        self.counts_bytes = True
+        self._time_ms = 0.0
+        self._bytes = 0, 0
+        self.read_time_ms()
+        self.read_bytes()
+
+    def read_time_ms(self) -> float:
+        """Return the processor time used since the last time, in milliseconds."""
+        fields = self._text("cpu.stat").split() if self.counts_time else []
+        if fields[:1] != [b"usage_usec"]:
+            self.counts_time = False
+            return 0.0
+        before, self._time_ms = self._time_ms, int(fields[1]) / 1e3
+        return max(0.0, self._time_ms - before)
 
     def read_bytes(self) -> tuple[int, int]:
         """Return the bytes read and written since the last time."""
-        try:
-            now = _parse_io_stat(self._text())
-        except OSError:
+        self.counts_bytes = self.counts_bytes and (self._path / "io.stat").exists()
+        if not self.counts_bytes:
             return 0, 0
-        before, self._before = self._before, now
-        return max(0, now[0] - before[0]), max(0, now[1] - before[1])
+        before, self._bytes = self._bytes, _parse_io_stat(self._text("io.stat"))
+        return max(0, self._bytes[0] - before[0]), max(0, self._bytes[1] - before[1])
 
-    def _text(self) -> bytes:
-        with self._path.open("rb", buffering=0) as file:
+    def process_ids(self) -> list[int]:
+        """Return the processes in it, ascending: of a job with very many cgroups some of them."""
+        files = itertools.islice(self._path.rglob("cgroup.procs"), _MOST_CGROUPS)
+        found = b" ".join(self._text(str(file.relative_to(self._path))) for file in files)
+        return sorted({int(word) for word in found.split() if word.isdigit()})
+
+    def _text(self, name: str) -> bytes:
+        with contextlib.suppress(OSError), (self._path / name).open("rb", buffering=0) as file:
             return file.read(1 << 16)
+        return b""
 
 
 class _Ends:
@@ -313,33 +368,45 @@ class ActivityReader:
         Returns:
             What was seen of those before, if they change.
         """
-        wanted: dict[object, tuple[list[str], dict[int, _Stat]]] = {}
+        wanted: dict[object, tuple[list[str], dict[int, _Stat], set[int]]] = {}
+        cgroups: dict[object, _Cgroup | None] = {}
         count = 0
         # The open files of a process are never those of another one that gets its id.
         known = {pid: p.stat for group in self._groups.values() for pid, p in group.holders.items() if p.is_alive}
-        for gpu in sorted(held):
+        for gpu in sorted({*held, *owners}):
             found = {}
-            for pid in held[gpu][: MOST_PROCESSES - count]:
+            for pid in held.get(gpu, ())[: MOST_PROCESSES - count]:
                 if (stat := known.get(pid) or self._stat(pid)) is not None:
                     found[pid] = stat
-            if not found:
+            job = next((owner for owner in owners.get(gpu, ()) if owner.scheduler in _JOBS), None)
+            if not found and job is None:
                 continue
             count += len(found)
-            job = next(((o.scheduler, o.job_id) for o in owners.get(gpu, ()) if o.scheduler in _JOBS), None)
-            gpus, pids = wanted.setdefault(job or next(iter(found.values())).group, ([], {}))
-            gpus.append(gpu)
-            pids.update(found)
+            key: object = (job.scheduler, job.job_id) if job else next(iter(found.values())).group
+            if job is not None and cgroups.get(key) is None:
+                cgroups[key] = self._job_cgroup(key, job, found)
+            # Of a GPU that nobody is on, a job says only what its cgroup counts.
+            if found or cgroups[key] is not None:
+                gpus, pids, holders = wanted.setdefault(key, ([], {}, set()))
+                gpus.append(gpu)
+                pids.update(found)
+                holders.update(held.get(gpu, ()))
         ended = []
-        if {k: tuple(g) for k, (g, _) in wanted.items()} != {k: g.gpus for k, g in self._groups.items()}:
+        if {k: tuple(g) for k, (g, *_) in wanted.items()} != {k: g.gpus for k, g in self._groups.items()}:
             ended = self.take()
         for key in self._groups.keys() - wanted.keys():
             self._drop(self._groups.pop(key))
         if self._newest is None and wanted:
             self._newest = self._newest_pid()
-        for key, (gpus, pids) in wanted.items():
+        for key, (gpus, pids, holders) in wanted.items():
             group = self._groups.setdefault(key, _Group(tuple(gpus)))
             group.gpus = tuple(gpus)
+            if group.cgroup is None or not group.is_whole:
+                group.cgroup = cgroups.get(key) or group.cgroup
+            group.unseen_holders = len(holders - pids.keys())
             self._hold(group, pids)
+            if group.cgroup is not None and not pids:
+                self._look_beside(group, group.cgroup)
         if not self._groups:
             self._newest = None
         return ended
@@ -360,14 +427,21 @@ class ActivityReader:
             self._by_pid = None
             if known is None:
                 self._search_children(group, pid)
-            if not process.reads_io and group.cgroup is None:
-                group.cgroup = self._cgroup_io(pid)
+            if not process.reads_io and group.cgroup is None and (folder := self._cgroup_folder(pid)) is not None:
+                group.cgroup = _Cgroup(self._cgroups / folder, is_job=False)
+        group.most_holders = max(group.most_holders, len(group.holders) + group.unseen_holders)
         if group.holders and not group.reads_io:
             self._tell_once(
                 "io",
                 "the bytes that jobs read and write are not known: /proc/PID/io of their processes opens to their own "
                 "user and to root (CAP_SYS_PTRACE) only, and their cgroup has no io.stat",
             )
+
+    def _look_beside(self, group: _Group, cgroup: _Cgroup) -> None:
+        """Look at the processes of a job that are on none of its GPUs."""
+        for pid in cgroup.process_ids():
+            if pid not in group.others and (stat := self._stat(pid)) is not None:
+                self._add(group, pid, stat, is_new=False)
 
     def look(self, now_unix_nano: int) -> list[ingest_pb2.Record]:
         """Look once; return what is complete to be recorded.
@@ -403,7 +477,7 @@ class ActivityReader:
             return []
         activity = ingest_pb2.JobActivity(start_time_unix_nano=self._begin_unix_nano, offsets_ms=offsets)
         for group in self._groups.values():
-            if group.processes:
+            if group.processes or group.is_whole:
                 activity.groups.append(
                     ingest_pb2.ProcessGroupActivity(
                         gpu_uuids=group.gpus,
@@ -412,13 +486,14 @@ class ActivityReader:
                         lifetime_ms=group.lifetime_ms,
                         read_bytes=group.read_bytes if group.reads_io else (),
                         written_bytes=group.written_bytes if group.reads_io else (),
-                        processor_ms=[min(_MOST_UINT32, round(t * self._ms_per_tick)) for t in group.ticks],
+                        processor_ms=[min(_MOST_UINT32, round(each)) for each in group.processor_ms],
                         processes=group.processes,
+                        holders=group.most_holders,
                     )
                 )
             for column in group.columns():
                 column.clear()
-            group.processes = 0
+            group.processes, group.most_holders = 0, len(group.holders) + group.unseen_holders
         if not activity.groups:
             return []
         self._counters.job_activity_records += 1
@@ -505,9 +580,11 @@ class ActivityReader:
             self._count(group, process, bytes_too=True, ticks_too=True)
         for group in self._groups.values():
             if group.cgroup is not None:
-                read, written = group.cgroup.read_bytes()
-                group.read_bytes[-1] += read
-                group.written_bytes[-1] += written
+                group.processor_ms[-1] += group.cgroup.read_time_ms()
+                if group.counts_io:
+                    read, written = group.cgroup.read_bytes()
+                    group.read_bytes[-1] += read
+                    group.written_bytes[-1] += written
         for group, process in self._held:
             if not process.is_alive and process.pid in group.holders:
                 group.holders.pop(process.pid).close()
@@ -526,12 +603,13 @@ class ActivityReader:
         return self._by_pid
 
     def _count(self, group: _Group, process: _Process, *, bytes_too: bool, ticks_too: bool) -> None:
-        if bytes_too and group.cgroup is None:
+        if bytes_too:
             read, written = process.read_bytes()
-            group.read_bytes[-1] += read
-            group.written_bytes[-1] += written
-        if ticks_too:
-            group.ticks[-1] += process.read_ticks()
+            group.read_bytes[-1] += 0 if group.counts_io else read
+            group.written_bytes[-1] += 0 if group.counts_io else written
+        # What a cgroup counts is not counted again; the reading notices who has another one's id.
+        if ticks_too and (ticks := process.read_ticks()) and not group.is_whole:
+            group.processor_ms[-1] += ticks * self._ms_per_tick
 
     def _in_turn(self, processes: list[tuple[_Group, _Process]], most: int) -> list[tuple[_Group, _Process]]:
         if len(processes) <= most:
@@ -563,13 +641,28 @@ class ActivityReader:
             return False
         return f"\nTgid:\t{pid}\n".encode() in status
 
-    def _cgroup_io(self, pid: int) -> _CgroupIo | None:
-        """Return ``io.stat`` of the cgroup of a process, where it has one of its own in version 2."""
+    def _job_cgroup(self, key: object, job: Owner, pids: Mapping[int, _Stat]) -> _Cgroup | None:
+        """Return the cgroup of a whole job, as it is known, as its processes say, or as Slurm names it."""
+        group = self._groups.get(key)
+        if group is not None and group.is_whole:
+            return group.cgroup
+        folders: list[str | Path] = []
+        if job.scheduler is Scheduler.SLURM and job.job_id.isdigit():
+            folders += self._cgroups.glob(f"{_SLURM_CGROUPS}/job_{job.job_id}")
+        known = (self._cgroup_folder(pid) for pid in itertools.islice(pids, _MOST_ASKED))
+        folders += [job_path(folder, job.scheduler) for folder in known if folder is not None]
+        for cgroup in (_Cgroup(self._cgroups / folder, is_job=True) for folder in folders if folder):
+            if cgroup.counts_time:
+                return cgroup
+        return None
+
+    def _cgroup_folder(self, pid: int) -> str | None:
+        """Return the cgroup of a process below where they are mounted, where it has one of its own in version 2."""
         with contextlib.suppress(OSError):
             for line in self._text(f"{pid}/cgroup").decode(errors="replace").splitlines():
                 path = line.removeprefix("0::/")
                 if path not in (line, "") and ".." not in path:
-                    return _CgroupIo(self._cgroups / path / "io.stat")
+                    return path
         return None
 
     def _text(self, name: str) -> bytes:

@@ -54,6 +54,21 @@ def owner_of(cgroup: str, uid: int) -> Owner:
     return _with_uid(Owner(Scheduler.USER, f"uid-{uid}"), uid)
 
 
+def job_path(path: str, scheduler: Scheduler) -> str:
+    """Return the part of a path of cgroup version 2 that is all of a job, its steps or containers being below it.
+
+    Args:
+        path: Of a process, without the slash in front.
+        scheduler: Whose job it is; where the path is none of its jobs, there is no such part, and it is empty.
+    """
+    whole, parts = owner_of(f"0::/{path}", 0), path.split("/")
+    for begin in ("/".join(parts[:count]) for count in range(1, len(parts) + 1)):
+        owner = owner_of(f"0::/{begin}", 0)
+        if owner.scheduler is scheduler and owner.job_id == whole.job_id:
+            return begin
+    return ""
+
+
 def _paths(cgroup: str) -> list[str]:
     """Return the distinct paths, that of version 2 and of systemd's own hierarchy first: they are the finest."""
     lines = [line.split(":", 2) for line in cgroup.splitlines()[:_MOST_LINES]]

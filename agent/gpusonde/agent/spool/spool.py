@@ -262,8 +262,8 @@ class Spool:
     def marks(self, up_to: int | None = None) -> list[ingest_pb2.RecordMark]:
         """Describe records of earlier lives of which no collector has said whether it has them, by sequence.
 
-        They are the last ones with ticks of each life: what another spool that began as a copy of this one holds is the
-        same up to the end of some life, or a part of it.
+        They are the first and the last one with ticks of each life: what another spool that began as a copy of this one
+        holds is the same up to the end of some life, or a part of the next one (:meth:`marks_between`).
 
         Args:
             up_to: Highest sequence to consider; None for no bound.
@@ -276,8 +276,15 @@ class Spool:
             self._marks = self._find_marks(self._inherited)
         return [mark for mark in self._marks if mark.sequence > self._known]
 
+    def marks_between(self, same: int, other: int) -> list[ingest_pb2.RecordMark]:
+        """Describe some records with ticks between two, at even distances; all of them where they are few."""
+        apart = max(1, -(-(other - same - 1) // _MOST_MARKS))
+        found = (self._mark_at(sequence) for sequence in range(other - 1, same, -apart))
+        return [mark for mark in found if mark is not None][::-1]
+
     def _find_marks(self, up_to: int) -> list[ingest_pb2.RecordMark]:
         marks: list[ingest_pb2.RecordMark] = []
+        first = 0  # of the life that is being gone through, as far as is known
         is_last = True
         for sequence in range(min(up_to, self._inherited), self._known, -1):
             # Each on its own: whoever appends must not wait for all of them.
@@ -286,16 +293,31 @@ class Spool:
                 if sequence < segment.first_sequence:
                     break
                 if segment.ticks[sequence - segment.first_sequence] and not is_last:
+                    first = sequence
                     continue
                 record = self._reader.read(segment, sequence)
                 if record is None:
                     continue
                 # Every life begins with one.
-                is_last = is_last or record.HasField("inventory")
+                if record.HasField("inventory"):
+                    is_last = True
+                    marks += self._marks_of_first(first)
+                    first = 0
                 if is_last and (mark := self._mark_of(record)) is not None:
                     marks.append(mark)
                     is_last = False
+        marks += self._marks_of_first(first)
         return marks[:: max(1, -(-len(marks) // _MOST_MARKS))][::-1]
+
+    def _marks_of_first(self, sequence: int) -> list[ingest_pb2.RecordMark]:
+        mark = self._mark_at(sequence) if sequence else None
+        return [] if mark is None else [mark]
+
+    def _mark_at(self, sequence: int) -> ingest_pb2.RecordMark | None:
+        with self._lock:
+            segment = self._segment_of(sequence)
+            record = None if sequence < segment.first_sequence else self._reader.read(segment, sequence)
+            return None if record is None else self._mark_of(record)
 
     def _mark_of(self, record: ingest_pb2.Record) -> ingest_pb2.RecordMark | None:
         gpus = ingest_pb2.Record.FromString(self._inventory_at(record.sequence)).inventory.gpus

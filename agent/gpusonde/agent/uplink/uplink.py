@@ -35,7 +35,7 @@ from gpusonde.agent.uplink.session import (
 )
 from gpusonde.errors import TlsError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.process import end, within
+from gpusonde.service.process import end, late_timers, within
 from gpusonde.service.tls import Access, ExpiryWarning, hangs_up_on_strangers, is_loopback
 
 
@@ -79,6 +79,9 @@ class Backoff:
 
 
 _STATUS_TIMEOUT_S = 5.0
+# gRPC's idle threads look for work at growing distances after every request, from 15 ms to 3 s; what there is to do
+# wakes them up without that.
+_IDLE_THREADS_SLACK_S = 0.4
 
 
 def open_channel(target: str, access: Access, limits: StreamLimits) -> grpc.aio.Channel:
@@ -100,9 +103,11 @@ def open_channel(target: str, access: Access, limits: StreamLimits) -> grpc.aio.
         ("grpc.max_send_message_length", 16 << 20),
         ("grpc.enable_retries", 0),
     ]
-    if access.credentials is None:
-        return grpc.aio.insecure_channel(target, options=options)
-    return grpc.aio.secure_channel(target, access.credentials, options=options)
+    # The first channel begins gRPC's threads.
+    with late_timers(_IDLE_THREADS_SLACK_S):
+        if access.credentials is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        return grpc.aio.secure_channel(target, access.credentials, options=options)
 
 
 async def call_status(
@@ -174,8 +179,12 @@ class Uplink:
         self._said = ""
         self._warned_of_plain_text = False
         self._retried_at_once = False
-        # Highest sequence worth asking a collector about, once it has said what it has.
+        # The collector that was greeted last; of it the two below are known, and of no other one.
+        self._greeted = ""
+        # Highest sequence worth asking it about, once it has said what it has.
         self._marked_up_to: int | None = None
+        # A record that it has, one of the same life that it may lack, and marks of those between.
+        self._between: tuple[int, int, list[ingest_pb2.RecordMark]] | None = None
         self._changed = asyncio.Event()
         self._open_session: Session | None = None
 
@@ -301,7 +310,9 @@ class Uplink:
         )(metadata=access.metadata)
         try:
             first_available = self._spool.first_available_sequence
-            marks = self._spool.marks(self._marked_up_to)
+            if address.target != self._greeted:
+                self._greeted, self._between, self._marked_up_to = address.target, None, None
+            marks = self._between[2] if self._between else self._spool.marks(self._marked_up_to)
             ack = await self._answer_to_hello(channel, call, first_available, marks)
             self._resume(ack, first_available, address.target, marks)
             session = Session(
@@ -446,8 +457,17 @@ class Uplink:
     ) -> None:
         self._counters.sessions += 1
         same = ack.same_sequence if ack.same_sequence in [mark.sequence for mark in marks] else 0
+        held, lacked, _ = self._between or (0, 0, [])
+        self._between = None
         if same:
             self._spool.note_same(same)
+            held = same
+        if held:
+            # It may have a part of the next life, sent by one that was like this spool then.
+            lacked = next((mark.sequence for mark in marks if mark.sequence > held), lacked)
+            if between := self._spool.marks_between(held, lacked):
+                self._between = held, lacked, between
+                raise SessionEnd("resend")
         known = self._spool.known_sequence
         if any(known < ack.durable_sequence < mark.sequence for mark in marks):
             # Of that life the collector has a part, which may be from here, too.
@@ -464,13 +484,13 @@ class Uplink:
                 target, ack.durable_sequence, known, known + 1, self._spool.last_sequence,
             )  # fmt: skip
             raise SessionEnd("resend")
-        if same > ack.durable_sequence:
+        if held > ack.durable_sequence:
             # What lies between would be sent again under the old id.
             self._spool.renew()
             log.warning(
                 "collector %s holds records up to %d of this spool under another id: one of which it is a copy has gone"
                 " on under that. Records %d to %d go under a new spool id",
-                target, same, same + 1, self._spool.last_sequence,
+                target, held, held + 1, self._spool.last_sequence,
             )  # fmt: skip
             raise SessionEnd("resend")
         self._spool.acknowledge(ack.durable_sequence)

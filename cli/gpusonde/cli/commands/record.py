@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import JsonKey, Output, Screen
-from gpusonde.cli.parsing import Parser, positive_number
+from gpusonde.cli.parsing import Parser, duration_s, positive_number
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def add_record_options(parser: Parser) -> None:
         "each time. CSV keeps every tick through a crash, Parquet is smaller and needs the collector extra."
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="trace file to write: .csv or .parquet")
-    parser.add_argument("--duration-s", type=positive_number, metavar="S", help="stop after so many seconds")
+    parser.add_argument("--duration-s", type=duration_s, metavar="TIME", help="stop after so many seconds")
     parser.add_argument(
-        "--interval-s", type=positive_number, default=0.1, metavar="S", help="between ticks (default: 0.1)"
+        "--interval-s", type=duration_s, default=0.1, metavar="TIME", help="between ticks (default: 0.1)"
     )
     parser.add_argument("--replay", type=Path, metavar="TRACE", help="record a replayed trace instead of the GPUs")
     parser.add_argument("--speed", type=positive_number, default=1.0, metavar="N", help="replay N times faster")

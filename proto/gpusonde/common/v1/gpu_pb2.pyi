@@ -23,6 +23,14 @@ class BlankReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLANK_REASON_READ_ERROR: _ClassVar[BlankReason]
     BLANK_REASON_GPU_LOST: _ClassVar[BlankReason]
     BLANK_REASON_OUT_OF_RANGE: _ClassVar[BlankReason]
+
+class Fits(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FITS_UNSPECIFIED: _ClassVar[Fits]
+    FITS_YES: _ClassVar[Fits]
+    FITS_LIKELY: _ClassVar[Fits]
+    FITS_UNKNOWN: _ClassVar[Fits]
+    FITS_NO: _ClassVar[Fits]
 STATIC_SOURCE_UNSPECIFIED: StaticSource
 STATIC_SOURCE_NVML: StaticSource
 STATIC_SOURCE_CUDA_DRIVER: StaticSource
@@ -35,6 +43,11 @@ BLANK_REASON_NO_DATA: BlankReason
 BLANK_REASON_READ_ERROR: BlankReason
 BLANK_REASON_GPU_LOST: BlankReason
 BLANK_REASON_OUT_OF_RANGE: BlankReason
+FITS_UNSPECIFIED: Fits
+FITS_YES: Fits
+FITS_LIKELY: Fits
+FITS_UNKNOWN: Fits
+FITS_NO: Fits
 
 class Gpu(_message.Message):
     __slots__ = ("gpu_uuid", "mig_uuid", "gpu_index", "pci_bus_id", "product_name", "framebuffer_bytes", "driver_version", "static_attributes", "missing_metrics", "replayed")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgpusonde/common/v1/metric.proto\x12\x12gpusonde.common.v1\"\xdd\x01\n\x10MetricDescriptor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04unit\x18\x02 \x01(\x0e\x32\x18.gpusonde.common.v1.Unit\x12,\n\x04kind\x18\x03 \x01(\x0e\x32\x1e.gpusonde.common.v1.MetricKind\x12\x15\n\rdcgm_field_id\x18\x04 \x01(\r\x12\x13\n\x0bmultiplexed\x18\x05 \x01(\x08\x12\x39\n\x0esampling_class\x18\x06 \x01(\x0e\x32!.gpusonde.common.v1.SamplingClass*\xae\x01\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x0e\n\nUNIT_RATIO\x10\x01\x12\x0e\n\nUNIT_BYTES\x10\x02\x12\x19\n\x15UNIT_BYTES_PER_SECOND\x10\x03\x12\x0e\n\nUNIT_WATTS\x10\x04\x12\x0f\n\x0bUNIT_JOULES\x10\x05\x12\x10\n\x0cUNIT_CELSIUS\x10\x06\x12\x12\n\x0eUNIT_MEGAHERTZ\x10\x07\x12\x0e\n\nUNIT_COUNT\x10\x08*Y\n\nMetricKind\x12\x1b\n\x17METRIC_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11METRIC_KIND_GAUGE\x10\x01\x12\x17\n\x13METRIC_KIND_COUNTER\x10\x02*a\n\rSamplingClass\x12\x1e\n\x1aSAMPLING_CLASS_UNSPECIFIED\x10\x00\x12\x17\n\x13SAMPLING_CLASS_FAST\x10\x01\x12\x17\n\x13SAMPLING_CLASS_SLOW\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgpusonde/common/v1/metric.proto\x12\x12gpusonde.common.v1\"\xdd\x01\n\x10MetricDescriptor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04unit\x18\x02 \x01(\x0e\x32\x18.gpusonde.common.v1.Unit\x12,\n\x04kind\x18\x03 \x01(\x0e\x32\x1e.gpusonde.common.v1.MetricKind\x12\x15\n\rdcgm_field_id\x18\x04 \x01(\r\x12\x13\n\x0bmultiplexed\x18\x05 \x01(\x08\x12\x39\n\x0esampling_class\x18\x06 \x01(\x0e\x32!.gpusonde.common.v1.SamplingClass*\xbd\x01\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x0e\n\nUNIT_RATIO\x10\x01\x12\x0e\n\nUNIT_BYTES\x10\x02\x12\x19\n\x15UNIT_BYTES_PER_SECOND\x10\x03\x12\x0e\n\nUNIT_WATTS\x10\x04\x12\x0f\n\x0bUNIT_JOULES\x10\x05\x12\x10\n\x0cUNIT_CELSIUS\x10\x06\x12\x12\n\x0eUNIT_MEGAHERTZ\x10\x07\x12\x0e\n\nUNIT_COUNT\x10\x08\x12\r\n\tUNIT_BITS\x10\t*Y\n\nMetricKind\x12\x1b\n\x17METRIC_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11METRIC_KIND_GAUGE\x10\x01\x12\x17\n\x13METRIC_KIND_COUNTER\x10\x02*a\n\rSamplingClass\x12\x1e\n\x1aSAMPLING_CLASS_UNSPECIFIED\x10\x00\x12\x17\n\x13SAMPLING_CLASS_FAST\x10\x01\x12\x17\n\x13SAMPLING_CLASS_SLOW\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpusonde.common.v1.metric_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_UNIT']._serialized_start=280
-  _globals['_UNIT']._serialized_end=454
-  _globals['_METRICKIND']._serialized_start=456
-  _globals['_METRICKIND']._serialized_end=545
-  _globals['_SAMPLINGCLASS']._serialized_start=547
-  _globals['_SAMPLINGCLASS']._serialized_end=644
+  _globals['_UNIT']._serialized_end=469
+  _globals['_METRICKIND']._serialized_start=471
+  _globals['_METRICKIND']._serialized_end=560
+  _globals['_SAMPLINGCLASS']._serialized_start=562
+  _globals['_SAMPLINGCLASS']._serialized_end=659
   _globals['_METRICDESCRIPTOR']._serialized_start=56
   _globals['_METRICDESCRIPTOR']._serialized_end=277
 # @@protoc_insertion_point(module_scope)

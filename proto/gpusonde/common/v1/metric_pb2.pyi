@@ -16,6 +16,7 @@ class Unit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UNIT_CELSIUS: _ClassVar[Unit]
     UNIT_MEGAHERTZ: _ClassVar[Unit]
     UNIT_COUNT: _ClassVar[Unit]
+    UNIT_BITS: _ClassVar[Unit]
 
 class MetricKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +38,7 @@ UNIT_JOULES: Unit
 UNIT_CELSIUS: Unit
 UNIT_MEGAHERTZ: Unit
 UNIT_COUNT: Unit
+UNIT_BITS: Unit
 METRIC_KIND_UNSPECIFIED: MetricKind
 METRIC_KIND_GAUGE: MetricKind
 METRIC_KIND_COUNTER: MetricKind

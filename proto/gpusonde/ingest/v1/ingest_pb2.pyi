@@ -243,7 +243,7 @@ class JobActivity(_message.Message):
     def __init__(self, start_time_unix_nano: _Optional[int] = ..., offsets_ms: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[ProcessGroupActivity, _Mapping]]] = ...) -> None: ...
 
 class ProcessGroupActivity(_message.Message):
-    __slots__ = ("gpu_uuids", "forks", "exits", "lifetime_ms", "read_bytes", "written_bytes", "processor_ms", "processes")
+    __slots__ = ("gpu_uuids", "forks", "exits", "lifetime_ms", "read_bytes", "written_bytes", "processor_ms", "processes", "holders")
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
     FORKS_FIELD_NUMBER: _ClassVar[int]
     EXITS_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class ProcessGroupActivity(_message.Message):
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_MS_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     forks: _containers.RepeatedScalarFieldContainer[int]
     exits: _containers.RepeatedScalarFieldContainer[int]
@@ -260,7 +261,8 @@ class ProcessGroupActivity(_message.Message):
     written_bytes: _containers.RepeatedScalarFieldContainer[int]
     processor_ms: _containers.RepeatedScalarFieldContainer[int]
     processes: int
-    def __init__(self, gpu_uuids: _Optional[_Iterable[str]] = ..., forks: _Optional[_Iterable[int]] = ..., exits: _Optional[_Iterable[int]] = ..., lifetime_ms: _Optional[_Iterable[int]] = ..., read_bytes: _Optional[_Iterable[int]] = ..., written_bytes: _Optional[_Iterable[int]] = ..., processor_ms: _Optional[_Iterable[int]] = ..., processes: _Optional[int] = ...) -> None: ...
+    holders: int
+    def __init__(self, gpu_uuids: _Optional[_Iterable[str]] = ..., forks: _Optional[_Iterable[int]] = ..., exits: _Optional[_Iterable[int]] = ..., lifetime_ms: _Optional[_Iterable[int]] = ..., read_bytes: _Optional[_Iterable[int]] = ..., written_bytes: _Optional[_Iterable[int]] = ..., processor_ms: _Optional[_Iterable[int]] = ..., processes: _Optional[int] = ..., holders: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("durable_sequence",)

@@ -20,6 +20,7 @@ UNITS = {
     Unit.CELSIUS: metric_pb2.UNIT_CELSIUS,
     Unit.MEGAHERTZ: metric_pb2.UNIT_MEGAHERTZ,
     Unit.COUNT: metric_pb2.UNIT_COUNT,
+    Unit.BITS: metric_pb2.UNIT_BITS,
 }
 KINDS = {
     MetricKind.GAUGE: metric_pb2.METRIC_KIND_GAUGE,
@@ -231,12 +232,14 @@ class JobActivity:
         values: Shape (6, looks), what came since the look before, in the order of :data:`ACTIVITY_COLUMNS`; the
             seconds of ``lifetime_s`` are those of the processes that ended, added up. NaN where it cannot be read.
         message: The record with nothing else in it.
+        holders: How many processes were on the GPUs at most; None where the agent did not tell.
     """
 
     gpu_uuids: tuple[str, ...]
     time_unix_nano: Int64Array
     values: Float64Array
     message: bytes
+    holders: int | None = None
 
 
 @dataclass(frozen=True)

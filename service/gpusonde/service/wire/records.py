@@ -249,8 +249,9 @@ def _activity(
     check_count(group.gpu_uuids, f"{field}.gpu_uuids", limits.gpus)
     for gpu in group.gpu_uuids:
         check_text(gpu, f"{field}.gpu_uuids", limits.text, required=True)
-    if group.processes > _MOST_PROCESSES:
-        raise WireError(f"{field}.processes", f"{group.processes} are more than a host can have")
+    for name, count in (("processes", group.processes), ("holders", group.holders)):
+        if count > _MOST_PROCESSES:
+            raise WireError(f"{field}.{name}", f"{count} are more than a host can have")
     columns = (
         ("forks", group.forks, 1.0), ("exits", group.exits, 1.0), ("lifetime_ms", group.lifetime_ms, 1e-3),
         ("read_bytes", group.read_bytes, 1.0), ("written_bytes", group.written_bytes, 1.0),
@@ -265,7 +266,8 @@ def _activity(
     alone = ingest_pb2.JobActivity(
         start_time_unix_nano=message.start_time_unix_nano, offsets_ms=message.offsets_ms, groups=[group]
     )
-    return JobActivity(tuple(group.gpu_uuids), times, values, alone.SerializeToString())
+    holders = group.holders if group.HasField("holders") else None
+    return JobActivity(tuple(group.gpu_uuids), times, values, alone.SerializeToString(), holders)
 
 
 def _bindings(message: ingest_pb2.JobBindings, limits: Limits) -> BindingsRecord:

@@ -61,6 +61,11 @@ CALLS = (
         ),
     ),
     (FastCall("nvmlDeviceGetClockInfo", bytes(4), (AnswerCell("memory_clock_mhz", 0, CellKind.UINT32),), (2,)),),
+    # The same under its name before driver 535.
+    tuple(
+        FastCall(name, bytes(8), (AnswerCell("clock_event_reason_bits", 0, CellKind.UINT64),))
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    ),
 )  # fmt: skip
 # What a MIG instance has too.
 MEMORY_CALLS = (
