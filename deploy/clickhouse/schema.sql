@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS samples (
     framebuffer_free_bytes Float32 DEFAULT nan CODEC(ZSTD(1)),
     bar1_free_bytes Float32 DEFAULT nan CODEC(ZSTD(1)),
     pcie_replay_count Float64 DEFAULT nan CODEC(ZSTD(1)),
+    clock_event_reason_bits Float32 DEFAULT nan CODEC(ZSTD(1)),
     xid_count Float64 DEFAULT nan CODEC(ZSTD(1)),
     INDEX by_position (spool, sequence) TYPE minmax GRANULARITY 1
 )
@@ -139,6 +140,8 @@ CREATE TABLE IF NOT EXISTS samples_1s (
     bar1_free_bytes Float32 DEFAULT nan CODEC(ZSTD(1)),
     bar1_free_bytes_ticks UInt32 CODEC(ZSTD(1)),
     pcie_replay_count Float64 DEFAULT nan CODEC(ZSTD(1)),
+    clock_event_reason_bits Float32 DEFAULT nan CODEC(ZSTD(1)),
+    clock_event_reason_bits_ticks UInt32 CODEC(ZSTD(1)),
     xid_count Float64 DEFAULT nan CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree
@@ -447,6 +450,8 @@ SELECT
     avgIf(samples.bar1_free_bytes, NOT isNaN(samples.bar1_free_bytes)) AS bar1_free_bytes,
     toUInt32(countIf(NOT isNaN(samples.bar1_free_bytes))) AS bar1_free_bytes_ticks,
     ifNull(argMaxOrNullIf(samples.pcie_replay_count, samples.time_unix_nano, NOT isNaN(samples.pcie_replay_count)), nan) AS pcie_replay_count,
+    avgIf(samples.clock_event_reason_bits, NOT isNaN(samples.clock_event_reason_bits)) AS clock_event_reason_bits,
+    toUInt32(countIf(NOT isNaN(samples.clock_event_reason_bits))) AS clock_event_reason_bits_ticks,
     ifNull(argMaxOrNullIf(samples.xid_count, samples.time_unix_nano, NOT isNaN(samples.xid_count)), nan) AS xid_count
 FROM samples
 GROUP BY gpu_uuid, time_unix_nano, spool, sequence;

@@ -1,6 +1,10 @@
 """The engine on ClickHouse over HTTP, against a stand-in for the server that runs the statements in this process."""
 
+import contextlib
+import http.client
+import socket
 import ssl
+import threading
 import uuid
 
 import pytest
@@ -13,6 +17,7 @@ from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory,
 
 from gpusonde.collector.client import Client
 from gpusonde.collector.config import ClickHouseConfig
+from gpusonde.collector.storage.clickhouse.server import ClickHouseServer
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.errors import StoreError
@@ -215,3 +220,67 @@ def test_tables_of_which_only_some_are_replicated_are_refused(server, engine):
     server.replicated = tuple(name for name in tables_of(server, engine) if name != "progress")
     with pytest.raises(StoreError, match="make these Replicated too: progress"):
         engine.open()
+
+
+@contextlib.contextmanager
+def _answering(*answers: bytes):
+    """Serve one connection after the other; each gets its answer to whatever it asks, and is then closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            for answer in answers:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(10.0)
+
+
+_VERSION = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 6\r\n\r\n24.8.1"
+_SETTINGS = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n4\n\r\n3\r\n2\n \r\n0\r\nA: b\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nCONTENT-length:  4\r\nConnection: Close\r\n\r\n4\n2\n",
+        b"HTTP/1.0 200 OK\r\n\r\n4\n2\n",
+    ],
+    ids=["in chunks", "after a provisional one", "of HTTP/1.0, up to the end"],
+)
+def test_every_way_in_which_http_ends_an_answer_is_understood(answer):
+    with _answering(_VERSION, _SETTINGS, answer) as url:
+        server = ClickHouseServer(ClickHouseConfig(url), {})
+        assert server.query("SELECT n", {}, "TabSeparated").split() == [b"4", b"2"]
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n4\n2\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n4\n2\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: four\r\n\r\n4\n2\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n4\n2\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-4\r\n4\n2\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n4\n2\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n4\n2\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A" * 70_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"".join(b"A%d: b\r\n" % i for i in range(200)) + b"\r\n",
+    ],
+    ids=range(12),
+)
+def test_what_is_no_whole_answer_is_a_failure_and_nothing_to_go_on_with(answer):
+    with _answering(_VERSION, _SETTINGS, answer) as url:
+        server = ClickHouseServer(ClickHouseConfig(url), {})
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            server.query("SELECT n", {}, "TabSeparated")
+        server.close()

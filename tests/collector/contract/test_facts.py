@@ -176,9 +176,9 @@ def test_what_processes_did_is_read_by_gpu_in_order_of_arrival(engine):
         later = list(store.facts.activity("agent-1", "GPU-a", Position(first.spool, 3)))
         assert later[0][1].time_unix_nano.tolist() == [START_NS + (60 + i) * second for i in range(30)]
         assert list(store.facts.activity("agent-2", "GPU-a", BEGINNING)) == []
-        recent = store.facts.recent_activity("agent-1", "GPU-a", START_NS + 35 * second)
+        recent = store.facts.recent_activity("agent-1", ["GPU-a", "GPU-x"], START_NS + 35 * second)
         assert [job.values[0, 0] for job in recent] == [3, 4]
-        assert store.facts.recent_activity("agent-2", "GPU-a", START_NS) == []
+        assert store.facts.recent_activity("agent-2", ["GPU-a"], START_NS) == []
         assert store.facts.losses() == []
         store = engine.open()
 

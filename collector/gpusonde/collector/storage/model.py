@@ -411,10 +411,10 @@ class StoreUsage:
     free_bytes: int | None = None
 
 
-def read_activity(message: bytes, gpu_uuid: str) -> JobActivity | None:
-    """Return a stored message about what processes did, or None if it is about other GPUs."""
+def read_activity(message: bytes, *gpu_uuids: str) -> JobActivity | None:
+    """Return a stored message about what processes did, or None if it is about none of these GPUs."""
     (job,) = decode_activity(ingest_pb2.JobActivity.FromString(message), STORED_LIMITS).jobs
-    return job if gpu_uuid in job.gpu_uuids else None
+    return None if set(gpu_uuids).isdisjoint(job.gpu_uuids) else job
 
 
 def decode_inventory(message: bytes) -> InventoryRecord | None:

@@ -118,8 +118,8 @@ class FactStore(Protocol):
     def activity(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[tuple[Position, JobActivity]]:
         """Yield what the processes of the job on a GPU did, behind a position, in order of arrival."""
 
-    def recent_activity(self, agent_id: str, gpu_uuid: str, since_unix_nano: int) -> list[JobActivity]:
-        """Return what the processes of the job on a GPU did, as far as it ends after a time, in order of arrival."""
+    def recent_activity(self, agent_id: str, gpu_uuids: Collection[str], since_unix_nano: int) -> list[JobActivity]:
+        """Return what the processes on some GPUs did, as far as it ends after a time, in order of arrival."""
 
     def losses(self) -> list[LossRow]:
         """Return every loss that an agent reported and every gap that was seen."""

@@ -464,8 +464,8 @@ class ClickHouseFacts:
                 if job := read_activity(message, gpu_uuid):
                     yield Position(*place[:2]), job
 
-    def recent_activity(self, agent_id: str, gpu_uuid: str, since_unix_nano: int) -> list[JobActivity]:
-        """Return what the processes of the job on a GPU did, as far as it ends after a time, in order of arrival."""
+    def recent_activity(self, agent_id: str, gpu_uuids: Collection[str], since_unix_nano: int) -> list[JobActivity]:
+        """Return what the processes on some GPUs did, as far as it ends after a time, in order of arrival."""
         table = self._sql.table(
             "SELECT DISTINCT spool, sequence, item, message FROM job_activity"
             " WHERE spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String})"
@@ -473,7 +473,7 @@ class ClickHouseFacts:
             {"agent": agent_id, "since": since_unix_nano},
         )
         messages = binary_column(table, "message") if table.num_rows else []
-        return [job for message in messages if (job := read_activity(message, gpu_uuid))]
+        return [job for message in messages if (job := read_activity(message, *gpu_uuids))]
 
     def losses(self) -> list[LossRow]:
         """Return every reported loss and every gap that was seen."""

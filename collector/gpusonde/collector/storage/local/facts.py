@@ -214,15 +214,15 @@ class LocalFacts:
                     yield Position(spool, sequence), job
             place = rows[-1][:3]
 
-    def recent_activity(self, agent_id: str, gpu_uuid: str, since_unix_nano: int) -> list[JobActivity]:
-        """Return what the processes of the job on a GPU did, as far as it ends after a time, in order of arrival."""
+    def recent_activity(self, agent_id: str, gpu_uuids: Collection[str], since_unix_nano: int) -> list[JobActivity]:
+        """Return what the processes on some GPUs did, as far as it ends after a time, in order of arrival."""
         rows = self._database.rows(
             # By the index on when it came, which is no earlier than what it says.
             "SELECT message FROM job_activity JOIN spools USING (spool)"
             " WHERE received_unix_s >= ? AND end_unix_nano > ? AND agent_id = ? ORDER BY spool, sequence, item",
             ((since_unix_nano - _CLOCKS_APART_NS) // 1_000_000_000, since_unix_nano, agent_id),
         )
-        return [job for (message,) in rows if (job := read_activity(message, gpu_uuid))]
+        return [job for (message,) in rows if (job := read_activity(message, *gpu_uuids))]
 
     def losses(self) -> list[LossRow]:
         """Return every reported loss and every gap that was seen."""
