@@ -11,13 +11,13 @@ from methods import Method
 from problems import Problem
 
 from gpusonde.epoch_detect import EpochDetection
+from gpusonde.epoch_detect.cycles.tree import LEAST_TOLD
 from gpusonde.epoch_detect.detect import round_to_wire_times
 from gpusonde.epoch_detect.evaluation import Summary, TraceScore, score, summarise
 from gpusonde.epoch_detect.ticks import Ticks, active_range, select_values
 from gpusonde.telemetry import Trace
 
 _RIGHT = 0.10
-_LEAST_TOLD = 0.1
 _COUNT_TOLERANCE = 2  # steps; a ramp and a tail may look like one each
 _ETA_AT = (0.4, 0.7)  # shares of the job after which the time left is asked for
 
@@ -99,7 +99,7 @@ def _boundary_errors(found: EpochDetection, problem: Problem) -> Iterator[float]
         near = [
             cycle
             for cycle in found.cycles
-            if cycle.confidence >= _LEAST_TOLD
+            if cycle.confidence >= LEAST_TOLD
             and cycle.starts_s.size
             and abs(cycle.period_s / level.periods_s[0] - 1) <= _RIGHT
         ]
@@ -111,7 +111,7 @@ def _boundary_errors(found: EpochDetection, problem: Problem) -> Iterator[float]
 
 def _counts(found: EpochDetection, problem: Problem) -> bool:
     """Whether a level that is told has as many cycles as the job has steps."""
-    told = [cycle for cycle in found.cycles if cycle.confidence >= _LEAST_TOLD]
+    told = [cycle for cycle in found.cycles if cycle.confidence >= LEAST_TOLD]
     first_s, stop_s = _active(problem.traces[0])
     counts = [cycle.count or (stop_s - first_s) / cycle.period_s for cycle in told]
     if not found.cycles and found.epoch_starts_s.size:

@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
+from scipy.ndimage import median_filter
 
-from gpusonde.epoch_detect.cycles.signal import median, quantile
+from gpusonde.epoch_detect.cycles.signal import median, medians, percentiles
+from gpusonde.epoch_detect.ticks import middle_of_three
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 31])
-def test_median_and_quantiles_equal_numpys(size: int) -> None:
-    values = np.random.default_rng(size).normal(0, 1, size)
-    assert median(values) == np.median(values)
-    for share in (0.0, 0.1, 0.5, 0.98, 1.0):
-        assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12, abs=1e-15)
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 31, 700, 701])
+def test_order_statistics_equal_numpys(size: int) -> None:
+    rows = np.random.default_rng(size).normal(0, 1, (3, size))
+    assert median(rows[0]) == np.median(rows[0])
+    assert medians(rows).tolist() == np.median(rows, axis=1).tolist()
+    percents = (0, 2, 10, 50, 97.5, 98, 100)
+    assert percentiles(rows[0], percents) == np.percentile(rows[0], percents).tolist()
+    assert middle_of_three(rows[0]).tolist() == median_filter(rows[0], 3, mode="nearest").tolist()
 
 
 def test_the_median_of_a_matrix_is_that_of_all_its_values() -> None:

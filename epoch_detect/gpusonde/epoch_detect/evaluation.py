@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gpusonde.epoch_detect.cycles.tree import LEAST_TOLD, MOST_LEVELS
 from gpusonde.epoch_detect.result import Cycle, CycleRole, EpochDetection, Verdict
 from gpusonde.errors import DocumentError
 from gpusonde.telemetry import Trace
@@ -261,8 +262,6 @@ _RIGHT = 0.10  # an answer with an error of at most this is right
 _NEAR = 0.05
 _BOUNDARY_TOLERANCE_S = 0.3
 _BOUNDARY_TOLERANCE = 0.05  # of the period, where that is more
-_LEAST_TOLD = 0.1  # confidence from which on a level counts as told
-_MOST_TOLD = 5
 _CONFIDENT = 0.8  # of the best guess
 _CONFIDENT_ROLE = 0.7
 # Truths of other traces nearer to an own one than this say nothing of chance.
@@ -453,8 +452,8 @@ def _told(found: EpochDetection, period_s: float | None) -> Iterable[Cycle]:
 
 def score_levels(levels: Iterable[Cycle], truth: Truth) -> tuple[LevelScore, ...]:
     """Compare the levels that count as told with the true ones: the likeliest five of confidence 0.1 or more."""
-    likeliest = sorted((each for each in levels if each.confidence >= _LEAST_TOLD), key=lambda each: -each.confidence)
-    return tuple(_score_level(each, truth) for each in sorted(likeliest[:_MOST_TOLD], key=lambda each: each.period_s))
+    likeliest = sorted((each for each in levels if each.confidence >= LEAST_TOLD), key=lambda each: -each.confidence)
+    return tuple(_score_level(each, truth) for each in sorted(likeliest[:MOST_LEVELS], key=lambda each: each.period_s))
 
 
 def _score_level(told: Cycle, truth: Truth) -> LevelScore:

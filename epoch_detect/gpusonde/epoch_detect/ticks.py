@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import median_filter
 
 from gpusonde.telemetry import FloatArray, MetricKind, SamplingClass, Trace, TraceError, Unit, metric
 
@@ -27,7 +26,7 @@ _OTHER_RATE = 0.05  # share of the ticks that make another rate
 # Metrics that react within a tick or two, best first; used for the places of the boundaries.
 _FASTEST_FIRST = ("sm_active", "graphics_active", "dram_active", "tensor_active", "gpu_utilization")
 # Says what is allocated, not what is being done; slow clocks and temperatures likewise follow, they do not lead.
-_NOT_ACTIVITY = frozenset({Unit.BYTES, Unit.CELSIUS, Unit.MEGAHERTZ, Unit.COUNT, Unit.JOULES})
+_NOT_ACTIVITY = frozenset({Unit.BYTES, Unit.CELSIUS, Unit.MEGAHERTZ, Unit.COUNT, Unit.BITS, Unit.JOULES})
 _BUSY_SHARE = 0.05  # of a metric's own high level; warm-up before the first epoch reaches about a tenth of it
 _LEAST_HOLE_S = 10.0  # recorded logs have holes of up to 9 s from a busy driver
 _LEAST_HOLE_TICKS = 20
@@ -164,7 +163,8 @@ def has_several_rates(time_s: FloatArray) -> bool:
         time_s: Shape (n,), n at least 2, increasing.
     """
     steps = np.diff(time_s)
-    if steps.size < LEAST_TICKS:
+    # Where the median of five neighbours is far, three of them are: few far ones are no twentieth.
+    if steps.size < LEAST_TICKS or (steps >= _SLOWER * steps.min()).sum() < 0.5 * _OTHER_RATE * steps.size:
         return False
     around = np.median(np.lib.stride_tricks.sliding_window_view(steps, _NEIGHBOURS), axis=1)
     close, far = np.quantile(around, [_OTHER_RATE, 1 - _OTHER_RATE])
@@ -212,7 +212,7 @@ def active_ticks(ticks: Ticks) -> npt.NDArray[np.bool_]:
             continue
         values = np.where(finite, column, np.nanmin(column)).astype(np.float64)
         # One odd tick is neither a level nor activity.
-        values = median_filter(values, 3, mode="nearest")
+        values = middle_of_three(values)
         rank = min(_LEVEL_RANK, max(1, values.size // 8))
         high = float(np.partition(values, -rank)[-rank])
         if has_zero:
@@ -221,6 +221,14 @@ def active_ticks(ticks: Ticks) -> npt.NDArray[np.bool_]:
             low = float(np.partition(values, rank - 1)[rank - 1])
             busy |= (values > low + 0.3 * (high - low)) & (high - low > 1e-6 * max(abs(high), 1.0))
     return busy
+
+
+def middle_of_three(values: FloatArray) -> FloatArray:
+    """Return the median of each value and its two neighbours; the first and the last stay."""
+    middle = values.copy()
+    left, here, right = values[:-2], values[1:-1], values[2:]
+    middle[1:-1] = np.maximum(np.minimum(left, here), np.minimum(np.maximum(left, here), right))
+    return middle
 
 
 def _is_activity(name: str) -> bool:

@@ -213,7 +213,7 @@ class EpochTracker:
                 f"expected values of shape ({len(self.metrics)}, n) for times of shape (n,), got {columns.shape} "
                 f"and {times.shape}"
             )
-        times_us, columns = self._in_order(times, columns[self._rows_in_use()])
+        times_us, columns = self._in_order(times, columns.take(self._rows_in_use(), axis=0))
         if times_us.size:
             self._patient = not exhaustive
         if not exhaustive and times_us.size and times_us[-1] > self._due_us:
@@ -227,7 +227,7 @@ class EpochTracker:
         done = 0
         while done < times_us.size:
             due = self._due_us
-            stop = int(np.searchsorted(times_us, due, side="right"))
+            stop = times_us.size if times_us[-1] <= due else int(times_us.searchsorted(due, side="right"))
             if stop > done:
                 events += self._append(times_us[done:stop], columns[:, done:stop])
             done = max(stop, done)
@@ -338,13 +338,18 @@ class EpochTracker:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Whole microseconds after the first tick of the run, without the ticks that come late."""
         finite = np.isfinite(times)
-        if self._origin_s is None and finite.any():
-            self._origin_s = float(times[finite][0])
-        times_us = np.round((times[finite] - (self._origin_s or 0.0)) * 1e6).astype(np.int64)
+        if not finite.all():
+            times, columns = times[finite], columns[:, finite]
+        if self._origin_s is None and times.size:
+            self._origin_s = float(times[0])
+        times_us = np.rint((times - (self._origin_s or 0.0)) * 1e6).astype(np.int64)
         last = self._history.last_time_us
-        newest = np.maximum.accumulate(np.concatenate([[-1 if last is None else last], times_us]))
+        last = -1 if last is None else last
+        if times_us.size and times_us[0] > last and (times_us[1:] > times_us[:-1]).all():
+            return times_us, columns
+        newest = np.maximum.accumulate(np.concatenate([[last], times_us]))
         in_order = times_us > newest[:-1]
-        return times_us[in_order], columns[:, finite][:, in_order]
+        return times_us[in_order], columns[:, in_order]
 
     def _append(self, times_us: npt.NDArray[np.int64], columns: npt.NDArray[np.float64]) -> list[EpochEvent]:
         """Remember ticks; an analysis of those that will not be remembered as they were is done before."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.signal import Signal, median
+from gpusonde.epoch_detect.cycles.signal import Signal, median, medians
 from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, find_deviations, find_start_phase
 from gpusonde.telemetry import FloatArray
 
@@ -135,7 +135,7 @@ def _profile(values: FloatArray, anchors: FloatArray, period: float) -> FloatArr
         half = 0.5 * width * period / bins
         begin = np.clip((place - half).astype(np.int64), 0, values.size - 1)
         end = np.clip((place + half).astype(np.int64) + 1, begin + 1, values.size)
-        profile = np.median((sums[end] - sums[begin]) / (end - begin), axis=0)
+        profile = medians(((sums[end] - sums[begin]) / (end - begin)).T)
         deviations = int((np.diff(find_deviations(profile).astype(np.int8)) > 0).sum())
         if deviations < fewest:
             fewest, chosen = deviations, profile

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import median_filter, uniform_filter1d
 
-from gpusonde.epoch_detect.cycles.signal import median, resample_ticks
+from gpusonde.epoch_detect.cycles.signal import median, percentiles, resample_ticks
 from gpusonde.epoch_detect.ticks import Ticks
 from gpusonde.telemetry import FloatArray, Unit, metric
 
@@ -177,7 +177,7 @@ def scale_load(active: Ticks, idle: FloatArray | None = None) -> Load | None:
     for index, (row, name) in enumerate(zip(grid, active.names, strict=True)):
         if not np.isfinite(row[0]):
             continue
-        low, high = np.percentile(row, [2, 97])
+        low, high = percentiles(row, (2, 97))
         if metric(name).unit in (Unit.RATIO, Unit.BYTES_PER_SECOND):
             low = min(0.0, low)
         elif idle is not None and np.isfinite(idle[index]):
@@ -203,7 +203,7 @@ def scale_load(active: Ticks, idle: FloatArray | None = None) -> Load | None:
 def find_busy_span(values: FloatArray) -> tuple[int, int] | None:
     """Find first cell, and one past the last, at which the job does more than idle; None if it hardly does."""
     level = median_filter(values.mean(axis=0), 5, mode="nearest")
-    low, high = np.percentile(level, [2, 95])
+    low, high = percentiles(level, (2, 95))
     busy = np.flatnonzero(level > min(low, 0.5 * high) + _BUSY * (high - min(low, 0.5 * high)))
     return (int(busy[0]), int(busy[-1]) + 1) if busy.size >= _LEAST_BUSY_CELLS else None
 
@@ -221,7 +221,7 @@ def find_events(values: FloatArray, busy: FloatArray) -> list[EventSet]:
             break
         smooth = uniform_filter1d(values, width, axis=1, mode="nearest") if width > 1 else values
         mean = uniform_filter1d(busy, width, mode="nearest") if width > 1 else busy
-        training = mean > 0.25 * np.percentile(mean, 90)
+        training = mean > 0.25 * percentiles(mean, (90,))[0]
         level = np.array([median(row[training]) for row in smooth])[:, None]
         drift = _running_median(smooth, max(9, n // 6))
         apart = smooth - np.where(np.abs(drift - level) < _DRIFT * np.abs(level), drift, level)
@@ -442,10 +442,10 @@ def _refine_comb(place: FloatArray, weight: FloatArray, frequency: float, reach:
     around = np.linspace(-reach, reach, _COMB_FINE)
     turn = np.exp(-2j * np.pi * np.multiply.outer(frequency + around, place - place[0]))
     power = np.abs(turn @ weight) ** 2 + 0.7 * np.abs((turn * turn) @ weight) ** 2
-    peak = int(np.clip(np.argmax(power), 1, _COMB_FINE - 2))
+    peak = min(max(int(np.argmax(power)), 1), _COMB_FINE - 2)
     left, middle, right = power[peak - 1 : peak + 2]
     bend = left - 2 * middle + right
-    shift = float(np.clip(0.5 * (left - right) / bend, -1, 1)) if bend < 0 else 0.0
+    shift = min(max(float(0.5 * (left - right) / bend), -1.0), 1.0) if bend < 0 else 0.0
     return float(frequency + around[peak] + shift * (around[1] - around[0]))
 
 

@@ -203,7 +203,7 @@ def _describe_view(
             best_divisor=_largest(scores, divisor),
             best_divisor_agreement=_largest(agreements, divisor),
             best_unrelated=_largest(scores, unrelated),
-            median_unrelated=float(np.median(scores[unrelated])) if unrelated.any() else np.nan,
+            median_unrelated=median(scores[unrelated]) if unrelated.any() else np.nan,
             log_ratio_to_best=np.log(periods[i] / periods[best]),
             **_describe_nesting(hypothesis, partners),
             begin_phase=begin_phase,

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs
+from gpusonde.epoch_detect.cycles.signal import median
 from gpusonde.epoch_detect.ticks import IntArray, Ticks, holes
 from gpusonde.telemetry import FloatArray
 
@@ -51,7 +52,7 @@ def shorten_holes(ticks: Ticks) -> tuple[Ticks, TimeMap]:
     """
     real_us = ticks.time_us - ticks.time_us[0]
     steps = np.diff(real_us)
-    usual = float(np.median(steps))
+    usual = median(steps)
     seen = float(steps[~holes(steps)].sum())
     longest = int(max(_LONGEST_HOLE * seen, _LEAST_LONGEST_HOLE * usual))
     short_us = real_us

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import median_filter
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs
-from gpusonde.epoch_detect.cycles.signal import Signal, median, scale_signal
-from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks
+from gpusonde.epoch_detect.cycles.signal import Signal, median, percentiles, scale_signal
+from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, middle_of_three
 from gpusonde.telemetry import FloatArray, Unit, metric
 
 IDLE_LOAD = 0.35  # of the usual load: below, the GPU is idle
@@ -108,12 +107,12 @@ def _remove_gaps(
     if not first.size:
         return None
     time_s = active.time_us * 1e-6
-    usual_step = float(np.median(np.diff(time_s)))
+    usual_step = median(np.diff(time_s))
     # From the last tick with load to the first one after the gap, of which one step is load.
     lengths = time_s[stop] - time_s[first - 1] - usual_step
     left = np.zeros(lengths.size)
     if gap_removal == 1:
-        usual = float(np.median(lengths))
+        usual = median(lengths)
         left = np.where(lengths > _OUTLYING * usual, usual, lengths)
     gone = lengths - left
     removed = float(gone.sum()) / float(time_s[-1] - time_s[0] + usual_step)
@@ -139,7 +138,7 @@ def _remove_gaps(
 
 def _find_idle_gaps(active: Ticks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return first tick, and one past the last, of every stretch with hardly any load; a single odd tick is none."""
-    low = median_filter(measure_load(active) < IDLE_LOAD, 3, mode="nearest")
+    low = middle_of_three(measure_load(active)) < IDLE_LOAD
     low[[0, -1]] = False
     edges = np.flatnonzero(np.diff(low.astype(np.int8))) + 1
     return edges[::2], edges[1::2]
@@ -202,11 +201,13 @@ def measure_load(active: Ticks) -> FloatArray:
         if has_zero is not any(zero_based) or not finite.any():
             continue
         place = np.arange(column.size)
-        values = np.interp(place, place[finite], column[finite].astype(np.float64))
-        low = 0.0 if has_zero else float(np.percentile(values, 2))
+        values = column.astype(np.float64)
+        if not finite.all():
+            values = np.interp(place, place[finite], values[finite])
+        low = 0.0 if has_zero else percentiles(values, (2,))[0]
         values -= low
-        high = float(np.percentile(values, _HIGH))
+        high = percentiles(values, (_HIGH,))[0]
         if high > 0:
-            total += values / float(np.median(values[values > _LOAD * high]))
+            total += values / median(values[values > _LOAD * high])
             rows += 1
     return total / rows if rows else np.ones(len(active))

@@ -7,6 +7,7 @@ over the devices of a job: one loud device cannot win, and the line grows out of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from scipy.ndimage import maximum_filter1d
 
 from gpusonde.epoch_detect.cycles.events import CycleReading, Load, highest_peaks
-from gpusonde.epoch_detect.cycles.signal import median
+from gpusonde.epoch_detect.cycles.signal import median, medians
 from gpusonde.epoch_detect.cycles.template_matching import find_start_phase
 from gpusonde.telemetry import FloatArray
 
@@ -124,7 +125,7 @@ def _log_spectra(devices: Sequence[Load], pieces: IntArray, size: int, over: flo
     channels = [mean]
     if devices[0].step_s < _ROUGHNESS_BELOW_S:
         rough = np.abs(np.diff(mean, axis=1, prepend=mean[:, :1]))
-        channels.append(np.minimum(rough, 6 * np.median(rough, axis=1, keepdims=True) + 1e-9))
+        channels.append(np.minimum(rough, 6 * medians(rough)[:, None] + 1e-9))
     rows = np.concatenate(channels)
     power = np.zeros((len(rows), size // 2 + 1))
     # A piece weighs by its length: one that runs across an event nobody saw has two phases, and fringes for a line.
@@ -140,11 +141,18 @@ def _log_spectra(devices: Sequence[Load], pieces: IntArray, size: int, over: flo
 
 def _prepare(rows: FloatArray) -> FloatArray:
     """Remove the quadratic trend of every row, clip outliers, and taper."""
-    place = np.linspace(-1, 1, rows.shape[1])
-    basis = np.stack([np.ones(place.size), place, place**2 - (place**2).mean()])
-    left = rows - (rows @ basis.T / (basis**2).sum(axis=1)) @ basis
-    most = _CLIPPED * 1.4826 * np.median(np.abs(left), axis=1, keepdims=True) + 1e-9
-    return np.asarray(np.clip(left, -most, most) * np.hanning(place.size))
+    basis, squares, taper = _trend_and_taper(rows.shape[1])
+    left = rows - (rows @ basis.T / squares) @ basis
+    most = _CLIPPED * 1.4826 * medians(np.abs(left))[:, None] + 1e-9
+    return np.asarray(np.clip(left, -most, most) * taper)
+
+
+@functools.lru_cache(maxsize=8)
+def _trend_and_taper(size: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Constant, slope and bend, shape (3, size), the sums of their squares, and the taper: most pieces are as long."""
+    place = np.linspace(-1, 1, size)
+    basis = np.stack([np.ones(size), place, place**2 - (place**2).mean()])
+    return basis, (basis**2).sum(axis=1), np.hanning(size)
 
 
 def _measure_floor(power: FloatArray, over: float) -> FloatArray:
@@ -153,7 +161,7 @@ def _measure_floor(power: FloatArray, over: float) -> FloatArray:
     grid = np.unique(np.round(np.geomspace(max(int(4 * over), 2), bins - 1, 60)).astype(np.int64))
     least = int(3 * over)
     ends = [(int(g / _WHITENED_OVER), max(int(g * _WHITENED_OVER), int(g / _WHITENED_OVER) + least) + 1) for g in grid]
-    base = np.log(np.array([np.median(power[:, a:b], axis=1) for a, b in ends]).T + 1e-12)
+    base = np.log(np.array([medians(power[:, a:b]) for a, b in ends]).T + 1e-12)
     place = np.log(np.maximum(np.arange(bins), 1))
     return np.array([np.interp(place, np.log(grid), row) for row in base])
 
@@ -351,7 +359,7 @@ def _refine(nats: FloatArray, floor: FloatArray, base: int) -> float | None:
         top = 1 + int(np.argmax(own[1:-1]))
         left, middle, right = own[top - 1 : top + 2]
         bend = left - 2 * middle + right
-        shift = float(np.clip(0.5 * (left - right) / bend, -1, 1)) if bend < 0 else 0.0
+        shift = min(max(float(0.5 * (left - right) / bend), -1.0), 1.0) if bend < 0 else 0.0
         weighed += h * above * (near.start + top + shift)
         weight += h**2 * above
     return weighed / weight if weight > 0 else None

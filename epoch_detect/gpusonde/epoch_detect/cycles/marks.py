@@ -21,6 +21,7 @@ import numpy as np
 from gpusonde.epoch_detect.cycles.holes import TimeMap
 from gpusonde.epoch_detect.cycles.roles import JUDGED_ROLES, NamedLevel
 from gpusonde.epoch_detect.cycles.signal import median
+from gpusonde.epoch_detect.cycles.tree import MOST_LEVELS
 from gpusonde.epoch_detect.result import Cycle, CycleRole
 from gpusonde.telemetry import FloatArray
 
@@ -47,7 +48,6 @@ _SURE, _LIKELY = 0.95, 0.9
 _APART_LOOKS = 2.5
 _MOST_IN_FOLD = 100.0
 _FOLDED = 0.75  # confidence that what repeats in a fold without a mark is its epoch
-_MOST_LEVELS = 5
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ def name_by_marks(levels: Sequence[NamedLevel], marks: Marks | None, time_map: T
         _told_role(level, *named[i], told) if i in named else _left_over(level, told, is_in_fold=i == in_fold)
         for i, level in enumerate(found)
     ]
-    if len(judged) > _MOST_LEVELS:
-        judged = sorted(judged, key=lambda level: -level.cycle.confidence)[:_MOST_LEVELS]
+    if len(judged) > MOST_LEVELS:
+        judged = sorted(judged, key=lambda level: -level.cycle.confidence)[:MOST_LEVELS]
     return sorted(judged, key=lambda level: level.cycle.period_s)
 
 

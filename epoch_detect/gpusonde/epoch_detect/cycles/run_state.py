@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusonde.epoch_detect.cycles.events import Load
 from gpusonde.epoch_detect.cycles.scorer import Scorer
-from gpusonde.epoch_detect.cycles.signal import median
+from gpusonde.epoch_detect.cycles.signal import median, percentiles
 from gpusonde.epoch_detect.cycles.tree import JudgedLevel
 from gpusonde.epoch_detect.result import RunState
 from gpusonde.epoch_detect.ticks import Ticks, active_range, fastest_first
@@ -62,7 +62,7 @@ class Use:
             row = row[np.isfinite(row)].astype(np.float64)
             if not row.size:
                 continue
-            low_value, middle_value, high_value = np.percentile(row, [2, 50, 97])
+            low_value, middle_value, high_value = percentiles(row, (2, 50, 97))
             if unit is Unit.RATIO and np.isnan(mean):
                 mean, high = float(row.mean()), float(high_value)
             if unit is Unit.WATTS and high_value > 0:

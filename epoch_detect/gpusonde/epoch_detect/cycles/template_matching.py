@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.signal import fast_length, median, quantile
+from gpusonde.epoch_detect.cycles.signal import fast_length, median, percentiles
 from gpusonde.telemetry import FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -486,7 +486,7 @@ def _describe(windows: _Windows, sequences: list[IntArray], contrast: FloatArray
                 scatter=math.sqrt(spread / len(regular)) / period if len(regular) > 1 else 0.0,
                 coverage=min(1.0, sequence.size * window / int(windows.cells[i])),
                 strength=min(1.0, median(norms[i, : sequence.size]) / overall[i]),
-                weakest=quantile(correlation[i, : sequence.size], 0.1),
+                weakest=percentiles(correlation[i, : sequence.size], (10,))[0],
                 neighbours=(neighbours[0][i], neighbours[1][i], neighbours[2][i]),
                 contrast=float(contrast[i]),
             )

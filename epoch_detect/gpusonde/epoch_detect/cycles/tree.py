@@ -20,6 +20,7 @@ from gpusonde.epoch_detect.result import Cycle, EpochDetection
 from gpusonde.telemetry import FloatArray
 
 MOST_LEVELS = 5
+LEAST_TOLD = 0.1  # confidence from which on a level is told
 _SAME = 0.05  # of the logarithm of the period: such readings are one level
 _DISTINCT = 0.1  # levels that are closer than this are not told side by side
 # Evidence that makes a reading of one kind as strong as one of another.
@@ -32,7 +33,6 @@ _LOCKED = 12  # levels whose lines are phase-locked
 _AS_GOOD = 0.9
 _CLOCK_MEASURES = 2.0  # nats from which on it measures better than the others
 _COMB_MEASURES = 8  # teeth from which on a comb measures better than a line
-_LEAST_CONFIDENCE = 0.1  # of a level that is told
 _LEAST_RATIO = 1.5  # of the periods of parent and child
 _AS_LIKELY = 0.5
 _STEADY = 0.8
@@ -307,7 +307,7 @@ def keep_likeliest(levels: Sequence[Level], confidence: FloatArray) -> list[Judg
             doubt.append(1.0 - float(confidence[i]))
         else:
             doubt[near] *= 1.0 - float(confidence[i])
-    judged = [JudgedLevel(levels[i], 1.0 - d) for i, d in zip(kept, doubt, strict=True) if 1.0 - d >= _LEAST_CONFIDENCE]
+    judged = [JudgedLevel(levels[i], 1.0 - d) for i, d in zip(kept, doubt, strict=True) if 1.0 - d >= LEAST_TOLD]
     return sorted(judged, key=lambda j: -j.confidence)[:MOST_LEVELS]
 
 
