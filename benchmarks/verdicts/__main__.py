@@ -29,14 +29,12 @@ from playing import Told, follow_cycles
 
 _HEADER = """# Verdicts on jobs
 
-Written by [benchmarks/verdicts](../../benchmarks/verdicts/__main__.py). Measured: 146 MLPerf Training runs (power of
-nodes at 2 s, exact events), 5 recordings of 8 H100 that write checkpoints and 6 of LoRA fine-tuning on 4 GPUs (10 Hz:
-power, utilisation); 23.5 h, no marks of processes. Everything is streamed: ticks as they came, cycles as
-`EpochTracker` had told them by then. Held back from every choice: half of the runs of each kind, by a hash of their
-names, and the kinds gpt3/64, llama2_70b_lora/64, ssd/8, resnet/8, unet3d/9 as a whole.
-One exception: after a first look at all of them, errors in ssd/8 were followed up. Power must now rise to 1.5 times
-idle for work to have begun (1.35 before), and a meter that reads less than half of an idle node's power says nothing:
-the one alarm there was two meters at 5 to 25 W for a minute. That took the mean of the states from 95.5 to 96.2 %.
+Written by [benchmarks/verdicts](../../benchmarks/verdicts/__main__.py), streamed: ticks as they came, cycles as
+`EpochTracker` had told them by then. Recorded: 146 MLPerf Training runs (power of nodes at 2 s, exact events), 5 of 8
+H100 that write checkpoints, 6 of LoRA on 4 GPUs (10 Hz: power, utilisation); nothing of processes. Generated: jobs of
+[benchmarks/epochs](../../benchmarks/epochs). Held back from every choice: half of the runs of each kind, by a hash of
+their names, and gpt3/64, llama2_70b_lora/64, ssd/8, resnet/8, unet3d/9 as a whole; but errors in ssd/8 were followed
+up after a first look, which took the mean of the states from 95.5 to 96.2 %.
 """
 
 Recorded = list[tuple[recordings.JobRecording, Told]]
@@ -93,12 +91,11 @@ def _states(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     kinds = sorted({row.kind for row in without})
     mean = np.mean([np.mean([row.right for row in without if row.kind == kind]) for kind in kinds])
     return [
-        "What is said of a tick three ticks (6 s) after it. Ticks in states of less than three ticks are left out. The",
-        "truth is the log's, with two things that it does not know: a job whose power has not left idle after its",
-        "logged start is `starting`; and where power is idle right before an evaluation (10 s of llama2), `starting`,",
-        "`idle` and `evaluating` count as right and `training` as wrong. After the logged end `ended` and `idle` are",
-        f"right; that the processes are gone is told {states.LIVES_ON_S:.0f} s after it. Without that, the mean over",
-        f"kinds is {mean:.1%}.",
+        "Bar: 96 %, evaluations F1 0.85. What is said of a tick three ticks (6 s) after it; states of less than three",
+        "ticks are left out. The truth is the log's, but: a job whose power has not left idle is `starting`;",
+        "idle power",
+        "right before an evaluation is anything but `training`; after the end `ended` and `idle` are right. That the",
+        f"processes are gone is told {states.LIVES_ON_S:.0f} s after it; without that it is {mean:.1%}.",
         "",
         *states.table(rows),
     ]
@@ -106,12 +103,11 @@ def _states(recorded: Recorded, _: argparse.Namespace) -> list[str]:
 
 def _hangs(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     lines = [
-        f"A hang at any time from {hangs.EARLIEST_S:.0f} s after the start on, {_TRIALS} times in each recording that",
-        "works for a minute. Power: idle (silent), at a share of the dynamic range (spinning), or 0.17 with the first",
-        "device idle (one rank dead). The H100 and LoRA recordings have utilisation, too (100 % where GPUs spin); of",
-        "MLPerf nodes only the power is known. `3 pauses`: trials before which three pauses were known; named within 3",
-        "cycles from pause to pause, or 25 s where those are shorter. With marks: bytes written (none), processor time",
-        "(a processor per device that trains or spins) and processes (all there), as made up here, not measured.",
+        "Bar: 97 % in 60 s, and in 3 cycles (25 s where those are shorter) once 3 pauses are known. A hang at any time",
+        f"from {hangs.EARLIEST_S:.0f} s after the start on, {_TRIALS} times in each recording: power idle",
+        "(silent), at a",
+        "share of its range (spinning; utilisation, where it is known, 100 %), or 0.17 with the first device idle (one",
+        "rank dead). Marks: nothing written, a processor per device that spins, all processes there: made up.",
         "",
     ]
     for with_marks, title in ((False, "nothing known of processes"), (True, "with marks of processes")):
@@ -141,9 +137,8 @@ def _healthy(recorded: Recorded, _: argparse.Namespace) -> list[str]:
         ends += exact and recording.log.stop_s + states.LIVES_ON_S < recording.time_s[-1]
     bound = hangs.upper_bound(len(found), hours)
     lines = [
-        f"{len(found)} alarms (`stalled` or `hung`) in {hours:.1f} h of healthy recordings, from the first tick to the",
-        f"last. So few hours leave an upper bound (95 %) of {bound:.0f} per job and week. That {ends} MLPerf jobs end",
-        "within their recordings is told by their processes, 5 s after the log's end; of the H100 by their memory.",
+        f"Bar: none. {len(found)} alarms (`stalled` or `hung`) in {hours:.1f} h, which leaves an upper bound (95 %) of",
+        f"{bound:.0f} per job and week. The end of {ends} MLPerf jobs is told by their processes.",
     ]
     return [*lines, "", "| recording | s | alarm | reason |", "|---|---|---|---|", *found] if found else lines
 
@@ -155,10 +150,9 @@ def _watched(task: tuple[str, int, bool]) -> weeks.Played:
 
 def _weeks(_: Recorded, arguments: argparse.Namespace) -> list[str]:
     lines = [
-        f"Jobs of 4 to 48 h, a tick every {weeks.TICK_S:.0f} s; epochs, evaluations and checkpoints take as long as in",
-        "jobs of 15 minutes to 4 hours. What their processes do is made up from the script: bytes are written in a",
-        "checkpoint, processors work in all but stalls and idleness. An alarm in a stall of the script is right.",
-        "Stalls of a minute or longer are counted as named or not.",
+        f"Bar: 0.1 per job and week. Jobs of 4 to 48 h, a tick every {weeks.TICK_S:.0f} s; what their processes do is",
+        "made up from the script. An alarm in a stall of the script is right; stalls of a minute or longer count. Of a",
+        "seed that no rule was chosen by.",
         "",
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
@@ -173,12 +167,11 @@ def _reaper(_: Recorded, arguments: argparse.Namespace) -> list[str]:
     with ProcessPoolExecutor(arguments.processes) as pool:
         days = list(pool.map(reaper.replay, range(arguments.days), chunksize=20))
     return [
-        f"{len(days)} days of one job each, drawn by [reaper.py](../../benchmarks/verdicts/reaper.py), `--for 30m`,",
-        "asked every five minutes: runs by `RunTracker`, jobs by `list_jobs`, verdicts by the code of `gpusonde idle`;",
-        "that a job rests is said by its script in the place of the states' watch. In 15 % of the days nothing is",
-        "known of processes, in 5 % not the use of the GPUs, in 30 % not PCIe; 5 % have an outage of up to an hour.",
-        "Half of the jobs are healthy: they work again after every pause, however long. Idle ones begin as healthy",
-        "ones and from some time on do nothing.",
+        f"Bars: nothing wrong, 95 % of the idle within twice `--for`. {len(days)} days of one job each, drawn by",
+        "[reaper.py](../../benchmarks/verdicts/reaper.py) from a seed that no rule was chosen by, `--for 30m`, asked",
+        "every five minutes, with the product's runs, jobs and verdicts. In 15 % nothing is known of processes, in",
+        "15 % not while none is on the GPUs, in 5 % not the use of the GPUs, in 30 % not PCIe; 5 % have an outage.",
+        "Healthy jobs work again after every pause, however long; idle ones begin as healthy ones.",
         "",
         *reaper.table(days),
     ]
@@ -190,14 +183,14 @@ def _cost(_: Recorded, __: argparse.Namespace) -> list[str]:
 
 def _slower(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
     lines = [
-        "From 0.7 of a job on its cycles take longer (all devices alike; `throttled`: power falls with f^2, and the",
-        "clock where it is known), a tenth of each is a wait for data (`loader`), each takes 0.5 % longer than the",
-        "one before (`drift`), or one device is shared (`tenant`, memory in use where it is known). Ticks come four",
-        "seconds at a time; levels are those that the tracker had told by then. `10 ticks or more`: scatter of 1 %",
-        "at most, as measured by the watch; `5 to 10 ticks`: 3 %. Jobs of which no level was followed for nine cycles",
-        "by then are left out, and those of which a change was told before (last lines). Bars: 5 % in 5 cycles of",
-        "10 ticks, 10 % of 5 to 10; one false per job and week. Set aside: recorded gpt3/64, ssd/1, llama2/1; the",
-        "generated kinds in `BLIND`.",
+        "Bars: 5 % in 5 cycles of 10 ticks or more that scatter by 1 % at most, 10 % in those of 5 to 10;",
+        "one false per",
+        "job and week. From 0.7 of a job on its cycles take longer (`throttled`: power and clock fall), a",
+        "tenth of each",
+        "is a wait for data (`loader`), each takes 0.5 % longer than the one before (`drift`), or one device is shared",
+        "(`tenant`). Shares that were told, and in five cycles; causes named. Jobs without nine followed",
+        "cycles by then",
+        "are left out. Set aside: recorded gpt3/64, ssd/1, llama2/1; the generated kinds in `BLIND`.",
         "",
         "| " + " | ".join(slower.COLUMNS) + " |",
         "|" + "---|" * len(slower.COLUMNS),
@@ -219,19 +212,17 @@ def _slower(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
         lines += ["", "Healthy jobs of 4 to 48 h, a tick every 4 s, every beginning of `slower` counted:", ""]
         lines += slower.weeks_table(list(pool.map(slower.of_weeks, tasks)))
     early = sorted({trial.kind for trial in [*measured, *made] if trial.early})
-    return [*lines, "", f"Told before the fault, of {len(early)} kinds: {', '.join(early) or 'none'}."]
+    return [*lines, "", f"Told before the fault, and left out: {', '.join(early) or 'none'}."]
 
 
 def _slow(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     return [
-        "A device is slow from the middle of a recording on; what comes before is its baseline. That the cycle has",
-        "slowed is given. Named within so many seconds of training, top",
-        "in rank, and a wrong device named, as shares of the trials. Faults as in `faults.py`: `hot` keeps its power,",
-        "`throttle` loses clocks, `data` waits for its input, with `link` all wait alike and nobody is to be named.",
-        "Bars: 10 % 0.97 in 30 s, 5 % 0.90 in 60 s and 0.99 in 150 s, wrong in 0.03; GPUs 1.00 and 0.80.",
-        "The directions of deviation were written down after a look at what these faults do to gpt3: it is not held",
-        "back here. Two of the five H100 recordings pause too often for five windows before; utilisation where it",
-        "says so.",
+        "Bars: 10 % 0.97 in 30 s, 5 % 0.90 in 60 s and 0.99 in 150 s, wrong in 0.03; GPUs 1.00 and 0.80. Slow from a",
+        "time on with 100 s of training before it and after it; that, and the shortest cycle of gpt3, is given. Shares",
+        "of the trials in which it was named, first in rank, or a wrong one named. `hot` keeps its power, `throttle`",
+        "loses clocks, `data` waits for input, with `link` all wait alike. What to look for was written down after a",
+        "look at gpt3 and at wrong names in llama2: ssd alone is held back. One of the five H100 recordings writes a",
+        "checkpoint after every step and has no such time.",
         "",
         *slow.table([recording for recording, _ in recorded]),
     ]
@@ -246,12 +237,12 @@ def _eta(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
     with ProcessPoolExecutor(arguments.processes) as pool:
         found += [look for looks in pool.map(_looked_at, eta.tasks(_ETA_JOBS)) for look in looks]
     return [
-        "Three looks at each job at 38 to 42 % of it and three at 68 to 72 %. Errors and widths are relative to the",
-        "time that is left. The total is that of the level that is told: who sees its period and its count knows how",
-        "many of it his job has. Where nothing is told by then, or what is told is no level of the job, there is no",
-        "estimate. Generated jobs take 5 minutes to 2.5 hours, were recorded from their beginning to their end, and",
-        "are other ones than those that the intervals were chosen by; of the kinds marked * none was looked at before.",
-        "Bars: median error 3 % and 2 %, 86 to 94 % in the interval, 80 % in every kind.",
+        "Bars: median error 3 % and 2 %, 86 to 94 % in the interval, 80 % in every kind. Three looks at 38 to 42 % of",
+        "each job and three at 68 to 72 %; errors and widths are relative to the time that is left; the",
+        "total is that of",
+        "the level that is told. Generated jobs of 5 minutes to 2.5 hours, others than those that intervals",
+        "were chosen",
+        "by; of the kinds marked * none was looked at before.",
         "",
         *eta.table(found),
     ]

@@ -167,11 +167,14 @@ def table(found: Sequence[Look]) -> list[str]:
         ("**recordings chosen by**", [look for look in found if not look.held_back]),
         ("**held back**", back),
     ]
+    without = []
     for name, mine in rows:
-        if mine:
+        if mine and all(look.estimate() is None for look in mine):
+            without.append(f"{name} ({len({look.name for look in mine})})")
+        elif mine:
             cells = " | ".join(_cells([look for look in mine if look.share == share]) for share in SHARES)
             lines.append(f"| {name} | {len({look.name for look in mine})} | {cells} |")
-    return lines
+    return [*lines, "", f"Without any estimate: {', '.join(without) or 'none'}."]
 
 
 def _cells(mine: Sequence[Look]) -> str:

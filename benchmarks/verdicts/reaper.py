@@ -2,8 +2,9 @@
 
 A day is 24 hours of one job at a second's resolution, on GPUs that its scheduler gives to it all day: metrics, and
 what its processes do where the agent may look. ``RunTracker`` makes runs of it, ``list_jobs`` the job, and ``gpusonde
-idle`` is asked every five minutes for the first two hours of a rest, then every half an hour. Kinds are drawn in turn.
-Those in ``SET_ASIDE`` were named before anything was run, and no threshold was chosen by them.
+idle`` is asked every five minutes for the first two hours of a rest, then every half an hour. Kinds are drawn in turn:
+scripts, and recorded and generated jobs one after the other under one allocation, as they are or until nobody starts
+the next. Those in ``SET_ASIDE`` were named before anything was run, and no threshold was chosen by them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,11 +30,16 @@ from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.runs import RunEnded, RunStarted, RunTracker
 from gpusonde.common.v1 import job_pb2
+from gpusonde.epoch_detect import EpochTracker
+from gpusonde.epoch_detect.progress.state import StateWatch
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import Binding, JobActivity
 from gpusonde.telemetry import FloatArray, Trace
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "epochs"))
+
+import recordings
+import weeks
 
 DAY_S = 86_400
 WANTED_S = 1800.0
@@ -43,11 +50,20 @@ _NS = 1_000_000_000
 _GB = float(1 << 30)
 _AGENT, _JOB = "host-1", "4711"
 _STATES = ("training", "unknown", "idle")
-_SEED = 2_900
+_SEED = 52_700  # of no day that a rule was chosen by
 _MOST_GPUS = 2
+_MOST_GENERATED = 3  # of each kind, of which days are made
 
 # Each with the longest time that its GPUs rest at once, drawn anew for each job.
-SET_ASIDE = ("environment_on_processors", "waits_for_a_judge", "idle_wobbling_power", "spins_on_a_processor")
+SET_ASIDE = (
+    "environment_on_processors", "waits_for_a_judge", "idle_wobbling_power", "spins_on_a_processor",
+    "recorded", "generated", "recorded_then_idle", "generated_then_idle",
+)  # fmt: skip
+# Their states are those of the product's watch: whether it has seen them serve decides.
+_SERVERS = ("serves", "deserted_server")
+_WATCH_TICK_S, _WATCHED_TICKS = 4, 15
+_USES = ("sm_active", "graphics_active", "gpu_utilization")
+_DATA = Path("../shared/data")
 
 
 @dataclass
@@ -64,6 +80,7 @@ class Day:
     now_s: int = 0
     idle_from_s: float = np.inf
     stretches: list[tuple[int, float, float, float, float]] = field(default_factory=list)  # until when, and the four
+    played: list[tuple[int, FloatArray]] = field(default_factory=list)  # since when, and the four, shape (4, seconds)
 
     @property
     def is_full(self) -> bool:
@@ -87,6 +104,21 @@ class Day:
         self.idle_from_s = float(self.now_s)
         self.rest(DAY_S, processors)
 
+    def play(self, job: recordings.JobRecording) -> None:
+        """A recorded or generated job, with marks of its processes as its log tells them."""
+        begin_s, length_s = self.now_s, min(int(job.time_s[-1] - job.time_s[0]), DAY_S - self.now_s)
+        self.work(length_s)
+        second = job.time_s[0] + np.arange(length_s)
+        at = np.minimum(np.searchsorted(job.time_s, second), job.time_s.size - 1)
+        use = np.nan_to_num(np.max([job.values[name].max(axis=0) for name in _USES if name in job.values], axis=0)[at])
+        states = [state for _, state in job.log.states] or ["training"]
+        said = np.searchsorted([when for when, _ in job.log.states], second, side="right") - 1
+        processors = np.array([weeks.PROCESSORS.get(state, weeks.RESTING_PROCESSORS) for state in states])
+        written = np.array([2e8 if state == "checkpointing" else 2e3 for state in states])
+        at_state = np.clip(said, 0, None)
+        rows = np.array([use, job.power.max(axis=0)[at], processors[at_state], written[at_state]])
+        self.played.append((begin_s, rows))
+
     def _write(self, seconds: float, use: float, watts: float, processors: float, bytes_per_s: float) -> None:
         self.now_s = min(self.now_s + max(round(seconds), 1), DAY_S)
         self.stretches.append((self.now_s, use, watts, processors, bytes_per_s))
@@ -97,9 +129,14 @@ class Day:
         levels = np.repeat(np.array([rest for _, *rest in self.stretches]).T, np.diff(ends, prepend=0), axis=1)
         levels = np.pad(levels, ((0, 0), (0, DAY_S - levels.shape[1])), mode="edge")
         noise = self.rng.normal(size=DAY_S)
+        flicker = 0.05 * noise
+        for begin_s, rows in self.played:
+            stop_s = min(begin_s + rows.shape[1], int(min(self.idle_from_s, DAY_S)))
+            levels[:, begin_s:stop_s] = rows[:, : max(stop_s - begin_s, 0)]
+            flicker[begin_s:stop_s] = 0.0
         use, watts, processors, bytes_per_s = levels
         return {
-            "use": np.clip(use * (1 + 0.05 * noise), 0, 1),
+            "use": np.clip(use * (1 + flicker), 0, 1),
             "watts": watts,
             "processors": processors * np.exp(0.2 * noise),
             "bytes_per_s": bytes_per_s * np.exp(noise[::-1] - 0.5),
@@ -191,6 +228,36 @@ def waits_for_a_judge(day: Day) -> None:
         day.rest(judged_s * day.rng.uniform(0.8, 1.25), 0.02, 2e3)
 
 
+@cache
+def _recorded() -> list[recordings.JobRecording]:
+    return [
+        each for source in (recordings.h100_checkpoints, recordings.llm_lora) for each in source(_DATA)
+        if any(name in each.values for name in _USES)
+    ]  # fmt: skip
+
+
+def recorded(day: Day) -> None:
+    """Recorded jobs of GPUs, one after the other; between two of them somebody starts the next."""
+    while not day.is_full:
+        day.play(_recorded()[int(day.rng.integers(len(_recorded())))])
+        day.rest(day.between(5, 900), 0.5, 1e5)
+
+
+@cache
+def _generated(kind: str, number: int) -> recordings.JobRecording:
+    return weeks.made(kind, number)
+
+
+def generated(day: Day) -> None:
+    """Generated jobs of all kinds likewise: training, notebooks, servers, by the clock."""
+    while not day.is_full:
+        kind = weeks.ALL_KINDS[int(day.rng.integers(len(weeks.ALL_KINDS)))]
+        job = _generated(kind, _SEED + int(day.rng.integers(_MOST_GENERATED)))
+        if "power_watts" in job.values and any(name in job.values for name in _USES):
+            day.play(job)
+            day.rest(day.between(5, 900), 0.5, 1e5)
+
+
 # Idle from some time on.
 
 
@@ -256,14 +323,40 @@ def spins_on_a_processor(day: Day) -> None:
     day.idle(1.0)
 
 
+def _cut(day: Day, kind: Callable[[Day], None]) -> None:
+    kind(day)
+    day.now_s = int(day.rng.uniform(0.05, 0.6) * DAY_S)
+    kept = [stretch for stretch in day.stretches if stretch[0] < day.now_s]
+    day.stretches = [*kept, (day.now_s, *day.stretches[len(kept)][1:])]
+    day.idle(0.01)
+
+
+def recorded_then_idle(day: Day) -> None:
+    """Recorded jobs, in the middle of which everything stops."""
+    _cut(day, recorded)
+
+
+def generated_then_idle(day: Day) -> None:
+    """Generated ones likewise."""
+    _cut(day, generated)
+
+
 HEALTHY: tuple[Callable[[Day], None], ...] = (
     trains, long_checkpoints, waits_for_data, prepares, serves, notebook, by_the_clock, waits_for_a_controller,
-    environment_on_processors, waits_for_a_judge,
+    environment_on_processors, waits_for_a_judge, recorded, generated,
 )  # fmt: skip
 IDLE: tuple[Callable[[Day], None], ...] = (
     idle_after_a_burst, never_used, left_notebook, trained_and_held, crashed, deserted_server, idle_wobbling_power,
-    spins_on_a_processor,
+    spins_on_a_processor, recorded_then_idle, generated_then_idle,
 )  # fmt: skip
+
+
+NOT_KNOWN = "use of the GPUs or processes not known"
+LATE = {
+    "spins_on_a_processor": "takes a processor",
+    "deserted_server": "answered requests",
+    "idle_wobbling_power": "power not flat",
+}
 
 
 @dataclass(frozen=True)
@@ -277,6 +370,7 @@ class Verdict:
         reaped_s: When the reaper would have acted; infinite for never.
         rested_s: For how long GPUs and processes had rested by then, and no longer before.
         works_again: Whether the job would have gone on.
+        late: Why it cannot be found within twice what is asked for; empty where it can, or never becomes idle.
     """
 
     kind: str
@@ -285,12 +379,13 @@ class Verdict:
     reaped_s: float
     rested_s: float
     works_again: bool
+    late: str
 
 
 class _Replay:
     """A day as the collector's store and its client show it at a time."""
 
-    def __init__(self, day: Day) -> None:
+    def __init__(self, day: Day, kind: str) -> None:
         rng = day.rng
         self.now_s = self._seen_s = 0
         columns = day.columns()
@@ -304,6 +399,8 @@ class _Replay:
             begin = int(rng.uniform(0, DAY_S))
             self.outage = slice(begin, begin + int(rng.uniform(60, 3600)))
         self.seed = int(rng.integers(1 << 60))
+        self.has_cgroup = rng.random() < 0.85
+        self.is_server = kind in _SERVERS
         by_tick = (-1, _TICK_S)
         # A run goes on with any tick of the agent's, ten a second, that shows work.
         self._most_use = self.use.reshape(by_tick).max(axis=1)
@@ -311,6 +408,8 @@ class _Replay:
         self._processors = np.nan_to_num(self.processors).reshape(by_tick).mean(axis=1)
         self.first_use_s = int(np.flatnonzero(self.use > 0).min(initial=DAY_S))
         self.runs: dict[str, RunRow] = {}
+        self._latest_looks: tuple[tuple[int, int], list[JobActivity]] = ((0, 0), [])
+        self._states: dict[tuple[str, int], list[JobStateRow]] = {}
         self.bindings = [Binding(gpu, _JOB, job_pb2.SCHEDULER_SLURM, _START * _NS, 0, {}) for gpu in self.gpus]
         metrics = {"has_activity": self.has_use}
         self._trackers = [RunTracker(_AGENT, gpu, RunsConfig(), bindings=[b], **metrics) for gpu, b in
@@ -358,6 +457,8 @@ class _Replay:
 
     def states_of(self, run_ids: Collection[str], limit: int = MOST_STATES) -> dict[str, list[JobStateRow]]:
         """What the watch of a job says of such days: rests, but for those in which its processes work."""
+        if self.is_server:
+            return {run_id: self._watched(self.runs[run_id]) for run_id in run_ids}
         found = {}
         for run_id in run_ids:
             run = self.runs[run_id]
@@ -371,19 +472,52 @@ class _Replay:
             ]
         return found
 
-    def recent_activity(self, _agent_id: str, _gpu_uuid: str, since_unix_nano: int) -> list[JobActivity]:
-        # Processes are those on its GPUs: before the first of them there are none to look at.
-        begin = max(since_unix_nano // _NS - _START, self.first_use_s)
+    def _watched(self, run: RunRow) -> list[JobStateRow]:
+        """What the watch says of a run, from ticks of four seconds."""
+        begin, end = (at // _NS - _START for at in (run.start_unix_nano, run.end_unix_nano))
+        begin, end = max(begin // _WATCH_TICK_S - 3, 0), end // _WATCH_TICK_S
+        key = (run.run_id, end)
+        if key not in self._states:
+            piece = slice(begin * _WATCH_TICK_S, end * _WATCH_TICK_S)
+            watts = np.where(np.isfinite(self.watts), self.idle_watts + self.use * self.watts, self.idle_watts)[piece]
+            rows = np.array([self.use[piece], watts]).reshape(2, -1, _WATCH_TICK_S).mean(axis=2)
+            time_s = np.arange(rows.shape[1]) * float(_WATCH_TICK_S)
+            names = ("gpu_utilization", "power_watts")
+            tracker, watch, last = EpochTracker(names), StateWatch(1, idle_watts=self.idle_watts), None
+            for first in range(0, time_s.size, _WATCHED_TICKS):
+                part = slice(first, first + _WATCHED_TICKS)
+                tracker.update(time_s[part], rows[:, part])
+                if tracker.detection is not None and tracker.detection is not last:
+                    last = tracker.detection
+                    watch.note_detection(last)
+                watch.update(time_s[part], dict(zip(names, rows[:, np.newaxis, part], strict=True)))
+            origin = (_START + begin * _WATCH_TICK_S) * _NS
+            self._states[key] = [
+                JobStateRow(origin + round(span.start_s * _NS), str(span.state), "", 0.9) for span in watch.spans
+            ]
+        return self._states[key]
+
+    def recent_activity(self, _agent_id: str, _gpu_uuids: Collection[str], since_unix_nano: int) -> list[JobActivity]:
+        """Looks at the processes: those on its GPUs and what they fork, or where it has a cgroup all of the job."""
+        begin = max(since_unix_nano // _NS - _START, 0)
         at = np.arange(begin, self.now_s)
-        at = at[
-            np.isfinite(self.processors[begin : self.now_s]) & ((at < self.outage.start) | (at >= self.outage.stop))
-        ]
+        held = np.isfinite(self.processors[begin : self.now_s]) & (at >= self.first_use_s)
+        at_hand = ((at < self.outage.start) | (at >= self.outage.stop)) & (held | self.has_cgroup)
+        at, held = at[at_hand], held[at_hand]
         if not self.looks or not at.size:
             return []
+        if self._latest_looks[0] == (begin, self.now_s):
+            return self._latest_looks[1]
         values = np.zeros((6, at.size))
         values[3] = self.bytes_per_s[at]
-        values[5] = self.processors[at]
-        return [JobActivity(tuple(self.gpus), (_START + at + 1) * _NS, values, b"")]
+        values[5] = np.nan_to_num(self.processors[at], nan=0.01)
+        cuts = np.flatnonzero((np.diff(at) > 1) | (np.diff(held) != 0)) + 1
+        looks = [
+            JobActivity(tuple(self.gpus), (_START + at[piece] + 1) * _NS, values[:, piece], b"", int(held[piece[0]]))
+            for piece in np.split(np.arange(at.size), cuts)
+        ]
+        self._latest_looks = (begin, self.now_s), looks
+        return looks
 
     def store(self) -> Store:
         """What ``list_jobs`` asks."""
@@ -398,7 +532,6 @@ class _Replay:
             open_bindings=self.open_bindings,
             gpus=self.gpus_of,
             recent_activity=self.recent_activity,
-            activity=lambda *_: iter((None,) if self.looks and self.first_use_s < self.now_s else ()),
         )
         samples = SimpleNamespace(next_tick=self.next_tick)
         return cast(Store, SimpleNamespace(results=results, facts=facts, samples=samples))
@@ -433,7 +566,7 @@ def replay(number: int) -> Verdict:
     kind = kinds[number // 2 % len(kinds)]
     day = Day(np.random.default_rng([_SEED, number]))
     kind(day)
-    shown = _Replay(day)
+    shown = _Replay(day, kind.__name__)
     busy = np.flatnonzero(shown.use > 0)
     reaped_s = np.inf
     for now_s in range(_ASK_S, DAY_S, _ASK_S):
@@ -455,30 +588,60 @@ def replay(number: int) -> Verdict:
         works = (shown.use[:at] > 0) | (shown.processors[:at] > 0.2) | (shown.bytes_per_s[:at] > 1e6)
         rested_s = at - float(np.flatnonzero(works).max(initial=0))
     again = bool(busy.size) and busy[-1] > reaped_s
-    return Verdict(kind.__name__, shown.looks and shown.has_use, day.idle_from_s, reaped_s, rested_s, again)
+    late = _late(shown, kind.__name__, int(day.idle_from_s)) if np.isfinite(day.idle_from_s) else ""
+    return Verdict(kind.__name__, shown.looks and shown.has_use, day.idle_from_s, reaped_s, rested_s, again, late)
+
+
+def _late(shown: _Replay, kind: str, idle_from_s: int) -> str:
+    """Say by its script why a job that has become idle is waited for, or never taken."""
+    idle = min(idle_from_s + 60, DAY_S - 1)
+    is_held = shown.first_use_s < idle and np.isfinite(shown.processors[idle])
+    if not shown.has_use or not shown.looks or not (is_held or shown.has_cgroup):
+        return NOT_KNOWN
+    if kind in LATE:
+        return LATE[kind]
+    if is_held and float((shown.use[:idle_from_s] > 0).sum()) < _TICK_S:
+        return "on its GPUs, and has hardly worked"
+    begin = min(shown.first_use_s, idle_from_s)
+    if 0 < idle_from_s - begin < 4 * WANTED_S:
+        return "had gone on for less than four times `--for`"
+    gone = ~np.isfinite(shown.processors)
+    works = (np.nan_to_num(shown.processors) > 0.2) | (shown.bytes_per_s > 1e6) | (shown.use > 0)
+    works |= ~gone & (not is_held)
+    minutes = works[begin : idle_from_s - (idle_from_s - begin) % _TICK_S].reshape(-1, _TICK_S).any(axis=1)
+    edges = np.flatnonzero(np.concatenate(([True], minutes, [True])))
+    longest_s = (int(np.diff(edges).max()) - 1) * _TICK_S
+    return "rested for more than half of `--for` before" if 4 * longest_s > 2 * WANTED_S else ""
 
 
 def table(days: Sequence[Verdict]) -> list[str]:
-    """Lines of a Markdown table, a kind of job each."""
-    lines = [
-        "| job | days | reaped though it went on | of these, with processes at work | found | within twice `--for` |",
-        "|---|---|---|---|---|---|",
-    ]
+    """Lines of two Markdown tables: by kind of job, and of idle ones by what they are waited for."""
 
     def row(title: str, mine: Sequence[Verdict]) -> str:
         wrong = [day for day in mine if day.works_again and np.isfinite(day.reaped_s)]
         working = sum(day.rested_s < WANTED_S for day in wrong)
-        idle = [day for day in mine if np.isfinite(day.idle_from_s) and day.idle_from_s + 2 * WANTED_S < DAY_S]
-        found = [day for day in idle if not day.works_again and np.isfinite(day.reaped_s)]
-        soon = sum(day.reaped_s - day.idle_from_s <= 2 * WANTED_S for day in found)
-        told = f"{len(found) / len(idle):.1%} | {soon / len(idle):.1%}" if idle else "- | -"
-        return f"| {title} | {len(mine)} | {len(wrong)} | {working} | {told} |"
+        return f"| {title} | {len(mine)} | {len(wrong)} | {working} | {found(mine)} |"
 
-    for looks, title in ((True, "processes looked at"), (False, "not looked at, or no use of the GPUs known")):
-        mine = [day for day in days if day.looks is looks]
-        for kind in (*HEALTHY, *IDLE):
-            name = f"{kind.__name__}{' (set aside)' if kind.__name__ in SET_ASIDE else ''}"
-            lines.append(row(name, [day for day in mine if day.kind == kind.__name__]))
-        lines.append(row(f"**all, {title}**", mine))
-    lines.append(row("**all**", days))
+    def found(mine: Sequence[Verdict]) -> str:
+        idle = [day for day in mine if np.isfinite(day.idle_from_s) and day.idle_from_s + 2 * WANTED_S < DAY_S]
+        right = [day for day in idle if not day.works_again and np.isfinite(day.reaped_s)]
+        soon = sum(day.reaped_s - day.idle_from_s <= 2 * WANTED_S for day in right)
+        return f"{len(right) / len(idle):.1%} | {soon / len(idle):.1%}" if idle else "- | -"
+
+    lines = [
+        "| job | days | taken though it went on | of these, with work within `--for` | found | within twice `--for` |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kinds, title in ((HEALTHY, "all healthy ones"), (IDLE, "all idle ones")):
+        names = [kind.__name__ for kind in kinds]
+        for name in names:
+            mine = [day for day in days if day.kind == name]
+            lines.append(row(f"{name}{' (set aside)' if name in SET_ASIDE else ''}", mine))
+        lines.append(row(f"**{title}**", [day for day in days if day.kind in names]))
+    lines += ["", "| idle jobs | days | found | within twice `--for` |", "|---|---|---|---|"]
+    idle = [day for day in days if np.isfinite(day.idle_from_s)]
+    for late in sorted({day.late for day in idle}, key=lambda late: (bool(late), late)):
+        mine = [day for day in idle if day.late == late]
+        lines.append(f"| {late or '**nothing to wait for**'} | {len(mine)} | {found(mine)} |")
+    lines.append(f"| **all** | {len(idle)} | {found(idle)} |")
     return lines

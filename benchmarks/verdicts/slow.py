@@ -19,9 +19,13 @@ from gpusonde.telemetry import FloatArray
 _ASKED_S = 4.0
 _LOOKED_S = 260.0
 _BASELINE_S = 1200.0  # before the fault, as a collector reads them
+_LEAST_TRAINING_S = 100.0  # before a fault and after it
 _AFTER_S = (30.0, 60.0, 150.0)
 _SEED = 17
-_ONSETS, _DEVICES = 4, 2  # of a fault in gpt3
+_JOBS = (  # kind, its name, beginnings of a fault in each job, slow devices for each, seconds of its shortest cycle
+    ("gpt3/64", "gpt3, 64 nodes", 4, 2, 10.8), ("h100 checkpoints", "8 H100, checkpoints", 2, 2, 0.0),
+    ("llama2_70b_lora/8", "llama2, 8 nodes", 2, 1, 0.0), ("ssd/8", "ssd, 8 nodes", 2, 1, 0.0),
+)  # fmt: skip
 COLUMNS = (
     "job", "fault", "trials", "30 s", "60 s", "150 s", "top-1 at 60 s", "wrong device", "median s until named",
 )  # fmt: skip
@@ -35,7 +39,7 @@ def _training_s(recording: JobRecording, at_s: float) -> FloatArray:
     """Seconds of training since a time, at each tick; evaluations and what stands idle do not count."""
     time_s = recording.time_s
     common = np.median(recording.power, axis=0)
-    trains = (time_s >= at_s) & (common > 0.6 * np.quantile(common, 0.9))
+    trains = (time_s >= at_s) & (time_s <= recording.log.stop_s) & (common > 0.6 * common.max())
     for first, last in recording.log.evaluations_s:
         trains &= (time_s < first - 4) | (time_s > last + 4)
     return np.asarray(np.cumsum(trains) * recording.interval_s)
@@ -71,11 +75,11 @@ def _trial(
 
 
 def _onsets(recording: JobRecording, count: int) -> list[float]:
-    """Times in the second half of a job's training, away from its end."""
-    rng = np.random.default_rng(_SEED)
-    first = recording.log.start_s + 0.4 * (recording.log.stop_s - recording.log.start_s)
-    last = max(first + 1, recording.log.stop_s - 200)
-    return sorted(rng.uniform(first, last, count).tolist())
+    """Times with 100 s of training before and after them, none where there is no such time."""
+    trained = _training_s(recording, recording.log.start_s)
+    fit = np.flatnonzero((trained >= _LEAST_TRAINING_S) & (trained <= trained[-1] - _LEAST_TRAINING_S))
+    chosen = np.random.default_rng(_SEED).choice(fit, count) if fit.size else fit
+    return sorted(recording.time_s[chosen].tolist())
 
 
 def rows(
@@ -136,10 +140,10 @@ def healthy_rows(recordings: Sequence[JobRecording], name: str) -> Iterator[tupl
 
 def table(recordings: Sequence[JobRecording]) -> list[str]:
     """The section's lines."""
-    gpt3 = [run for run in recordings if run.kind == "gpt3/64"]
-    found = list(rows(gpt3, "gpt3, 64 nodes", onsets=_ONSETS, devices=_DEVICES, cycle_s=10.8))
-    gpus = [run for run in recordings if run.kind.startswith("h100")]
-    found += rows(gpus, "8 H100, checkpoints", onsets=2, devices=1, cycle_s=0.0)
+    found: list[tuple[str, ...]] = []
+    for kind, name, onsets, devices, cycle_s in _JOBS:
+        some = [run for run in recordings if run.kind == kind]
+        found += rows(some, name, onsets=onsets, devices=devices, cycle_s=cycle_s)
     lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ("---",) * len(COLUMNS), *found)]
     lines += [
         "",

@@ -27,11 +27,11 @@ from gpusonde.epoch_detect.progress import PaceChange, PaceWatch, slowdown_cause
 
 HELD_BACK = frozenset({"gpt3/64", "ssd/1", "llama2_70b_lora/1"})
 FAULTS = ("healthy", "5 %", "10 %", "throttled 5 %", "throttled 10 %", "throttled 20 %", "loader", "drift", "tenant")
-COLUMNS = ("jobs", "cycles", "fault", "trials", "told", "in 5 cycles", "median cycles", "median error", "cause named")
 _GENERATED_FAULTS = ("healthy", "5 %", "10 %", "throttled 10 %", "loader", "tenant")
 _CAUSES = {
     "throttled": ("SM clock", "less power"), "loader": ("wait for data", "pause in"), "tenant": ("another process",),
 }  # fmt: skip
+COLUMNS = ("jobs", "cycles", "trials", *FAULTS, *(f"cause of {fault}" for fault in _CAUSES))
 # Whose tempo changes by design: what is told of them may be right.
 _CHANGING = weeks.REPEATED | {"progressive_resizing", "speech_buckets", "warm_up", "growing_checkpoints"}
 _SEED = 5
@@ -200,23 +200,22 @@ def of_weeks(task: tuple[str, int]) -> tuple[str, float, list[str]]:
 
 
 def table(found: Sequence[Trial], name: str) -> Iterator[str]:
-    """Lines of a Markdown table: rows of :data:`COLUMNS`, and what was told before any fault."""
+    """Lines of a Markdown table: rows of :data:`COLUMNS`."""
     for clarity in ("10 ticks or more", "5 to 10 ticks", "scatters more"):
+        mine = [each for each in found if each.followed == clarity and not each.early]
+        if not mine:
+            continue
+        cells = []
         for fault in FAULTS:
-            mine = [each for each in found if each.followed == clarity and each.fault == fault and not each.early]
-            if not mine:
-                continue
-            cycles = np.array([each.cycles for each in mine])
-            errors = [each.error for each in mine if math.isfinite(each.error)]
-            causes = [each.cause for each in mine if each.cause is not None]
-            columns = (
-                name, clarity, fault, str(len(mine)), f"{np.isfinite(cycles).mean():.2f}",
-                "-" if fault == "healthy" else f"{(cycles <= _IN_CYCLES).mean():.2f}",
-                f"{np.median(cycles):.1f}" if np.isfinite(np.median(cycles)) else "-",
-                f"{np.median(np.abs(errors)):.3f}" if errors and fault not in ("healthy", "drift") else "-",
-                f"{np.mean(causes):.2f} of {len(causes)}" if causes else "-",
-            )  # fmt: skip
-            yield "| " + " | ".join(columns) + " |"
+            cycles = np.array([each.cycles for each in mine if each.fault == fault])
+            told, soon = np.isfinite(cycles), cycles <= _IN_CYCLES
+            cell = f"{told.mean():.2f}" if fault == "healthy" else f"{told.mean():.2f}, {soon.mean():.2f}"
+            cells.append(cell if cycles.size else "-")
+        for fault in _CAUSES:
+            causes = [each.cause for each in mine if each.fault.startswith(fault) and each.cause is not None]
+            cells.append(f"{np.mean(causes):.2f} of {len(causes)}" if causes else "-")
+        trials = sum(each.fault == "healthy" for each in mine)
+        yield "| " + " | ".join((name, clarity, str(trials), *cells)) + " |"
 
 
 def weeks_table(played: Sequence[tuple[str, float, list[str]]]) -> Iterator[str]:
@@ -234,10 +233,9 @@ def weeks_table(played: Sequence[tuple[str, float, list[str]]]) -> Iterator[str]
                 f"| {name} ({len(chosen)}) | {hours / WEEK_H:.1f} | {told} | {rate:.2f} | "
                 f"{upper_bound(told, hours):.2f} |"
             )
+    counts = Counter(kind for kind, _, told in played for _ in told).most_common()
     yield ""
-    for kind, count in Counter(kind for kind, _, told in played for _ in told).most_common():
-        first = next(told[0] for other, _, told in played if other == kind and told)
-        yield f"- {count} in {kind}: {first}"
+    yield f"Told in: {', '.join(f'{kind} {count}' for kind, count in counts) or 'none'}."
 
 
 def every_generated(per_kind: int) -> list[tuple[str, int]]:

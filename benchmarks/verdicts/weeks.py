@@ -8,7 +8,7 @@ every four seconds, which is a second's mean or what the driver's own windows sa
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,8 +44,8 @@ REPEATED = frozenset(
 _TRACKED_TICKS = 15  # a minute's go to the tracker together: a third of the work, and what it tells comes as rarely
 _SEED = 9_173  # of no job that a threshold was chosen by
 # Processors, per GPU for the first two, and whether it writes.
-_PROCESSORS = {"training": 1.2, "other": 1.2, "evaluating": 1.5, "checkpointing": 1.0, "starting": 1.0, "serving": 0.3}
-_RESTING_PROCESSORS = 0.01
+PROCESSORS = {"training": 1.2, "other": 1.2, "evaluating": 1.5, "checkpointing": 1.0, "starting": 1.0, "serving": 0.3}
+RESTING_PROCESSORS = 0.01
 INTERACTIVE = ("notebook", "queue_of_programs", "cron", "idle_with_spikes")
 _PROGRAMS = ("queue_of_programs", "cron")
 SERVING = ("serving", "token_serving")
@@ -84,6 +84,7 @@ def _thin(share: float) -> None:
 
 
 _KINDS: dict[str, Callable[[Script], None]] = {**KINDS, "growing_checkpoints": growing_checkpoints}
+ALL_KINDS = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def process_marks(job: JobRecording, *, looks: bool) -> Marks:
         if not looks:
             watch.note_marks(now_s, processes=alive)
             return
-        usual = _PROCESSORS.get(state, _RESTING_PROCESSORS)
+        usual = PROCESSORS.get(state, RESTING_PROCESSORS)
         busy = usual * float(np.exp(0.2 * rng.normal()))
         written = 2e8 if state == "checkpointing" else 0.0
         watch.note_marks(now_s, written_bytes_per_s=written, processors=busy, processes=alive)
@@ -282,6 +283,10 @@ def table(jobs: Sequence[Played]) -> list[str]:
             alarms[job.by_power, alarm.kind, alarm.truth].append(alarm)
     lines.append("")
     for (by_power, kind, truth), mine in sorted(alarms.items()):
-        metered = "power of the node" if by_power else "GPUs"
-        lines.append(f"- {len(mine)} in {kind} ({metered}), {truth}: {mine[0].state}, {mine[0].reason}")
+        if not by_power:
+            lines.append(f"- {len(mine)} in {kind}, {truth}: {mine[0].state}, {mine[0].reason}")
+    counts = Counter(alarm.kind for (by_power, *_), mine in alarms.items() if by_power for alarm in mine)
+    lines.append(
+        f"- by the power of the node: {', '.join(f'{kind} {n}' for kind, n in counts.most_common()) or 'none'}"
+    )
     return lines

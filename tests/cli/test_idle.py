@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +18,28 @@ from support.trace_records import incoming
 from support.tracked_store import TrackedStore
 from support.wire_agent import batch, block, inventory
 
+from gpusonde.cli.commands.idle import judge
+from gpusonde.collector.client.query import job_info
+from gpusonde.collector.query.jobs import STATES
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import Trace
 
 METRICS = ("sm_active", "power_watts")
 SECOND = 1_000_000_000
+
+
+def activity(sequence, start_ns):
+    """Half a minute of a job's processes that rest."""
+    nothing = [0] * 30
+    group = ingest_pb2.ProcessGroupActivity(
+        gpu_uuids=["GPU-rests"], processor_ms=nothing, read_bytes=nothing, written_bytes=nothing, holders=0
+    )
+    looks = ingest_pb2.JobActivity(
+        start_time_unix_nano=start_ns, offsets_ms=[1000 * i for i in range(30)], groups=[group]
+    )
+    return ingest_pb2.Record(sequence=sequence, job_activity=looks)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +62,8 @@ def collector(tmp_path_factory):
             block(first, 10, values, METRICS, gpu_index=i, start_ns=start) for i, values in enumerate((rest, work))
         ]
         said.append(batch(len(said) + 1, *blocks))
+        if first % 300 == 0:
+            said.append(activity(len(said) + 1, start + first // 10 * SECOND))
     subject = TrackedStore(directory)
     subject.feed(incoming(said), 40)
     subject.store.close()
@@ -60,13 +80,13 @@ def test_jobs_that_rest_are_named_with_the_evidence_and_others_are_not(collector
     assert (job["job_id"], job["idle"], job["reaped"]) == ("resting", True, False)
     assert job["gpu_uuids"] == ["GPU-rests"]
     assert job["idle_s"] > 100
-    assert {"it is not in use", "its power is flat"} <= set(job["evidence"])
+    assert {"it is not in use", "its power is flat", "its processes rest"} <= set(job["evidence"])
 
 
 def test_one_that_has_not_rested_for_long_enough_is_left_alone(collector):
     (job,) = idle(collector, "--for", "2h")["jobs"]
     assert not job["idle"]
-    assert "of 28800 s; what its processes do is not known" in job["evidence"][0]
+    assert "of 7200 s" in job["evidence"][0]
 
 
 @pytest.fixture
@@ -146,3 +166,38 @@ def test_skypilots_own_autostop_stops_a_cluster_that_was_found_idle_though_a_job
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("STOPS ")]
     # Its own idleness waits for the job; `sky autostop -i 0 --wait-for none`, once we say so, does not.
     assert json.loads(line.removeprefix("STOPS ")) == {"jobs": False, "none": True, "off": False}
+
+
+# An older collector does not say whether any is on the GPUs.
+@pytest.mark.parametrize(
+    ("on_gpus", "takes", "idle"), [(True, False, False), (True, True, True), (False, False, True), (None, False, False)]
+)
+def test_a_program_that_waits_on_the_gpus_and_has_hardly_worked_may_wait_to_be_asked(on_gpus, takes, idle):
+    message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
+    message.members.add(gpu_uuid="GPU-1")
+    message.end_time.FromNanoseconds(9000 * SECOND)
+    message.processes.CopyFrom(query_pb2.JobProcesses(processors=0.0, bytes_per_second=0.0, on_gpus=on_gpus))
+    message.processes.seen.FromNanoseconds(1800 * SECOND)
+    time_s = np.arange(7200.0, 9000.0)
+    values = {"gpu_utilization": np.zeros(time_s.size), "power_watts": np.full(time_s.size, 60.0)}
+    client = SimpleNamespace(
+        list_jobs=lambda **_: [job_info(message)], read_samples=lambda *_, **__: Trace(time_s, values)
+    )
+    verdict = judge(client, job_info(message), 1800.0, takes_servers=takes).verdict
+    assert verdict.idle is idle
+    assert idle or verdict.evidence[0].startswith("a program is on its GPUs and has hardly worked")
+
+
+@pytest.mark.parametrize(("spent", "named"), [({"serving": 3600, "training": 60}, True), ({"training": 3600}, False)])
+def test_a_job_that_has_answered_requests_is_left_alone_unless_servers_are_asked_for(spent, named):
+    message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
+    message.end_time.FromNanoseconds(7200 * SECOND)
+    message.state_time.FromNanoseconds(7190 * SECOND)
+    for state, seconds in spent.items():
+        span = message.history.add(state=STATES[state])
+        span.end_time.FromNanoseconds(seconds * SECOND)
+    job = job_info(message)
+    verdict = judge(None, job, 1800.0).verdict
+    assert not verdict.idle
+    assert ("--servers takes it all the same" in verdict.evidence[0]) is named
+    assert "idle for 10 s of" in judge(None, job, 1800.0, takes_servers=True).verdict.evidence[0]

@@ -181,14 +181,17 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
     def prediction(model, seconds, status):
         return SimpleNamespace(
             gpu_model=model,
+            gpu_count=1,
             epoch_latency_s=seconds,
             epoch_latency_low_s=0.8 * seconds,
             epoch_latency_high_s=1.25 * seconds,
             status=status,
             extrapolated=status == "extrapolated",
+            fits="no" if model == "P100" else "yes",
         )
 
     found = [prediction("H100", 50.0, "ok"), prediction("B200", 25.0, "extrapolated"), prediction("T4", 1.0, "no")]
+    found.append(prediction("P100", 200.0, "ok"))
     now = time.time_ns()
     estimate = SimpleNamespace(
         end_unix_nano=now + 5432 * SECOND,
@@ -206,8 +209,12 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
     )
     asked = []
     client = SimpleNamespace(
-        list_jobs=lambda **_: [job],
-        predict_run=lambda *of: asked.append(of) or SimpleNamespace(source_epoch_latency_s=100.0, predictions=found),
+        predict_run=lambda *of: (
+            asked.append(of)
+            or SimpleNamespace(
+                source_gpu_model="V100", source_gpu_count=1, source_epoch_latency_s=100.0, predictions=found
+            )
+        ),
     )
     kueue = tell._Kueue(tell._Api("http://127.0.0.1:1"), client, ["H100", "B200", "T4"])
     for _ in range(2):
@@ -227,6 +234,25 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
     assert asked == [("run-1", ["H100", "B200", "T4"])]
     assert kueue.describe(SimpleNamespace(**{**vars(job), "active": False})) == ""
     assert not kueue._rates
+
+
+def test_all_jobs_are_asked_for_at_once_with_their_ends_and_those_that_are_listed_no_more_are_forgotten(capsys):
+    def job(name):
+        return SimpleNamespace(
+            job_id=name, scheduler="kubernetes", active=True, state="training", estimate=None, members=()
+        )
+
+    pages = [[job(f"team/a-{i}") for i in range(3)], [job("team/b")]]
+    asked = []
+    client = SimpleNamespace(list_jobs=lambda **request: asked.append(request) or pages[len(asked) - 1])
+    kueue = tell._Kueue(tell._Api("http://127.0.0.1:1"), client, [])
+    arguments = SimpleNamespace(scheduler="kueue", dry_run=True, json=True, every="30s")
+    known = {}
+    tell._tell(client, kueue, arguments, known)
+    assert set(known) == {"team/a-0", "team/a-1", "team/a-2"}
+    tell._tell(client, kueue, arguments, known)
+    assert set(known) == {"team/b"}
+    assert asked == [{"limit": 1000, "estimates": True}] * 2
 
 
 def test_a_pod_that_is_gone_is_a_failure_with_its_reason_and_the_others_are_told(tmp_path, api, capsys):

@@ -275,6 +275,20 @@ def test_a_job_whose_runs_are_over_is_idle_while_its_scheduler_gives_it_the_gpus
     (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(), now).jobs
     assert job.active
     assert {member.run_id for member in job.members} == {"a", ""}
+    save(subject, RunUpdate(run_of("a", 0, 20, ended=True), None, states=[state(0, "serving")]))
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(), now).jobs
+    assert [span.state for span in job.history] == [query_pb2.JOB_STATE_SERVING]
+
+
+def test_a_job_whose_gpus_its_scheduler_never_took_away_is_one_however_long_it_paused(subject):
+    hold(subject, idle_traces())
+    save(subject, run_of("a", 0, 20, ended=True), run_of("b", 4_000, 4_100, ended=True), run_of("c", 9_000, 9_100))
+    now = START + 9_100 * SECOND
+    for active_only in (True, False):
+        (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=active_only), now).jobs
+        assert {member.run_id for member in job.members} == {"a", "b", "c", ""}
+        assert job.longest_pause.seconds == 4_900
+        assert job.start_time.ToNanoseconds() == START
 
 
 def test_what_a_scheduler_gives_now_belongs_to_no_earlier_job_of_the_name_on_whatever_page(subject):
@@ -404,3 +418,91 @@ def test_earlier_runs_that_are_too_unlike_or_just_as_long_tell_no_end_and_cost_n
     save(subject, run_of("c", 2_000_000, 2_890_000))
     (job, *_) = ask(subject, job_id="4711").jobs
     assert "no earlier run of it took longer" in job.estimate_reason
+
+
+def test_the_ends_of_all_jobs_are_told_at_once_where_they_are_asked_for(subject):
+    for i in range(2):
+        save(
+            subject, run_of(f"old{i}", 0, 70, ended=True, job=f"job-{i}"), run_of(f"r{i}", 5_000, 5_020, job=f"job-{i}")
+        )
+    assert [job.HasField("estimate") for job in ask(subject, active_only=True).jobs] == [False, False]
+    named = [ask(subject, job_id=f"job-{i}").jobs[0].estimate for i in (1, 0)]
+    told = [job.estimate for job in ask(subject, active_only=True, estimates=True).jobs]
+    assert told == named
+    assert all(each.HasField("end_time") for each in told)
+
+
+def looks_of(gpus, first_s, last_s, holders=None, processor_ms=0, bytes_known=True, agent="host-1"):
+    """Looks at the processes of a job, a second apart, half a minute in a record."""
+    for begin in range(first_s, last_s, 30):
+        same = [0] * 30
+        group = ingest_pb2.ProcessGroupActivity(
+            gpu_uuids=gpus, processor_ms=[processor_ms] * 30, read_bytes=same,
+            written_bytes=same if bytes_known else [], holders=holders,
+        )  # fmt: skip
+        activity = ingest_pb2.JobActivity(
+            start_time_unix_nano=START + begin * SECOND, offsets_ms=[1000 * i for i in range(30)], groups=[group]
+        )
+        yield ingest_pb2.Record(sequence=1000 + begin, job_activity=activity)
+
+
+def idle_answer(subject, looks, window_s=600, now_s=3600):
+    records = list(looks)
+    subject.feed(incoming(records, "host-1"), len(records))
+    window = Duration(seconds=window_s)
+    request = query_pb2.ListJobsRequest(job_id="4711", active_only=True, process_window=window)
+    (job,) = list_jobs(subject.store, request, START + now_s * SECOND).jobs
+    return job
+
+
+def test_an_agent_that_no_longer_tells_what_processes_do_does_not_say_that_they_rest(subject):
+    """It was switched off, or the processes left the GPUs of a host whose agent sees no others: nobody knows."""
+    save(subject, run_of("a", 0, 3600))
+    assert not idle_answer(subject, looks_of(["GPU-a"], 0, 600, processor_ms=900)).HasField("processes")
+    assert not idle_answer(subject, looks_of(["GPU-a"], 600, 3480)).HasField("processes")
+    assert idle_answer(subject, looks_of(["GPU-a"], 3480, 3600)).processes.seen.seconds == 600
+
+
+def test_what_is_not_known_of_one_host_or_one_look_is_not_known_of_the_job(subject):
+    save(subject, run_of("a", 0, 3600), run_of("b", 0, 3600, agent="host-2"))
+    looks = [*looks_of(["GPU-a"], 3000, 3600)]
+    assert not idle_answer(subject, looks).HasField("processes")
+    save(subject, run_of("c", 0, 3600, job="alone"))
+    half = [*looks_of(["GPU-c"], 3000, 3300, bytes_known=False), *looks_of(["GPU-c"], 3300, 3600)]
+    subject.feed(incoming([*half], "host-1"), len(half))
+    request = query_pb2.ListJobsRequest(job_id="alone", process_window=Duration(seconds=600))
+    (job,) = list_jobs(subject.store, request, START + 3600 * SECOND).jobs
+    assert (job.processes.processors, job.processes.HasField("bytes_per_second")) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("in_pause", "now", "longest_s"),
+    [
+        ({"holders": 1}, {"holders": 1}, 1200),
+        # While its processes worked, the pause was no rest but for its ends, in which nothing was looked at.
+        ({"holders": 1, "processor_ms": 900}, {"holders": 1}, 0),
+        # Nobody is on the GPUs any more, as never before; or as before.
+        ({"holders": 1}, {"holders": 0}, 0),
+        ({"holders": 0}, {"holders": 0}, 1200),
+        ({}, {"holders": 0}, 0),
+        ({"holders": 1}, {}, 1200),
+    ],
+)
+def test_a_pause_is_waited_for_again_as_far_as_as_much_of_the_job_rested_in_it(subject, in_pause, now, longest_s):
+    states = [state(0, "training"), state(600, "idle"), state(1800, "training"), state(2400, "idle")]
+    save(subject, RunUpdate(run_of("a", 0, 3600), None, states=states))
+    looks = [*looks_of(["GPU-a"], 600, 1800, **in_pause), *looks_of(["GPU-a"], 2400, 3600, **now)]
+    assert idle_answer(subject, looks).longest_pause.ToSeconds() == longest_s
+    assert ask(subject, job_id="4711").jobs[0].longest_pause.ToSeconds() == 1200
+
+
+@pytest.mark.parametrize("window_s", [30, 60, 90, 600])
+def test_who_is_on_the_gpus_is_seen_in_windows_of_any_length(subject, window_s):
+    save(subject, run_of("a", 0, 3600), run_of("b", 0, 3600, job="left"))
+    looks = [*looks_of(["GPU-a"], 3000, 3600, holders=1), *looks_of(["GPU-b"], 2400, 2970, holders=1)]
+    assert idle_answer(subject, looks, window_s).processes.on_gpus
+    rest = [*looks_of(["GPU-b"], 2970, 3600, holders=0)]
+    subject.feed(incoming(rest, "host-1"), len(rest))
+    request = query_pb2.ListJobsRequest(job_id="left", process_window=Duration(seconds=window_s))
+    (job,) = list_jobs(subject.store, request, START + 3600 * SECOND).jobs
+    assert not job.processes.on_gpus

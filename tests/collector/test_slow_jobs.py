@@ -7,6 +7,7 @@ import pytest
 from support.job_records import START, records_of
 from support.tracked_store import TrackedStore
 
+from gpusonde.collector.query import slow_jobs as slow_jobs_module
 from gpusonde.collector.query.jobs import list_jobs
 from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.query.v1 import query_pb2
@@ -89,3 +90,32 @@ def test_a_host_that_gives_no_power_is_left_as_it_is_and_the_others_are_compared
     assert len(runs) == len(GPUS)
     found = SlowJobs(store).explain("job-1", runs, {}, START + round(SLOW_FROM_S * 1e9))
     assert (found.devices[0].gpu_uuid, found.devices[0].agent_id) == ("GPU-2", "host of GPU-2")
+
+
+def test_a_host_that_has_fallen_silent_delays_the_answer_for_nobody(store_of):
+    store = store_of(slow=2)
+    since = START + round(SLOW_FROM_S * 1e9)
+    runs = [run for run in store.results.runs(limit=9) if not run.ended]
+    silent = [replace(run, end_unix_nano=since - 1) if run.gpu_uuid == "GPU-0" else run for run in runs]
+    assert SlowJobs(store).explain("job-1", silent, {}, since).devices[0].gpu_uuid == "GPU-2"
+
+
+def test_what_was_found_of_a_job_is_not_said_of_another_scheduler_s_job_of_the_name(store_of):
+    store = store_of(slow=2)
+    slow_jobs, since = SlowJobs(store), START + round(SLOW_FROM_S * 1e9)
+    runs = [run for run in store.results.runs(limit=9) if not run.ended]
+    assert slow_jobs.explain("job-1", runs, {}, since).devices
+    others = [replace(run, scheduler=run.scheduler + 1) for run in runs[:1]]
+    assert not slow_jobs.explain("job-1", others, {}, since).devices
+
+
+def test_the_job_s_shortest_cycle_says_which_pauses_belong_to_it(store_of, monkeypatch):
+    given = []
+    find = slow_jobs_module.find_slow_device
+    monkeypatch.setattr(
+        slow_jobs_module,
+        "find_slow_device",
+        lambda *each, cycle_s: given.append(cycle_s) or find(*each, cycle_s=cycle_s),
+    )
+    asked(store_of(slow=2))
+    assert given == [pytest.approx(STEP_S, rel=SLOWER)]

@@ -1,5 +1,7 @@
 """Why cycles take longer is said in words and figures where the metrics show it, and nothing else is."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,21 @@ def test_clocks_that_fell_are_told_with_the_gpu_and_whether_it_is_hot():
     assert causes(values)[0].endswith("at 87 degrees")
 
 
+def test_the_driver_s_reason_for_clocks_that_fell_is_told_where_it_is_a_new_one():
+    values = healthy()
+    values["sm_clock_mhz"][2, AFTER] *= 0.92
+    # All are held back by their power all the time; one is too hot now.
+    values["clock_event_reason_bits"] = np.full((4, TIME_S.size), 0x4, dtype=float)
+    assert causes(values)[0].endswith(", the driver gives no new reason")
+    values["clock_event_reason_bits"][2, AFTER] = 0x4 | 0x8 | 0x40
+    # A cell in which the reason changes holds the mean of both.
+    values["clock_event_reason_bits"][2, 600] = 0x4 + 0x24
+    (cause,) = causes(values)
+    assert cause.endswith(", by the driver: thermal slowdown by hardware and slowdown by hardware")
+    # Reasons alone, without anything slower, are none.
+    assert causes({**healthy(), "clock_event_reason_bits": values["clock_event_reason_bits"]}) == []
+
+
 def test_power_that_fell_while_the_gpus_work_is_throttling_where_no_clock_is_known():
     values = {name: row for name, row in healthy().items() if name in ("power_watts", "gpu_utilization")}
     values["power_watts"][:, AFTER] *= 0.9
@@ -88,3 +105,16 @@ def test_a_metric_that_some_gpus_lack_is_no_cause(dead):
     values = healthy()
     values[dead][1:3] = np.nan
     assert causes(values) == []
+
+
+@pytest.mark.parametrize("devices", [slice(None), slice(2)])
+@pytest.mark.parametrize("when", [AFTER, ~AFTER, AFTER & (TIME_S < SINCE_S + 100)])
+def test_what_is_not_known_for_a_while_is_no_cause_and_no_warning(devices, when):
+    everything = healthy()
+    for name in [*everything, None]:
+        values = {metric: column.copy() for metric, column in everything.items()}
+        for metric in values if name is None else [name]:
+            values[metric][devices, when] = np.nan
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert causes(values) == []

@@ -83,6 +83,21 @@ def test_pauses_that_the_job_came_back_from_are_waited_out():
     assert judge(gpu(), idle_s=6900.0, longest_pause_s=1700.0).idle
 
 
+@pytest.mark.parametrize(
+    "missing",
+    [
+        {"gpu_utilization": np.where(np.arange(1800) < 300, 0.0, np.nan)},
+        {"power_watts": None, "pcie_rx_bytes_per_second": None},
+        {"power_watts": None, "pcie_tx_bytes_per_second": np.where(np.arange(1800) % 400 < 300, 0.0, np.nan)},
+        {"power_watts": np.where(np.arange(1800) < 5, 70.0, np.nan), "pcie_tx_bytes_per_second": None},
+    ],
+)
+def test_a_witness_that_is_there_for_a_while_only_or_by_half_does_not_say_that_a_gpu_rests(missing):
+    verdict = judge(gpu(**missing))
+    assert not verdict.idle
+    assert "one more witness are wanted" in verdict.evidence[0]
+
+
 def test_metrics_that_are_missing_are_no_rest():
     assert not judge(gpu(seconds=600)).idle
     assert not judge(gpu(), (np.empty(0), {})).idle
@@ -106,15 +121,28 @@ def test_processes_that_work_keep_a_job_whose_gpus_rest():
     assert loads.evidence == ("its processes read and write 40.0 MB/s",)
 
 
-def test_that_processes_rest_is_evidence_and_where_nobody_knows_the_job_is_waited_for_longer():
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        None,
+        ProcessUse(WANTED_S, math.nan, math.nan),
+        ProcessUse(WANTED_S, 0.01, math.nan),
+        ProcessUse(WANTED_S, math.nan, 0.0),
+        ProcessUse(0.5 * WANTED_S, 0.01, 0.0),
+    ],
+)
+def test_a_job_of_whose_processes_too_little_is_known_is_never_taken_however_long_it_rests(unknown):
     assert "its processes rest" in judge(gpu()).evidence
-    for unknown in (None, ProcessUse(WANTED_S, math.nan, math.nan), ProcessUse(0.5 * WANTED_S, 0.01, 0.0)):
-        early = judge(gpu(), processes=unknown)
-        assert not early.idle
-        assert early.evidence == ("idle for 2000 s of 7200 s; what its processes do is not known",)
-        late = judge(gpu(), idle_s=7300.0, processes=unknown)
-        assert late.idle
-        assert "what its processes do is not known, so it was waited for longer" in late.evidence
+    verdict = judge(gpu(), idle_s=1e6, processes=unknown)
+    assert not verdict.idle
+    assert verdict.evidence == ("what its processes do is not known, which counts as work",)
+
+
+def test_gpus_of_a_job_that_is_over_are_waited_for_longer_where_others_may_work_beside_them():
+    known = {"GPU-0": gpu()}
+    early = judge_idleness(2000.0, WANTED_S, 0.0, known, None, is_over=True)
+    assert (early.idle, early.evidence) == (False, ("idle for 2000 s of 7200 s",))
+    assert judge_idleness(7300.0, WANTED_S, 0.0, known, None, is_over=True).idle
 
 
 def test_work_may_have_come_and_gone_while_there_were_no_metrics():
@@ -123,3 +151,12 @@ def test_work_may_have_come_and_gone_while_there_were_no_metrics():
     verdict = judge((time_s[seen], {name: column[seen] for name, column in values.items()}))
     assert not verdict.idle
     assert verdict.evidence == ("GPU GPU-0: no metrics for 122 s of that",)
+
+
+def test_the_first_rest_of_a_job_that_is_not_known_for_long_is_waited_for_longer():
+    known = {"GPU-0": gpu()}
+    early = judge_idleness(2000.0, WANTED_S, 0.0, known, REST, known_s=3600.0)
+    assert not early.idle
+    assert "its pauses are not known yet" in early.evidence[0]
+    assert judge_idleness(7300.0, WANTED_S, 0.0, known, REST, known_s=3600.0).idle
+    assert judge_idleness(2000.0, WANTED_S, 0.0, known, REST, known_s=7300.0).idle

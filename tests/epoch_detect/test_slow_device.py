@@ -78,3 +78,24 @@ def test_a_dead_meter_is_no_slow_gpu_and_hides_none():
 def test_values_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="expected values of shape"):
         find_slow_device(DEVICES, np.arange(3.0), {"power_watts": np.zeros((2, 3))}, 1.0)
+
+
+def test_two_devices_that_stand_out_alike_are_nobody():
+    time_s, rows = power(680.0, slow=3)
+    _, other = power(680.0, slow=4, seed=1)
+    rows[4] = other[4]
+    verdict = find_slow_device(DEVICES, time_s, {"power_watts": rows}, SLOW_FROM_S, cycle_s=STEP_S)
+    assert verdict.device is None
+    assert "differ from the others alike" in verdict.reason
+    assert {suspect.device for suspect in verdict.ranked[:2]} == {"GPU-3", "GPU-4"}
+
+
+def test_a_short_baseline_asks_for_a_larger_deviation():
+    time_s, rows = power(720.0)
+    late = time_s >= SLOW_FROM_S - 70
+    needed = [
+        float(find_slow_device(DEVICES[:4], time_s[kept], {"power_watts": rows[:4, kept]}, SLOW_FROM_S)
+              .reason.rsplit(", ", 1)[1].split()[0])
+        for kept in (late, np.ones_like(late))
+    ]  # fmt: skip
+    assert needed[0] > 1.2 * needed[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import subprocess
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from gpusonde.telemetry import FloatArray
 
 _COMMAND_TIMEOUT_S = 60.0
+_WORKS = ("training", "slower", "evaluating", "serving")
+_LEAST_WORK_S = 60.0
+_SERVER = "it has served, and nothing tells whether it will be asked again; --servers takes it all the same"
+_NOT_ASKED = "a program is on its GPUs and has hardly worked: it may wait to be asked; --servers takes it all the same"
 # A collector says of so long at most what processes did.
 _LONGEST_WINDOW_S = 86_400.0
 # The newest, among which those of a host are looked for.
@@ -104,6 +109,11 @@ def add_idle_options(parser: Parser) -> None:
         default=[],
         help="say of whole hosts (may be repeated) whether all their GPUs may be taken away; exit code 0 if so, else 1",
     )
+    parser.add_argument(
+        "--servers",
+        action="store_true",
+        help="name jobs, too, that have answered requests and may be asked again",
+    )
     parser.add_argument("--act", action="store_true", help="run it, after a second look at the job")
     add_collector_options(parser)
 
@@ -127,9 +137,9 @@ def run_idle(args: argparse.Namespace) -> int:
     if args.host:
         return _run_hosts(args, wanted_s)
     with connect(args) as client:
-        judged = [judge(client, job, wanted_s) for job in _idle_jobs(client)]
+        judged = [judge(client, job, wanted_s, takes_servers=args.servers) for job in _idle_jobs(client)]
         if args.act:
-            judged = [_reap(client, each, command, wanted_s) for each in judged]
+            judged = [_reap(client, each, command, wanted_s, takes_servers=args.servers) for each in judged]
 
     def render(screen: Screen) -> None:
         _render(screen, args, command, judged)
@@ -149,7 +159,7 @@ def run_idle(args: argparse.Namespace) -> int:
 def _run_hosts(args: argparse.Namespace, wanted_s: float) -> int:
     """Say whether hosts do nothing, for schedulers that stop machines; whatever is not known counts as work."""
     with connect(args) as client:
-        judged, against = _judge_hosts(client, frozenset(args.host), wanted_s)
+        judged, against = _judge_hosts(client, frozenset(args.host), wanted_s, takes_servers=args.servers)
 
     def render(screen: Screen) -> None:
         for each in judged:
@@ -167,12 +177,14 @@ def _run_hosts(args: argparse.Namespace, wanted_s: float) -> int:
     return 1 if against else 0
 
 
-def _judge_hosts(client: Client, hosts: frozenset[str], wanted_s: float) -> tuple[list[JudgedJob], list[str]]:
+def _judge_hosts(
+    client: Client, hosts: frozenset[str], wanted_s: float, *, takes_servers: bool
+) -> tuple[list[JudgedJob], list[str]]:
     """Return the verdicts on what has worked on hosts last, and what speaks against taking these away."""
     now = time.time_ns()
     active = [job for job in client.list_jobs(active_only=True) if hosts & {member.host_name for member in job.members}]
     against = [f"job {job.job_id} is {job.state}" for job in active if job.state != "idle"]
-    judged = [judge(client, job, wanted_s) for job in active if job.state == "idle"]
+    judged = [judge(client, job, wanted_s, takes_servers=takes_servers) for job in active if job.state == "idle"]
     held = {member.gpu_uuid for job in active for member in job.members}
     newest = {run.gpu_uuid: run for run in reversed(client.list_runs(limit=_MOST_RUNS)) if run.host_name in hosts}
     known = {run.host_name for run in newest.values()}
@@ -185,7 +197,12 @@ def _judge_hosts(client: Client, hosts: frozenset[str], wanted_s: float) -> tupl
         found = [job for job in client.list_jobs(job_id=run.job_id or run.run_id) or client.list_jobs(job_id=run.run_id)
                  if run.run_id in {member.run_id for member in job.members}]  # fmt: skip
         judged += [
-            judge(client, replace(job, state_unix_nano=run.end_unix_nano, end_unix_nano=now), wanted_s)
+            judge(
+                client,
+                replace(job, state_unix_nano=run.end_unix_nano, end_unix_nano=now),
+                wanted_s,
+                takes_servers=takes_servers or not job.active,
+            )
             for job in found[:1]
         ]
         against += [] if found else [f"GPU {run.gpu_uuid}: nothing is known of run {run.run_id}"]
@@ -202,18 +219,23 @@ def _idle_jobs(client: Client, job_id: str = "") -> list[JobInfo]:
     return [job for job in client.list_jobs(job_id=job_id, active_only=True) if job.state == "idle"]
 
 
-def judge(client: Client, job: JobInfo, wanted_s: float) -> JudgedJob:
+def judge(client: Client, job: JobInfo, wanted_s: float, *, takes_servers: bool = False) -> JudgedJob:
     """Say of a job in state idle whether its GPUs may be taken away."""
     from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict, ProcessUse, judge_idleness
 
+    spent = _work_s(job)
+    if sum(spent.values()) < 2 * spent["serving"] and not takes_servers:
+        return JudgedJob(job, IdlenessVerdict(False, (_SERVER,)))
     idle_s = (job.end_unix_nano - job.state_unix_nano) / 1e9
-    processes: ProcessUse | None = None
+    processes, longest_pause_s = None, job.longest_pause_s
     gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
     if idle_s >= wanted_s:
         window_s = min(wanted_s, _LONGEST_WINDOW_S)
         same = client.list_jobs(job_id=job.job_id, active_only=job.active, process_window_s=window_s)
-        for found in (each.processes for each in same if each.scheduler == job.scheduler and each.processes):
-            processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s)
+        for each in (each for each in same if each.scheduler == job.scheduler):
+            longest_pause_s = each.longest_pause_s
+            if (found := each.processes) is not None:
+                processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s, found.on_gpus)
         start = job.end_unix_nano - round(wanted_s * 1e9)
         for gpu_uuid in sorted({member.gpu_uuid for member in job.members}):
             try:
@@ -222,15 +244,40 @@ def judge(client: Client, job: JobInfo, wanted_s: float) -> JudgedJob:
                 # What cannot be read is no evidence.
                 return JudgedJob(job, IdlenessVerdict(False, (f"GPU {gpu_uuid}: {error}",)))
             gpus[gpu_uuid] = (trace.time_s, dict(trace.values))
-    return JudgedJob(job, judge_idleness(idle_s, wanted_s, job.longest_pause_s, gpus, processes))
+    on_gpus = processes is not None and processes.on_gpus
+    if on_gpus and sum(spent.values()) < _LEAST_WORK_S and not takes_servers:
+        return JudgedJob(job, IdlenessVerdict(False, (_NOT_ASKED,)))
+    gone_on_s = (job.state_unix_nano - job.start_unix_nano) / 1e9
+    has_begun = on_gpus or any(member.run_id for member in job.members)
+    verdict = judge_idleness(
+        idle_s,
+        wanted_s,
+        longest_pause_s,
+        gpus,
+        processes,
+        known_s=gone_on_s if has_begun else math.inf,
+        is_over=not job.active,
+    )
+    return JudgedJob(job, verdict)
 
 
-def _reap(client: Client, judged: JudgedJob, command: Sequence[str], wanted_s: float) -> JudgedJob:
+def _work_s(job: JobInfo) -> dict[str, float]:
+    """Return for how long a job was in each state in which it works."""
+    spent = dict.fromkeys(_WORKS, 0.0)
+    for span in job.history:
+        if span.state in spent:
+            spent[span.state] += (span.end_unix_nano - span.start_unix_nano) / 1e9
+    return spent
+
+
+def _reap(
+    client: Client, judged: JudgedJob, command: Sequence[str], wanted_s: float, *, takes_servers: bool
+) -> JudgedJob:
     """Look once more, as the first look may have taken long, and run the command."""
     if not judged.verdict.idle:
         return judged
     now = [job for job in _idle_jobs(client, judged.job.job_id) if job.scheduler == judged.job.scheduler]
-    again = judge(client, now[0], wanted_s) if now else None
+    again = judge(client, now[0], wanted_s, takes_servers=takes_servers) if now else None
     if again is None or not again.verdict.idle or again.job.state_unix_nano != judged.job.state_unix_nano:
         from gpusonde.epoch_detect.progress.idleness import IdlenessVerdict
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
+from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UsageError
@@ -138,7 +139,10 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
     """Tell what has changed; return whether something could not be told, which is then tried again."""
     now = time.time_ns()
     told: list[ToldPayload] = []
-    for job in client.list_jobs(limit=_MOST_JOBS):
+    jobs = client.list_jobs(limit=_MOST_JOBS, estimates=args.scheduler == "kueue")
+    for gone in known.keys() - {job.job_id for job in jobs}:
+        del known[gone]
+    for job in jobs:
         if job.scheduler != args.scheduler.replace("kueue", "kubernetes") or not place.takes(job.job_id):
             continue
         if not job.active and (now - job.end_unix_nano) / 1e9 > _ENDED_FOR_S:
@@ -395,14 +399,13 @@ class _Kueue(_Pods):
             self._rates.pop(job.job_id, None)
             return ""
         told: dict[str, object] = {"state": job.state}
-        for each in self._client.list_jobs(job_id=job.job_id, active_only=True):
-            if each.scheduler == job.scheduler and each.estimate is not None:
-                now = time.time_ns()
-                names = ("remaining_s", "remaining_low_s", "remaining_high_s")
-                ends = (each.estimate.end_unix_nano, each.estimate.end_low_unix_nano, each.estimate.end_high_unix_nano)
-                # Two digits: it is told anew when they change.
-                told |= {name: float(f"{max(end - now, 0) / 1e9:.2g}") for name, end in zip(names, ends, strict=True)}
-                told["basis"] = each.estimate.basis
+        if (estimate := job.estimate) is not None:
+            now = time.time_ns()
+            names = ("remaining_s", "remaining_low_s", "remaining_high_s")
+            ends = (estimate.end_unix_nano, estimate.end_low_unix_nano, estimate.end_high_unix_nano)
+            # Two digits: it is told anew when they change.
+            told |= {name: float(f"{max(end - now, 0) / 1e9:.2g}") for name, end in zip(names, ends, strict=True)}
+            told["basis"] = estimate.basis
         if rates := self._exchange_rates(job):
             told["exchange_rates"] = json.loads(rates)
         return json.dumps(told, sort_keys=True)
@@ -415,18 +418,12 @@ class _Kueue(_Pods):
             # Before there are cycles there is nothing to predict from.
             with suppress(CollectorError):
                 found = self._client.predict_run(runs[0], self._gpus)
-                own_s = found.source_epoch_latency_s
-                rates = {
-                    each.gpu_model: {
-                        "rate": float(f"{own_s / each.epoch_latency_s:.3g}"),
-                        "low": float(f"{own_s / each.epoch_latency_high_s:.3g}"),
-                        "high": float(f"{own_s / each.epoch_latency_low_s:.3g}"),
-                        "extrapolated": each.extrapolated,
-                    }
-                    for each in found.predictions
-                    if each.status in ("ok", "extrapolated")
-                }
+                rates = ExchangeRates.from_predictions(
+                    found.source_gpu_model, found.source_epoch_latency_s, found.source_gpu_count, found.predictions
+                ).rates()
                 known = self._rates[job.job_id] = json.dumps(rates, sort_keys=True) if rates else ""
+        while len(self._rates) > _MOST_JOBS:
+            del self._rates[next(iter(self._rates))]
         return known
 
     def tell(self, job: JobInfo, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -18,6 +18,7 @@ from gpusonde.collector.client.results import (
     DurationTrend,
     EpochInfo,
     GpuDeviation,
+    GpuPlacement,
     HostDeviation,
     JobAlert,
     JobInfo,
@@ -33,11 +34,13 @@ from gpusonde.collector.client.results import (
     SlowDevice,
 )
 from gpusonde.collector.messages import enum_text
+from gpusonde.errors import CollectorError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import Trace
 
 _PAGE_SIZE = 1000
+_ESTIMATED_AT_ONCE = 100  # jobs, whose answer is to come before the deadline
 
 
 class Client(ServiceClient):
@@ -124,6 +127,7 @@ class Client(ServiceClient):
         total_role: str = "",
         like_job_id: str = "",
         process_window_s: float | None = None,
+        estimates: bool = False,
     ) -> list[JobInfo]:
         """Return jobs with what they do, newest first.
 
@@ -137,6 +141,7 @@ class Client(ServiceClient):
                 jobs of the same name; only with ``job_id``.
             process_window_s: Say what the processes of the job did in the latest time of this length, a day at most;
                 only with ``job_id``.
+            estimates: Say of every job how far it is and when it ends, as of one that is named by ``job_id``.
 
         Raises:
             CollectorError: A total comes without ``job_id``, or there is no answer.
@@ -150,11 +155,15 @@ class Client(ServiceClient):
             total_role=f"CYCLE_ROLE_{total_role.upper()}" if total_role else None,
             like_job_id=like_job_id,
             process_window=None if process_window_s is None else _to_duration(process_window_s),
+            estimates=estimates,
         )
+        most = _ESTIMATED_AT_ONCE if estimates else _PAGE_SIZE
         while limit is None or len(jobs) < limit:
-            request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(jobs))
+            request.page_size = most if limit is None else min(most, limit - len(jobs))
             with self._errors():
                 response = self._stub.ListJobs(request, timeout=self._timeout_s, metadata=self._metadata)
+                if estimates and any(_lacks_estimate(job) for job in response.jobs):
+                    raise self._too_old("does not tell the ends of all jobs at once")
                 jobs += [job_info(job) for job in response.jobs]
             request.page_token = response.next_page_token
             if not response.next_page_token:
@@ -184,22 +193,39 @@ class Client(ServiceClient):
                 break
         return alerts
 
-    def predict_run(self, run_id: str, targets: Sequence[str] = (), precision: str = "") -> PredictionSet:
+    def predict_run(
+        self,
+        run_id: str,
+        targets: Sequence[str] = (),
+        precision: str = "",
+        *,
+        here: GpuPlacement | None = None,
+        placements: Sequence[GpuPlacement] = (),
+    ) -> PredictionSet:
         """Predict the epoch latency of a stored run on other GPUs.
 
         Args:
             run_id: The run.
             targets: Names of GPUs; empty means every one of the catalogue.
             precision: What its products are computed in, as ``Measurement.precision``.
+            here: What is known of the job's GPUs besides what the collector knows.
+            placements: One for all targets or one for each; none for as many GPUs as the job has.
 
         Raises:
             CollectorError: No such run or GPU, the run has no epochs yet, or there is no answer.
         """
         request = query_pb2.PredictEpochLatencyRequest(run_id=run_id, target_gpu_models=targets, precision=precision)
-        return self._predict(request)
+        return self._predict(request, here, placements)
 
-    def predict_measurement(self, measurement: Measurement, targets: Sequence[str] = ()) -> PredictionSet:
-        """Predict the epoch latency of what the caller measured on other GPUs.
+    def predict_measurement(
+        self,
+        measurement: Measurement,
+        targets: Sequence[str] = (),
+        *,
+        here: GpuPlacement | None = None,
+        placements: Sequence[GpuPlacement] = (),
+    ) -> PredictionSet:
+        """Predict the epoch latency of what the caller measured on other GPUs; arguments as of ``predict_run``.
 
         Raises:
             CollectorError: No such GPU, an impossible measurement, or no answer.
@@ -225,7 +251,8 @@ class Client(ServiceClient):
             static_attributes=dict(measurement.static_attributes),
             precision=measurement.precision,
         )
-        return self._predict(query_pb2.PredictEpochLatencyRequest(measurement=message, target_gpu_models=targets))
+        request = query_pb2.PredictEpochLatencyRequest(measurement=message, target_gpu_models=targets)
+        return self._predict(request, here, placements)
 
     def read_samples(
         self,
@@ -262,14 +289,30 @@ class Client(ServiceClient):
                 resolution_s = max(resolution_s, response.resolution.ToNanoseconds() / 1e9)
             return _trace(gpu_uuid, stream.getvalue(), resolution_s)
 
-    def _predict(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictionSet:
+    def _too_old(self, what: str) -> CollectorError:
+        details = f"the collector at {self._target} is an older one, which {what}"
+        return CollectorError("UNIMPLEMENTED", details, "update it")
+
+    def _predict(
+        self,
+        request: query_pb2.PredictEpochLatencyRequest,
+        here: GpuPlacement | None,
+        placements: Sequence[GpuPlacement],
+    ) -> PredictionSet:
+        if here is not None:
+            request.source_placement.CopyFrom(query_pb2.Placement(**asdict(here)))
+        request.target_placements.extend(query_pb2.Placement(**asdict(each)) for each in placements)
         with self._errors():
             response = self._stub.PredictEpochLatency(request, timeout=self._timeout_s, metadata=self._metadata)
+            if not response.source_gpu_count and any(each != GpuPlacement() for each in (here, *placements) if each):
+                raise self._too_old("answers for one GPU only, whatever number of them is asked for")
             return PredictionSet(
                 tuple(_prediction(prediction) for prediction in response.predictions),
                 response.model_version,
                 response.source_gpu_model,
                 response.source_epoch_latency.ToNanoseconds() / 1e9,
+                max(response.source_gpu_count, 1),
+                max(response.source_host_count, 1),
             )
 
 
@@ -338,11 +381,16 @@ def job_info(job: query_pb2.Job) -> JobInfo:
     )
 
 
+def _lacks_estimate(job: query_pb2.Job) -> bool:
+    return job.active and job.HasField("level") and not job.HasField("estimate") and not job.estimate_reason
+
+
 def _processes(processes: query_pb2.JobProcesses) -> JobProcessesInfo:
     return JobProcessesInfo(
         processes.seen.ToNanoseconds() / 1e9,
         processes.processors if processes.HasField("processors") else math.nan,
         processes.bytes_per_second if processes.HasField("bytes_per_second") else math.nan,
+        processes.on_gpus or not processes.HasField("on_gpus"),
     )
 
 
@@ -448,6 +496,10 @@ def _prediction(prediction: query_pb2.EpochLatencyPrediction) -> Prediction:
         prediction.extrapolated,
         prediction.method,
         prediction.reason,
+        max(prediction.gpu_count, 1),
+        max(prediction.host_count, 1),
+        prediction.communication_ratio,
+        enum_text(prediction, "fits") or "unknown",
     )
 
 

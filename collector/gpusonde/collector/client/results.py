@@ -312,11 +312,13 @@ class JobProcessesInfo:
         seen_s: Seconds that were looked at, on the host with the least.
         processors: Mean number of processors that they took; NaN where it cannot be read.
         bytes_per_s: Mean of what they read and wrote; NaN likewise.
+        on_gpus: Whether any was on its GPUs, or may have been.
     """
 
     seen_s: float
     processors: float
     bytes_per_s: float
+    on_gpus: bool
 
 
 @dataclass(frozen=True)
@@ -406,6 +408,10 @@ class Prediction:
         extrapolated: True when target, source or run lie outside of what the model was fitted on.
         method: How the number came about.
         reason: Why the status is not ``ok``.
+        gpu_count: GPUs of the job there.
+        host_count: Hosts that they are spread over.
+        communication_ratio: Share of the epoch in which they only wait for gradients; 0 on one GPU.
+        fits: Whether what the run holds of memory fits: ``yes``, ``likely``, ``unknown`` or ``no``.
     """
 
     gpu_model: str
@@ -417,6 +423,10 @@ class Prediction:
     extrapolated: bool
     method: str
     reason: str
+    gpu_count: int = 1
+    host_count: int = 1
+    communication_ratio: float = 0.0
+    fits: str = "unknown"
 
 
 @dataclass(frozen=True)
@@ -428,12 +438,35 @@ class PredictionSet:
         model_version: Version of the model that answered.
         source_gpu_model: What the source GPU's name was taken for.
         source_epoch_latency_s: Seconds of one epoch on the source GPU.
+        source_gpu_count: GPUs of the job there.
+        source_host_count: Hosts that they are spread over.
     """
 
     predictions: tuple[Prediction, ...]
     model_version: str
     source_gpu_model: str
     source_epoch_latency_s: float
+    source_gpu_count: int = 1
+    source_host_count: int = 1
+
+
+@dataclass(frozen=True)
+class GpuPlacement:
+    """How many GPUs of one model a job has, and how they are connected.
+
+    Attributes:
+        gpu_count: All of them; 0 for as many as the run has.
+        host_count: Over so many hosts, the fullest one counting where they are unlike; 0 for one.
+        link: Inside of a host: ``nvlink`` or ``pcie``; empty for the better one that joins all of them.
+        network_bytes_per_second: Of one host; 0 when unknown.
+        batch_per_gpu: Samples per GPU and step; 0 when unknown. It counts where source and target both say it.
+    """
+
+    gpu_count: int = 0
+    host_count: int = 0
+    link: str = ""
+    network_bytes_per_second: float = 0.0
+    batch_per_gpu: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpusonde.collector.storage.model import CycleRow, CycleTree, RunRow
 from gpusonde.epoch_detect import Cycle, CycleRole
-from gpusonde.epoch_detect.cycles.tree import nest
+from gpusonde.epoch_detect.cycles.tree import LEAST_TOLD, MOST_LEVELS, nest
 from gpusonde.epoch_detect.result import RunState
 
 # Of the logarithm of a period. Levels of two parts are one where their intervals meet, but for what no interval says.
@@ -26,9 +26,7 @@ _LEAST_HALF = 0.002
 # Periods that a part has to last before it counts that it has not found a level: a run that goes on was looked at when
 # it was shorter.
 _SEEN_ENDED, _SEEN_RUNNING = 6.0, 15.0
-_UNSEEN = 0.1  # confidence of a level that a part has not found
-_LEAST_TOLD = 0.15
-_MOST_LEVELS = 5
+_UNSEEN = 0.07  # confidence of a level that a part has not found: less than that of one that is told
 _LEAST_SURE = 0.5  # from which on a role is told
 _SURE = 0.8  # from which on a host is named that lacks a level
 _LEAST_STARTS = 6
@@ -110,9 +108,9 @@ class JobTree:
         # Of as many votes the one that was matched first counts, and the owner's levels are.
         level = groups[told.most_common(1)[0][0]] if told else None
         merged = [(_merge(parts, group), group) for group in groups]
-        merged = [pair for pair in merged if pair[0].confidence >= _LEAST_TOLD]
+        merged = [pair for pair in merged if pair[0].confidence >= LEAST_TOLD]
         merged.sort(key=lambda pair: (pair[1] is not level, -pair[0].confidence))
-        merged = sorted(merged[:_MOST_LEVELS], key=lambda pair: pair[0].period_s)
+        merged = sorted(merged[:MOST_LEVELS], key=lambda pair: pair[0].period_s)
         state = _pool(
             [{part.tree.run_state: part.tree.run_state_confidence} for part in parts if part.tree.run_state],
             [str(each) for each in RunState],

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
-import numpy as np
-
 from gpusonde.collector.query.endings import JobProgress, earlier_runs, stays
+from gpusonde.collector.query.job_looks import JobLooks
 from gpusonde.collector.query.job_tree import JobTree
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.runs import (
@@ -25,18 +24,20 @@ from gpusonde.collector.query.runs import (
 )
 from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.model import AlertRow, GpuRow, JobStateRow, RunRow
-from gpusonde.collector.storage.store import FactStore, ResultStore, Store
+from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import NO_JOBS, job_of
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
-from gpusonde.service.wire import ACTIVITY_COLUMNS, Binding, Float64Array
+from gpusonde.service.wire import Binding
 
 _PAGE = 1000
 _MOST_OPEN_RUNS = 100_000
 _DAY_NS = 86_400_000_000_000
 _SILENT_NS = 300_000_000_000
 _MOST_SPANS = 64
+# Of the time that processes are asked about: in a shorter pause it is not looked up what they did.
+_SHORT_PAUSE = 8
 _MOST_ALERTS = 16
 STATES = {
     name.removeprefix("JOB_STATE_").lower(): number
@@ -157,7 +158,7 @@ def _active_jobs(results: ResultStore, job_id: str, held: Mapping[_Named, Sequen
     seen: set[str] = set()
     for run in results.runs(job_id=job_id, open_only=True, limit=_MOST_OPEN_RUNS):
         if run.run_id not in seen:
-            members = _members(results, run)
+            members = runs_of_job(results, run, held)
             seen.update(member.run_id for member in members)
             found.append(_Runs(members, held.get((run.scheduler, run.job_id), [])))
     alone = results.run(job_id) if job_id and not found else None
@@ -168,7 +169,7 @@ def _active_jobs(results: ResultStore, job_id: str, held: Mapping[_Named, Sequen
         newest = [run for run in results.runs(job_id=key[1], limit=_PAGE) if run.scheduler == key[0]][:1]
         # Those before the binding were of another job of that name.
         since = min(hold.binding.start_unix_nano for hold in held[key])
-        members = [run for run in _members(results, newest[0]) if run.end_unix_nano >= since] if newest else []
+        members = [run for run in runs_of_job(results, newest[0], held) if run.end_unix_nano >= since] if newest else []
         found.append(_Runs(members, held[key]))
     return sorted(found, key=lambda each: each.place, reverse=True)
 
@@ -194,7 +195,7 @@ def _jobs(
         for run in page:
             if run.run_id in seen:
                 continue
-            members = _members(results, run)
+            members = runs_of_job(results, run, held)
             seen.update(member.run_id for member in members)
             # One whose newest run came before belongs to an earlier page.
             if members[0].run_id == run.run_id:
@@ -216,12 +217,20 @@ def _still_held(
     return holds if last == newest.run_id else []
 
 
-def _members(results: ResultStore, run: RunRow) -> list[RunRow]:
+def runs_of_job(
+    results: ResultStore, run: RunRow, held: Mapping[_Named, Sequence[_Hold]] = MappingProxyType({})
+) -> list[RunRow]:
+    """Return the runs of a run's job, newest first; without what schedulers give now, up to a pause of hours."""
     if job_of(run) is None:
         return [run]
     same = [
         other for other in results.runs(job_id=run.job_id, limit=MOST_RUNS_OF_A_JOB) if other.scheduler == run.scheduler
     ]
+    holds = held.get((run.scheduler, run.job_id), [])
+    since = min((hold.binding.start_unix_nano for hold in holds), default=run.end_unix_nano + 1)
+    if run.end_unix_nano >= since:
+        # However long it paused: the scheduler has not taken the GPUs away in between.
+        return sorted((o for o in same if o.end_unix_nano >= since), key=lambda o: o.start_unix_nano, reverse=True)
     (members,) = [stay for stay in stays(same) if any(other.run_id == run.run_id for other in stay)] or [[run]]
     return members[::-1]
 
@@ -262,14 +271,24 @@ def _job(
             job.slow_devices.extend(found.devices)
     resting_ns = _add_idleness(job, of, end) if of.active and not works else 0
     _add_goodput(job, parts, resting_ns)
-    _add_longest_pause(job, parts, members)
+    pauses = _pauses(parts, members)
+    longest_ns = max((end - begin for begin, end in pauses), default=0)
     if members:
         latest = max(members, key=lambda run: (not run.ended, run.end_unix_nano))
         _add_progress(job, store.results, latest, members, told, request)
     if request.job_id:
         job.alerts.extend(_alerts(store.results, job))
     if request.HasField("process_window"):
-        _add_processes(job, members, store.facts, now, request.process_window.ToNanoseconds())
+        window_ns = request.process_window.ToNanoseconds()
+        members_gpus = {(member.agent_id, member.gpu_uuid) for member in job.members}
+        # Short pauses are shorter than the window, whatever rested in them.
+        long = [begin for begin, stop in pauses if stop - begin > window_ns / _SHORT_PAUSE]
+        looks = JobLooks(store.facts, members_gpus, window_ns, now, min(long, default=now))
+        if (processes := looks.processes()) is not None:
+            job.processes.CopyFrom(processes)
+            longest_ns = looks.longest_rest(pauses)
+    if longest_ns:
+        job.longest_pause.FromNanoseconds(longest_ns)
     return job
 
 
@@ -381,7 +400,8 @@ def _add_state(
         if silent := sorted({run.agent_id for run in members if not run.ended} - parts.keys()):
             others.append(f"nothing is known of {', '.join(silent)}")
         job.reason = "; ".join([job.reason, *others])
-    for row, end in (told[:-1] if job.active else told)[-_MOST_SPANS:]:
+    goes_on = any(not run.ended for run in members)
+    for row, end in (told[:-1] if goes_on else told)[-_MOST_SPANS:]:
         job.history.append(
             query_pb2.JobStateSpan(
                 state=_state(row.state), start_time=timestamp(row.start_unix_nano), end_time=timestamp(end)
@@ -413,58 +433,24 @@ def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _AgentStates], resting_
         job.gpu_time.FromNanoseconds(total)
 
 
-def _add_longest_pause(job: query_pb2.Job, parts: Mapping[str, _AgentStates], members: Sequence[RunRow]) -> None:
-    """Add for how long the job once paused and then went on."""
-    longest = 0
+def _pauses(parts: Mapping[str, _AgentStates], members: Sequence[RunRow]) -> list[tuple[int, int]]:
+    """Return the pauses after which the job went on, their beginnings and ends."""
+    found = []
     for part in parts.values():
         begin: int | None = None
         for row, _ in part.rows:
-            if row.state not in _PAUSES:
-                longest = max(longest, row.start_unix_nano - begin if begin is not None else 0)
+            if row.state in _PAUSES:
+                begin = row.start_unix_nano if begin is None else begin
+            elif begin is not None:
+                found.append((begin, row.start_unix_nano))
                 begin = None
-            elif begin is None:
-                begin = row.start_unix_nano
     # Runs end with the last activity; of a job on several GPUs the one that works longest counts.
     reached: int | None = None
     for run in reversed(members):
-        longest = max(longest, run.start_unix_nano - reached if reached is not None else 0)
+        if reached is not None and run.start_unix_nano > reached:
+            found.append((reached, run.start_unix_nano))
         reached = max(reached or 0, run.end_unix_nano)
-    if longest:
-        job.longest_pause.FromNanoseconds(longest)
-
-
-def _add_processes(job: query_pb2.Job, members: Sequence[RunRow], facts: FactStore, now: int, window_ns: int) -> None:
-    """Add what the processes of the job did in a time up to now; nothing where it is not known of one of its GPUs."""
-    firsts = {(run.agent_id, run.gpu_uuid): run.first for run in members}
-    seen_s, looks = math.inf, dict[tuple[str, tuple[str, ...], int], Float64Array]()
-    for agent_id, gpu_uuid in {(member.agent_id, member.gpu_uuid) for member in job.members}:
-        of_gpu_s = 0.0
-        for activity in facts.recent_activity(agent_id, gpu_uuid, now - window_ns):
-            if not activity.time_unix_nano.size:
-                continue
-            # Looks are a second apart, and each says what came since the one before.
-            of_gpu_s += (int(activity.time_unix_nano[-1]) - int(activity.time_unix_nano[0])) / 1e9 + 1.0
-            # Of several GPUs of a job the same is said.
-            key = (agent_id, activity.gpu_uuids, int(activity.time_unix_nano[0]))
-            looks[key] = activity.values
-        first = firsts.get((agent_id, gpu_uuid))
-        if not of_gpu_s and first is not None and any(True for _ in facts.activity(agent_id, gpu_uuid, first)):
-            # They were looked at while it worked, and none is left.
-            of_gpu_s = window_ns / 1e9
-        seen_s = min(seen_s, of_gpu_s)
-    if not 0 < seen_s < math.inf:
-        return
-    job.processes.seen.FromNanoseconds(round(seen_s * 1e9))
-    if not looks:
-        job.processes.processors = job.processes.bytes_per_second = 0.0
-        return
-    sums = np.nansum(np.concatenate(list(looks.values()), axis=1), axis=1) / seen_s
-    known = np.isfinite(np.concatenate(list(looks.values()), axis=1)).any(axis=1).tolist()
-    processors, read, written = map(ACTIVITY_COLUMNS.index, ("processor_s", "read_bytes", "written_bytes"))
-    if known[processors]:
-        job.processes.processors = float(sums[processors])
-    if known[read] or known[written]:
-        job.processes.bytes_per_second = float(sums[read] + sums[written])
+    return found
 
 
 def _state(name: str) -> query_pb2.JobState:
@@ -479,7 +465,7 @@ def _add_progress(
     states: Sequence[tuple[JobStateRow, int]],
     request: query_pb2.ListJobsRequest,
 ) -> None:
-    """Add the level that measures the progress and, of a job that was asked for, how far it is and when it ends."""
+    """Add the level that measures the progress and, where that is asked for, how far it is and when it ends."""
     tree = JobTree.of(tree_parts(results, run)).listed()
     job.deviations.extend(deviation_messages(tree))
     level = tree.level
@@ -488,7 +474,7 @@ def _add_progress(
         level = max(same, key=lambda i: tree.cycles[i].confidence, default=None)
     if level is not None:
         job.level.CopyFrom(cycle_message(tree.cycles[level]))
-    if not request.job_id or not job.active:
+    if not (request.job_id or request.estimates) or not job.active:
         return
     progress = JobProgress(results, members, run, tree, level, states)
     if request.total_cycles:

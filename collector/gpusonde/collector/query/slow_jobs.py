@@ -17,6 +17,7 @@ from gpusonde.collector.storage.model import GpuRow, RunRow
 from gpusonde.collector.storage.samples import SECOND_NS, Samples
 from gpusonde.collector.storage.store import Store
 from gpusonde.epoch_detect.progress import CAUSE_METRICS, SlowDeviceVerdict, find_slow_device, slowdown_causes
+from gpusonde.epoch_detect.progress.slow_device import mean_of_known
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import Float64Array
 
@@ -31,7 +32,7 @@ _MOST_LAG_S = 4.0
 _SAME_WAVE = 0.5  # correlation of a host with the others, from which on it is shifted to them
 _LEAST_TOLD = 0.05  # probability
 
-_Key = tuple[str, int]
+_Key = tuple[int, str, int]
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,17 @@ class SlowJobs:
 
         Args:
             job_id: Its name.
-            runs: Those of its runs that go on.
+            runs: Those of its runs that go on, all of one scheduler.
             gpus: (GPU, agent) -> what is known of it.
             since: When its cycles began to take longer, Unix nanoseconds.
 
         Raises:
             StoreError: The ticks cannot be read.
         """
-        key = (job_id, since)
-        reached_s = min((min(run.end_unix_nano for run in runs) - since) / SECOND_NS, _AFTER_S) if runs else 0.0
+        key = (runs[0].scheduler if runs else 0, job_id, since)
+        # As far as half of them have got: who has fallen silent delays nobody.
+        ends = sorted(run.end_unix_nano for run in runs)
+        reached_s = min((ends[len(ends) // 2] - since) / SECOND_NS, _AFTER_S) if runs else 0.0
         known = self._found.get(key, _Explained(Slowdown(), 0.0))
         due_s = max(_LEAST_AFTER_S, known.reached_s + max(_AGAIN_S, _AGAIN_SHARE * known.reached_s))
         if reached_s < min(due_s, _AFTER_S) or known.reached_s == _AFTER_S:
@@ -114,14 +117,20 @@ class SlowJobs:
         agents = np.array([agent for agent, _ in chosen])
         _align(values, agents, time_s)
         causes = slowdown_causes(names, time_s, values, _BEFORE_S)
+        lead = min(runs, key=lambda run: (run.agent_id, run.start_unix_nano, run.run_id))
+        cycles = [cycle for cycle in self._store.results.tree(lead.run_id).cycles if cycle.confirmed]
+        cycle_s = min((cycle.period_s for cycle in cycles), default=0.0)
         hosts = list(dict.fromkeys(agents.tolist()))
         by_host = len(chosen) > _MOST_COMPARED and len(hosts) > 1
         if by_host:
-            of_host = {name: np.array([_mean(rows[agents == host]) for host in hosts]) for name, rows in values.items()}
+            of_host = {
+                name: np.array([mean_of_known(rows[agents == host], axis=0) for host in hosts])
+                for name, rows in values.items()
+            }
             labels = [_host_name(gpus, host) for host in hosts]
-            verdict = find_slow_device(labels, time_s, of_host, _BEFORE_S)
+            verdict = find_slow_device(labels, time_s, of_host, _BEFORE_S, cycle_s=cycle_s)
         else:
-            verdict = find_slow_device(names, time_s, values, _BEFORE_S)
+            verdict = find_slow_device(names, time_s, values, _BEFORE_S, cycle_s=cycle_s)
         devices = []
         for each in verdict.ranked:
             if each.probability >= _LEAST_TOLD:
@@ -176,8 +185,8 @@ def _align(
     hosts = np.unique(agents)
     if power is None or hosts.size < 3 or time_s.size < 2:
         return
-    means = np.array([_mean(power[agents == host]) for host in hosts])
-    waves = np.nan_to_num(means - _mean(means.T)[:, None])
+    means = np.array([mean_of_known(power[agents == host], axis=0) for host in hosts])
+    waves = np.nan_to_num(means - mean_of_known(means, axis=1)[:, None])
     common = np.median(waves, axis=0)
     most = int(_MOST_LAG_S / float(time_s[1] - time_s[0]))
     for host, wave in zip(hosts, waves, strict=True):
@@ -201,12 +210,6 @@ def _shift(rows: Float64Array, lag: int) -> Float64Array:
     else:
         shifted[..., :lag] = rows[..., -lag:]
     return shifted
-
-
-def _mean(rows: Float64Array) -> Float64Array:
-    known = np.isfinite(rows)
-    total = np.where(known, rows, 0.0).sum(axis=0)
-    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
 
 
 def _words(causes: Sequence[str], verdict: SlowDeviceVerdict) -> str:

@@ -8,18 +8,24 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.progress.seconds import MEMORY, POWER
-from gpusonde.epoch_detect.progress.slow_device import median_of_known
+from gpusonde.epoch_detect.progress.seconds import MEMORY, POWER, SM_CLOCK, TEMPERATURE, UTILIZATION
+from gpusonde.epoch_detect.progress.slow_device import mean_of_known, median_of_known
 from gpusonde.telemetry import FloatArray
 
-SM_CLOCK, TEMPERATURE, UTILIZATION = "sm_clock_mhz", "gpu_temperature_celsius", "gpu_utilization"
-REPLAYS, XIDS = "pcie_replay_count", "xid_count"
+REPLAYS, XIDS, REASONS = "pcie_replay_count", "xid_count", "clock_event_reason_bits"
+# nvmlClocksEventReasons in nvml.h; those that hold a GPU back which works.
+_REASONS = {
+    0x40: "thermal slowdown by hardware", 0x20: "thermal slowdown by software", 0x80: "power brake by hardware",
+    0x4: "power cap", 0x8: "slowdown by hardware", 0x10: "sync boost", 0x2: "clocks that applications set",
+}  # fmt: skip
+_MORE_REASON = 0.2  # of the readings at work, that a reason is given in more than before
 _LINKS = (
     ("NVLink", ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")),
     ("PCIe", ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")),
 )
 CAUSE_METRICS = (
-    POWER, UTILIZATION, SM_CLOCK, TEMPERATURE, MEMORY, REPLAYS, XIDS, *(name for _, names in _LINKS for name in names)
+    POWER, UTILIZATION, SM_CLOCK, TEMPERATURE, MEMORY, REPLAYS, XIDS, REASONS,
+    *(name for _, names in _LINKS for name in names),
 )  # fmt: skip
 _WINDOW_S = 300.0  # before the change, and after it
 _FEWEST = 8  # readings in each
@@ -54,10 +60,12 @@ def slowdown_causes(
     if before.sum() < _FEWEST or after.sum() < _FEWEST:
         return []
     sides = [{name: column[:, side] for name, column in values.items()} for side in (before, after)]
-    looks = (
-        _clocks(devices, *sides), _links(devices, *sides), _tenant(devices, *sides), _pauses(*sides),
-        _growth(*sides), _faults(devices, *sides),
-    )  # fmt: skip
+    # What is not known, or nothing, on one side compares with nothing.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        looks = (
+            _clocks(devices, *sides), _links(devices, *sides), _tenant(devices, *sides), _pauses(*sides),
+            _growth(*sides), _faults(devices, *sides),
+        )  # fmt: skip
     return [said for said in looks if said]
 
 
@@ -73,20 +81,38 @@ def _clocks(devices: Sequence[str], before: _Side, after: _Side) -> str:
         if slow.any():
             worst = int(np.nanargmax(fell))
             said = f"the SM clock of {_named(devices, slow)} fell by {fell[worst]:.1%} ({old[worst]:.0f} to"
-            return f"{said} {new[worst]:.0f} MHz){_heat(before, after, slow)}"
+            return f"{said} {new[worst]:.0f} MHz){_heat(before, after, slow)}{_reasons(before, after, slow)}"
         if np.isfinite(fell).all():
             return ""
     if POWER not in before:
         return ""
     old, new = (_peak(side[POWER]) for side in (before, after))
-    if UTILIZATION in before and np.nanmean(_peak(after[UTILIZATION]) - _peak(before[UTILIZATION])) < -_LEAST_POWER:
+    if UTILIZATION in before and mean_of_known(_peak(after[UTILIZATION]) - _peak(before[UTILIZATION])) < -_LEAST_POWER:
         return ""
     fell = 1 - new / old
     slow = fell >= _LEAST_POWER
     if not slow.any():
         return ""
     said = f"{_named(devices, slow)} draws {np.nanmean(fell[slow]):.1%} less power where it works, as if throttled"
-    return said + _heat(before, after, slow)
+    return said + _heat(before, after, slow) + _reasons(before, after, slow)
+
+
+def _reasons(before: _Side, after: _Side, slow: npt.NDArray[np.bool_]) -> str:
+    """Reasons that the driver gives for the clocks of slow GPUs more often than before."""
+    if REASONS not in before or REASONS not in after:
+        return ""
+    old, new = (_while_working(side, REASONS)[slow].ravel() for side in (before, after))
+    if not np.isfinite(new).any():
+        return ""
+    more = {bit: _share_with(new, bit) - _share_with(old, bit) for bit in _REASONS}
+    told = [_REASONS[bit] for bit in sorted(more, key=lambda bit: -more[bit]) if more[bit] >= _MORE_REASON]
+    return f", by the driver: {' and '.join(told)}" if told else ", the driver gives no new reason"
+
+
+def _share_with(readings: FloatArray, bit: int) -> float:
+    """Return the share of readings with a bit; means of unlike ones, which are no whole numbers, are left out."""
+    known = readings[np.isfinite(readings) & (readings == np.floor(readings))].astype(np.int64)
+    return float(((known & bit) > 0).mean()) if known.size else 0.0
 
 
 def _heat(before: _Side, after: _Side, slow: npt.NDArray[np.bool_]) -> str:
@@ -104,18 +130,21 @@ def _pauses(before: _Side, after: _Side) -> str:
     """Time in which no GPU works: without a kernel it waits for data, within one for the others."""
     said = ""
     if UTILIZATION in before:
-        old, new = (float(np.nanmean(side[UTILIZATION])) for side in (before, after))
+        old, new = (float(mean_of_known(side[UTILIZATION])) for side in (before, after))
         if old - new >= _LEAST_WAITS:
             return f"the GPUs are without work in {old - new:.1%} more of the time: they wait for data"
     if POWER in before:
-        common = [np.nanmean(side[POWER], axis=0) for side in (before, after)]
+        common = [mean_of_known(side[POWER], axis=0) for side in (before, after)]
+        if not all(np.isfinite(each).any() for each in common):
+            return ""
         lowest, usual = float(np.nanmin(np.concatenate(common))), float(np.nanquantile(common[0], 0.75))
         low = [np.asarray(each < (lowest + usual) / 2) for each in common]
-        more = float(low[1].mean() - low[0].mean())
+        shares = [each.sum() / np.isfinite(side).sum() for each, side in zip(low, common, strict=True)]
+        more = float(shares[1] - shares[0])
         if more >= _LEAST_WAITS:
             said = f"the GPUs pause in {more:.1%} more of the time"
             use = after[UTILIZATION][:, low[1]] if UTILIZATION in after else np.empty(0)
-            if use.size and float(np.nanmean(use)) >= _WAITS_IN_KERNEL:
+            if float(mean_of_known(use)) >= _WAITS_IN_KERNEL:
                 said += ", within a kernel: they wait for communication"
     return said
 
@@ -144,7 +173,7 @@ def _tenant(devices: Sequence[str], before: _Side, after: _Side) -> str:
     if MEMORY not in before:
         return ""
     more = median_of_known(after[MEMORY], axis=1) - median_of_known(before[MEMORY], axis=1)
-    more = more - float(np.nanmedian(more)) if len(devices) > 2 else more
+    more = more - median_of_known(more, axis=0) if len(devices) > 2 else more
     used = more >= _TENANT_BYTES
     if not used.any():
         return ""
@@ -154,7 +183,8 @@ def _tenant(devices: Sequence[str], before: _Side, after: _Side) -> str:
 def _growth(before: _Side, after: _Side) -> str:
     if MEMORY not in before:
         return ""
-    thirds = [np.nanmean(part) for side in (before, after) for part in np.array_split(side[MEMORY], 3, axis=1)]
+    parts = [part for side in (before, after) for part in np.array_split(side[MEMORY], 3, axis=1)]
+    thirds = [float(mean_of_known(part)) for part in parts]
     rises = np.diff(thirds)
     if not (rises > 0).all() or thirds[-1] - thirds[0] < 2 * _GROWS * thirds[0]:
         return ""
@@ -170,12 +200,15 @@ def _faults(devices: Sequence[str], before: _Side, after: _Side) -> str:
 
 def _at_work(side: _Side, name: str) -> FloatArray:
     """Middle value of each GPU where it works."""
-    column = side[name]
+    return median_of_known(_while_working(side, name), axis=1)
+
+
+def _while_working(side: _Side, name: str) -> FloatArray:
     if POWER not in side:
-        return median_of_known(column, axis=1)
+        return side[name]
     power = side[POWER]
     works = power >= np.quantile(np.nan_to_num(power), _WORKS, axis=1, keepdims=True)
-    return median_of_known(np.where(works, column, np.nan), axis=1)
+    return np.where(works, side[name], np.nan)
 
 
 def _peak(column: FloatArray) -> FloatArray:

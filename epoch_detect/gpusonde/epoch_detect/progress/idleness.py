@@ -7,7 +7,7 @@ is not known counts as work, and a single metric, which may stick or be spoofed,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,30 +23,34 @@ _MOST_SPREAD_W, _MOST_SPREAD = 12.0, 0.12
 _LEAST_SEEN, _LONGEST_GAP_S = 0.9, 60.0
 # A pause is waited out for so many times the longest one before.
 _PATIENCE = 4.0
-# And where nobody knows what its processes do, who may fetch, compile or write, so many times what is asked for.
+# And so many times what is asked for, where a job is over and nobody knows whether others work on its host, or where it
+# has not been known for as long: what its pauses are like is not known either.
 _BLIND_PATIENCE = 4.0
 _LONGEST_LOOK_S = 86_400.0  # that is asked for
 # Of processes that rest: a notebook saves itself now and then, a monitor counts.
-_MOST_PROCESSORS, _MOST_BYTES_PER_S = 0.2, 1e6
+MOST_PROCESSORS, MOST_BYTES_PER_S = 0.2, 1e6
 _USE = ("sm_active", "graphics_active", "gpu_utilization")
 _BUS = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
 _NOT_IN_USE = "it is not in use"
-METRICS = (*_USE, *_BUS, "power_watts")
+_POWER = "power_watts"
+METRICS = (*_USE, *_BUS, _POWER)
 
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """What the processes of a job did.
+    """What the processes of a job did, on its GPUs or not.
 
     Attributes:
         seen_s: In so many seconds.
         processors: Mean number of processors that they took; NaN where it cannot be read.
         bytes_per_s: Mean of what they read and wrote; NaN likewise.
+        on_gpus: Whether any was on its GPUs, or may have been.
     """
 
     seen_s: float
     processors: float
     bytes_per_s: float
+    on_gpus: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,41 +72,49 @@ def judge_idleness(
     longest_pause_s: float,
     gpus: Mapping[str, tuple[FloatArray, Mapping[str, FloatArray]]],
     processes: ProcessUse | None = None,
+    *,
+    known_s: float = math.inf,
+    is_over: bool = False,
 ) -> IdlenessVerdict:
     """Judge a job that seems to be idle.
 
     Args:
         idle_s: For how long.
         wanted_s: How long is long enough.
-        longest_pause_s: For how long the job has paused at most, and gone on; 0 for never.
+        longest_pause_s: For how long as much of the job has rested at most, and gone on; 0 for never.
         gpus: Each of its GPUs -> times in seconds, shape (n,), increasing, over the last ``wanted_s`` or more, and by
             metric (those of ``METRICS`` that it has) values of shape (n,), NaN where there is none.
         processes: What its processes did in that time; None where nobody knows.
+        known_s: For how long the job had gone on by then; infinite where nobody has ever been on its GPUs.
+        is_over: Whether the job has ended, and what is asked is whether its GPUs have done nothing since.
     """
     patience_s = max(wanted_s, _PATIENCE * longest_pause_s)
     resting, working = _judge_processes(processes, wanted_s)
-    if not resting:
+    is_new = known_s < _BLIND_PATIENCE * wanted_s
+    if is_new or (not resting and is_over):
         patience_s = max(patience_s, _BLIND_PATIENCE * wanted_s)
     if idle_s < patience_s:
-        longest = f"; it paused for {longest_pause_s:.0f} s before and went on" if longest_pause_s else ""
-        longest += "" if resting or working else "; what its processes do is not known"
-        return IdlenessVerdict(False, (f"idle for {idle_s:.0f} s of {patience_s:.0f} s{longest}",))
+        why = f"; it paused for {longest_pause_s:.0f} s before and went on" if longest_pause_s else ""
+        why += f"; it had gone on for {known_s:.0f} s only, and its pauses are not known yet" if is_new else ""
+        return IdlenessVerdict(False, (f"idle for {idle_s:.0f} s of {patience_s:.0f} s{why}",))
     if not gpus:
         return IdlenessVerdict(False, ("no GPU of it is known",))
     against: list[str] = []
     witnesses: list[set[str]] = []
     for name, (time_s, values) in gpus.items():
-        seen_s = float(np.minimum(np.diff(time_s), 10.0).sum()) if time_s.size > 1 else 0.0
+        seen_s, gap_s = _seen(time_s)
         if seen_s < _LEAST_SEEN * wanted_s:
             against.append(f"GPU {name}: metrics of {seen_s:.0f} s of {wanted_s:.0f} s only")
             continue
-        if (gap_s := float(np.diff(time_s).max())) > _LONGEST_GAP_S:
+        if gap_s > _LONGEST_GAP_S:
             against.append(f"GPU {name}: no metrics for {gap_s:.0f} s of that")
             continue
-        quiet, loud = _witnesses(values)
+        quiet, loud = _witnesses(time_s, values, wanted_s)
         against += [f"GPU {name}: {each}" for each in loud]
         witnesses.append(quiet)
     against += working
+    if not resting and not working and not is_over:
+        against.append("what its processes do is not known, which counts as work")
     if against:
         return IdlenessVerdict(False, tuple(against))
     agreed = set.intersection(*witnesses)
@@ -111,7 +123,7 @@ def judge_idleness(
         said = " and ".join(sorted(agreed)) or "nothing"
         return IdlenessVerdict(False, (f"on every GPU its use and one more witness are wanted; there is: {said}",))
     evidence = [f"idle for {idle_s:.0f} s on {len(gpus)} GPUs", *sorted(agreed)]
-    evidence.append(resting or "what its processes do is not known, so it was waited for longer")
+    evidence.append(resting or "it is over, and was waited for longer, as other processes may work there")
     if longest_pause_s:
         evidence.append(f"its longest pause before took {longest_pause_s:.0f} s")
     return IdlenessVerdict(True, tuple(evidence))
@@ -119,35 +131,58 @@ def judge_idleness(
 
 def _judge_processes(processes: ProcessUse | None, wanted_s: float) -> tuple[str, list[str]]:
     """Return that processes rest in words, nothing where that is not known, and what says that they work."""
-    if processes is None or not (processes.processors <= math.inf or processes.bytes_per_s <= math.inf):
+    if processes is None:
         return "", []
     working = []
-    if processes.processors > _MOST_PROCESSORS:
+    if processes.processors > MOST_PROCESSORS:
         working.append(f"its processes take {processes.processors:.2f} processors")
-    if processes.bytes_per_s > _MOST_BYTES_PER_S:
+    if processes.bytes_per_s > MOST_BYTES_PER_S:
         working.append(f"its processes read and write {processes.bytes_per_s / 1e6:.1f} MB/s")
-    if processes.seen_s < _LEAST_SEEN * min(wanted_s, _LONGEST_LOOK_S) and not working:
+    if working:
         return "", working
-    return "its processes rest", working
+    # Time is what somebody computes in, bytes what somebody fetches or saves: one says nothing of the other.
+    both = math.isfinite(processes.processors) and math.isfinite(processes.bytes_per_s)
+    whole = processes.seen_s >= _LEAST_SEEN * min(wanted_s, _LONGEST_LOOK_S)
+    return "its processes rest" if both and whole else "", []
 
 
-def _witnesses(values: Mapping[str, FloatArray]) -> tuple[set[str], list[str]]:
-    """Return what says that a GPU rests, one witness per kind of metric, and what says that it works."""
+def _seen(time_s: FloatArray) -> tuple[float, float]:
+    """Return for how many seconds times speak, and the longest time between two of them."""
+    apart = np.diff(time_s)
+    return float(np.minimum(apart, 10.0).sum()), float(apart.max(initial=0.0))
+
+
+def _witnesses(time_s: FloatArray, values: Mapping[str, FloatArray], wanted_s: float) -> tuple[set[str], list[str]]:
+    """Return what says that a GPU rests, one witness per kind of metric, and what says that it works.
+
+    A metric that is missing for a while may have missed the work: it says that a GPU works, and never that it rests.
+    """
     known = {name: column[np.isfinite(column)] for name, column in values.items()}
+    whole = set()
+    for name, column in values.items():
+        seen_s, gap_s = _seen(time_s[np.isfinite(column)])
+        if seen_s >= _LEAST_SEEN * wanted_s and gap_s <= _LONGEST_GAP_S:
+            whole.add(name)
     quiet, loud = set(), []
+
+    def judge(rests: bool, names: Collection[str], said: str, against: str) -> None:
+        if not rests:
+            loud.append(against)
+        elif names:
+            quiet.add(said)
+
     use = [known[name] for name in _USE if name in known and known[name].size]
     if use:
         most = max(float(np.quantile(column, 0.999)) for column in use)
-        quiet.add(_NOT_IN_USE) if most <= _MOST_USE else loud.append(f"in use by up to {most:.0%}")
+        judge(most <= _MOST_USE, whole.intersection(_USE), _NOT_IN_USE, f"in use by up to {most:.0%}")
     bus = [known[name] for name in _BUS if name in known and known[name].size]
     if bus:
         most = sum(float(np.quantile(column, 0.99)) for column in bus)
-        quiet.add("nothing moves over PCIe") if most <= _MOST_BUS else loud.append(f"{most / 1e6:.0f} MB/s over PCIe")
-    power = known.get("power_watts", np.empty(0))
+        both = whole if whole.issuperset(_BUS) else ()
+        judge(most <= _MOST_BUS, both, "nothing moves over PCIe", f"{most / 1e6:.0f} MB/s over PCIe")
+    power = known.get(_POWER, np.empty(0))
     if power.size:
         low, middle, high = np.quantile(power, [0.01, 0.5, 0.99])
-        if high - low <= max(_MOST_SPREAD_W, _MOST_SPREAD * middle):
-            quiet.add("its power is flat")
-        else:
-            loud.append(f"power between {low:.0f} and {high:.0f} W")
+        flat = high - low <= max(_MOST_SPREAD_W, _MOST_SPREAD * middle)
+        judge(flat, whole & {_POWER}, "its power is flat", f"power between {low:.0f} and {high:.0f} W")
     return quiet, loud

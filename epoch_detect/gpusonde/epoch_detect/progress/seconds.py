@@ -13,7 +13,7 @@ from gpusonde.telemetry import FloatArray
 POWER = "power_watts"
 USE = ("sm_active", "graphics_active", "gpu_utilization")
 MEMORY = "framebuffer_used_bytes"
-_UTILIZATION = "gpu_utilization"
+UTILIZATION, SM_CLOCK, TEMPERATURE = "gpu_utilization", "sm_clock_mhz", "gpu_temperature_celsius"
 _BUS = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
@@ -56,7 +56,7 @@ class JobSecond:
             least_watts: What no GPU draws less than: a meter that says so says nothing.
         """
         use = next((_of_each(values[name]) for name in USE if name in values), None)
-        busy = _of_each(values[_UTILIZATION]) if _UTILIZATION in values else use
+        busy = _of_each(values[UTILIZATION]) if UTILIZATION in values else use
         spinning = unused = gpus = 0
         if busy is not None:
             for share in busy.tolist():

@@ -16,18 +16,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr, stdtrit
 
+from gpusonde.epoch_detect.progress.seconds import POWER, SM_CLOCK, TEMPERATURE, UTILIZATION
 from gpusonde.telemetry import FloatArray
 
-_POWER, _UTILISATION, _CLOCK, _TEMPERATURE = "power_watts", "gpu_utilization", "sm_clock_mhz", "gpu_temperature_celsius"
 _CELL_S = 0.5  # readings of a cell are averaged; what is within a step is seen where ticks allow
 _WINDOWS_S = (20.0, 30.0, 45.0, 60.0, 90.0, 150.0)
 _LEAST_CELLS = 8  # of a window
 _MOST_BASELINES = 64  # windows of each length that are remembered
-_LEAST_BASELINES = 5
+_LEAST_BASELINES = 9
+_OVERLAP = 4  # a window begins a quarter of its length after the one before it
 _PARTS = (0.2, 0.4)  # of the cells of a window by common power: the least, the next, and the rest
 _LIMIT = 4.1  # standard deviations, at least, at which a device is named
 _ABOVE_BASELINE = 1.05  # times the highest of the same run's healthy windows
+_ALIKE = 0.7  # of the first's deviation: so much of the second's, and it is not one device
 _NOT_ALIKE = 3.0  # times the usual highest: such a window was something else, not training
 _POWER_FLOOR, _UTILISATION_FLOOR, _CLOCK_FLOOR = 0.0025, 0.02, 0.004  # noise that is always reckoned with
 # A temperature is told and proves nothing: its noise is beyond all that is measured.
@@ -38,6 +41,7 @@ _SIGNS = np.array([
     (1.0, 0.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.5, 0.0, 0.0, 0.0, 0.0),  # it is as it was, and does not wait
     (1.0, 1.0, 1.0, 0.0, 0.0, 0.0),  # likewise, where steps are shorter than what ticks tell apart
     (1.0, -0.4, -0.4, 0.0, 0.0, 0.0), (0.7, -1.0, -1.0, 0.0, 0.0, 0.0),  # it throttles: power with the clock, or more
+    (-1.0, -1.0, -1.0, 0.0, 0.0, 0.0),  # likewise, where steps are shorter than what ticks tell apart
     (0.3, -1.0, 0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, -1.0, 0.0, 0.0), (0.2, 0.0, 0.0, -1.0, 0.0, 0.0),  # without data
     (0.0, 0.0, 0.0, 0.0, -1.0, 0.0), (0.5, -0.5, -0.5, 0.0, -1.0, 0.0),  # its clock is lower
 ])  # fmt: skip
@@ -109,12 +113,12 @@ def find_slow_device(
     Raises:
         ValueError: The shapes do not fit.
     """
-    known = {name: values[name] for name in (_POWER, _UTILISATION, _CLOCK, _TEMPERATURE) if name in values}
+    known = {name: values[name] for name in (POWER, UTILIZATION, SM_CLOCK, TEMPERATURE) if name in values}
     if any(column.shape != (len(devices), time_s.size) for column in known.values()):
         raise ValueError(f"expected values of shape ({len(devices)}, {time_s.size}) for each metric")
     if len(devices) < _LEAST_DEVICES:
         return SlowDeviceVerdict(None, 1.0, f"{len(devices)} devices cannot be compared; three or more can")
-    if _POWER not in known or time_s.size < 2:
+    if POWER not in known or time_s.size < 2:
         return SlowDeviceVerdict(None, 0.5, "the power of its devices is not known")
     cells = _Cells.of_ticks(time_s, known, cycle_s)
     for window_s in reversed(_WINDOWS_S):
@@ -158,7 +162,7 @@ class _Cells:
             total = np.add.reduceat(np.where(good, column[:, :stop], 0.0), begins, axis=1)
             count = np.add.reduceat(good.astype(np.float64), begins, axis=1)
             means[name] = np.where(count > 0, total / np.maximum(count, 1.0), np.nan)
-        power = means[_POWER]
+        power = means[POWER]
         # With half of the meters gone, the middle is of the other half.
         common = median_of_known(np.where(power > 0, power, np.nan), axis=0)
         cells = cls(time_s[begins], cell_s, means, common, np.isfinite(common))
@@ -196,7 +200,7 @@ class _Cells:
         count = self._count(window_s)
         chosen = np.flatnonzero(self.trains & (self.time_s < since_s))
         found: list[FloatArray] = []
-        for stop in range(chosen.size, count - 1, -max(count // 4, 1)):
+        for stop in range(chosen.size, count - 1, -max(count // _OVERLAP, 1)):
             piece = chosen[stop - count : stop]
             if self.time_s[piece[-1]] - self.time_s[piece[0]] > _LOOSEST * window_s:
                 continue
@@ -208,7 +212,7 @@ class _Cells:
 
     def _features(self, chosen: npt.NDArray[np.intp]) -> FloatArray | None:
         """Features of the devices in some cells, shape (devices, features), None where too few have power."""
-        power, common = self.values[_POWER][:, chosen], self.common[chosen]
+        power, common = self.values[POWER][:, chosen], self.common[chosen]
         known = np.isfinite(power) & (power > 0)
         highest = np.where(known, power, 0.0).max(axis=1)
         usable = (known.mean(axis=1) >= _LEAST_KNOWN) & (highest > np.where(known, power, np.inf).min(axis=1))
@@ -218,19 +222,19 @@ class _Cells:
         rank = np.argsort(np.argsort(common, kind="stable"), kind="stable")
         low, next_low = (round(share * chosen.size) for share in _PARTS)
         parts = (rank < low, (rank >= low) & (rank < next_low), rank >= next_low)
-        columns = [_mean(ratio[:, part]) for part in parts]
-        columns.append(self._other(_UTILISATION, chosen))
-        clocks = self._other(_CLOCK, chosen)
+        columns = [mean_of_known(ratio[:, part], axis=1) for part in parts]
+        columns.append(self._other(UTILIZATION, chosen))
+        clocks = self._other(SM_CLOCK, chosen)
         columns.append(np.log(clocks / np.nanmedian(clocks)) if np.isfinite(clocks).any() else clocks)
-        columns.append(self._other(_TEMPERATURE, chosen))
+        columns.append(self._other(TEMPERATURE, chosen))
         features = np.stack(columns, axis=1)
         features[~usable] = np.nan
         return features
 
     def _other(self, name: str, chosen: npt.NDArray[np.intp]) -> FloatArray:
         if name not in self.values:
-            return np.full(len(self.values[_POWER]), np.nan)
-        return _mean(self.values[name][:, chosen])
+            return np.full(len(self.values[POWER]), np.nan)
+        return mean_of_known(self.values[name][:, chosen], axis=1)
 
 
 def _judge(devices: Sequence[str], window_s: float, features: FloatArray, healthy: FloatArray) -> SlowDeviceVerdict:
@@ -260,7 +264,9 @@ def _judge(devices: Sequence[str], window_s: float, features: FloatArray, health
 
     highest = score(centred(healthy)[..., used]).max(axis=1)
     highest = highest[highest <= _NOT_ALIKE * max(float(np.median(highest)), _LIMIT / 2)]
-    limit = max(_LIMIT, _ABOVE_BASELINE * float(highest.max(initial=0.0)))
+    # The spread is known from so many windows only as do not overlap.
+    freedom = (1 + (len(healthy) - 1) / _OVERLAP) * (len(devices) - 1) - used.sum()
+    limit = max(-float(stdtrit(max(freedom, 1.0), ndtr(-_LIMIT))), _ABOVE_BASELINE * float(highest.max(initial=0.0)))
     deviation = score(now)
     order = np.argsort(-deviation)
     weight = np.exp(np.clip((deviation**2 - limit**2) / 2, -700, 300))
@@ -271,7 +277,11 @@ def _judge(devices: Sequence[str], window_s: float, features: FloatArray, health
         DeviceSuspicion(devices[i], float(probability[i]), float(deviation[i]), _words(columns[i], window_s))
         for i in order[:3]
     )
-    best = ranked[0]
+    best, second = ranked[:2]
+    if second.deviation > max(limit, _ALIKE * best.deviation):
+        # One slow device leaves the others as they were among themselves.
+        reason = f"{best.device} and {second.device} differ from the others alike"
+        return SlowDeviceVerdict(None, 0.5, reason, ranked, window_s)
     if best.probability <= 0.5:
         reason = f"no device stands out: {best.device}, the first, is {best.deviation:.1f} standard deviations from "
         return SlowDeviceVerdict(
@@ -300,10 +310,11 @@ def _words(row: FloatArray, window_s: float) -> str:
     return f"{', '.join(words) or 'does as before'}, in {window_s:.0f} s against its own time before"
 
 
-def _mean(columns: FloatArray) -> FloatArray:
-    good = np.isfinite(columns)
-    total = np.where(good, columns, 0.0).sum(axis=1)
-    return np.asarray(np.where(good.any(axis=1), total / np.maximum(good.sum(axis=1), 1), np.nan))
+def mean_of_known(values: npt.NDArray[np.floating], *, axis: int | None = None) -> FloatArray:
+    """Mean of what is known, NaN where nothing is."""
+    good = np.isfinite(values)
+    total, count = np.where(good, values, 0.0).sum(axis=axis), good.sum(axis=axis)
+    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
 def median_of_known(values: npt.NDArray[np.floating], *, axis: int, keepdims: bool = False) -> FloatArray:
