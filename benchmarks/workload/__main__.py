@@ -2,10 +2,10 @@
 
 Usage: ``python benchmarks/workload [SECTION...] [--data FILE] [--out docs/results/workload.md] [--jobs N]``
 
-Sections: graphs, unlisted, message_passing, ghn, torchvision_rows, profet_rows, controls, ghn_features, families,
-ernest, batches, hostile. With ``--out``, the sections that ran replace theirs on the page and the others stay; every
-section says when it was measured and in how many seconds. A section whose data or package is missing says so and fails
-nothing.
+Sections: graphs, unlisted, message_passing, ghn, torchvision_rows, profet_rows, modern, public, controls, ghn_features,
+families, ernest, batches, memory, places, hostile. With ``--out``, the sections that ran replace theirs on the page and
+the others stay; every section says when it was measured and in how many seconds. A section whose data or package is
+missing says so and fails nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ SECTIONS = (
     "ghn",
     "torchvision_rows",
     "profet_rows",
+    "modern",
+    "public",
     "controls",
     "ghn_features",
     "families",
     "ernest",
     "batches",
+    "memory",
+    "places",
     "hostile",
 )
 _HEAD = Path(__file__).with_name("head.md")

@@ -2,14 +2,16 @@
 
     python benchmarks/workload/fit_shipped.py ../shared/data/workloads/training_times.csv
 
-The measurements (github.com/ryujaehun/pytorch-gpu-benchmark and github.com/ddps-lab/profet, both MIT) are not in the
-repository, the fitted model is.
+The measurements (github.com/ryujaehun/pytorch-gpu-benchmark and github.com/ddps-lab/profet, both MIT, and those of
+``modern_rows.py``) are not in the repository but for ``data/published_steps.csv``, the fitted model is.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+import modern_rows
 
 from gpusonde.catalog import load_gpus
 from gpusonde.predictor.workload import engine
@@ -23,7 +25,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=shipped, help="default: into the package")
     arguments = parser.parse_args()
     catalog = load_gpus()
-    rows = read_measurements(arguments.measurements, catalog, licences=("MIT",)).measurements
+    rows = [
+        *read_measurements(arguments.measurements, catalog, licences=("MIT",)).measurements,
+        *modern_rows.published(),
+        *modern_rows.timm(arguments.measurements.with_name("timm_train_rtx3090.csv")),
+        *modern_rows.neusight(arguments.measurements.parents[1] / "cross_gpu" / "neusight_transformers.csv"),
+    ]
     model = WorkloadModel(catalog).fit(rows)
     version = model.save(arguments.out)
     print(f"{version}: {len(rows)} measurements; {arguments.out.stat().st_size} bytes")

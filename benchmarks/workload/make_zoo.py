@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import keras_networks
 
 from gpusonde.errors import UnsupportedGraphError
-from gpusonde.predictor.workload.graph import Operation, WorkloadGraph, count_graph_cost, dump_graph
+from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph, count_graph_cost, dump_graph
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,9 @@ def compact(graph: WorkloadGraph) -> WorkloadGraph:
 
 def _renamed(operation: Operation, number: int) -> Operation:
     parameters = tuple(replace(each, name=f"{number}.{each.name.rpartition('.')[2]}") for each in operation.parameters)
-    return replace(operation, name=str(number), source="", parameters=parameters)
+    # Which activation it is says what it keeps for the backward pass.
+    source = operation.source if operation.primitive is Primitive.ACTIVATION else ""
+    return replace(operation, name=str(number), source=source, parameters=parameters)
 
 
 def transformer_encoder() -> tuple[nn.Module, torch.Tensor]:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gpusonde.catalog import Precision
+from gpusonde.cli.commands.predict import PRECISIONS
 from gpusonde.cli.demo.run import bundled_trace
+from gpusonde.cli.exchange_rates import FORMATS, ExchangeRates
 from gpusonde.cli.main import main
+from gpusonde.cli.measuring import Predictions
+from gpusonde.cli.output import Screen
+from gpusonde.predictor.crossgpu import LatencyPrediction
 from gpusonde.telemetry import Trace, write_trace
 
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "cross_gpu" / "hardware_metrics_runs.csv"
@@ -41,6 +48,110 @@ def test_all_gpus_of_the_catalogue_are_the_default(capsys: pytest.CaptureFixture
     _, answer = run_json(capsys, "predict", "--trace", str(bundled_trace()), "--epoch-s", "20")
     assert {row["gpu_model"] for row in answer["predictions"]} == {spec.name for spec in load_gpus().specs}
     assert answer["source_epoch_latency_s"] == 20
+
+
+def test_a_job_on_eight_gpus_is_predicted_on_four_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("predict", "--gpu-model", "8xV100-SXM2-16GB", "--epoch-s", "600", "--targets", "4xT4,T4,2x8xT4@100gbit")
+    code, answer = run_json(capsys, *question)
+    assert code == 0
+    assert (answer["source_gpu_count"], answer["source_host_count"]) == (8, 1)
+    four, eight, sixteen = answer["predictions"]
+    assert [(row["gpu_count"], row["host_count"]) for row in answer["predictions"]] == [(4, 1), (8, 1), (16, 2)]
+    assert four["epoch_latency_s"] > eight["epoch_latency_s"] > sixteen["epoch_latency_s"]
+    assert 0 < eight["communication_ratio"] < 1
+    assert main([*question]) == 0
+    shown = capsys.readouterr().out
+    assert "one epoch takes 600 s on 8xV100-SXM2-16GB" in shown
+    assert "2x8xT4" in shown
+    code, answer = run_json(capsys, "predict", "--gpu-model", "8xT4", "--epoch-s", "9", "--targets", "0xT4")
+    assert (code, "1 to 100000 GPUs" in str(answer["error"])) == (1, True)
+
+
+def test_why_a_target_has_no_answer_is_said_first_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    static = ("--gpu-model", "8xV100", "--epoch-s", "3600")
+    assert main(["predict", *static, "--targets", "4xA100,16xH100,T4,8xL4"]) == 0
+    remarks = capsys.readouterr().out.partition("16xH100-SXM5-80GB: ")[2].splitlines()
+    assert remarks[0].endswith("no machine holds more than 8; spread them over hosts, for example 2x8xH100-SXM5-80GB")
+    assert remarks[-2].endswith("more of this kind: ask for fewer GPUs (--targets) or --json")
+
+
+def test_a_matrix_says_how_many_of_one_gpu_replace_one_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    question = [
+        "predict",
+        "--gpu-model",
+        "2xT4",
+        "--epoch-s",
+        "20",
+        "--targets",
+        "2xT4,4xV100-SXM2-16GB,P100",
+        "--matrix",
+    ]
+    code, answer = run_json(capsys, *question)
+    assert code == 0
+    found = answer["exchange_rates"]
+    counts = {(each["gpu_model"], each["by_gpu_model"]): each for each in found["replacements"]}
+    names = ("T4", "V100-SXM2-16GB", "P100-PCIe-16GB")
+    assert set(counts) == {(a, b) for a in names for b in names if a != b}
+    four = next(row for row in answer["predictions"] if row["gpu_count"] == 4)
+    assert found["own_gpu_model"] == "T4"
+    assert found["rates"]["V100-SXM2-16GB"]["rate"] == pytest.approx(20 * 2 / (four["epoch_latency_s"] * 4), rel=0.01)
+    for (a, b), each in counts.items():
+        assert each["low"] < each["count"] < each["high"]
+        assert each["count"] * counts[b, a]["count"] == pytest.approx(1, rel=0.02)
+    # A -> B -> C is A -> C.
+    through = counts["T4", "V100-SXM2-16GB"]["count"] * counts["V100-SXM2-16GB", "P100-PCIe-16GB"]["count"]
+    assert through == pytest.approx(counts["T4", "P100-PCIe-16GB"]["count"], rel=0.02)
+    shown = {}
+    for form in ("table", "csv", "kueue", "slurm"):
+        assert main([*question, form]) == 0
+        shown[form] = capsys.readouterr().out
+    assert "V100-SXM2-16GB" in shown["table"]
+    assert shown["csv"].splitlines()[0] == "gpu_model,by_gpu_model,count,low,high,extrapolated"
+    assert len(shown["csv"].splitlines()) == 1 + len(counts)
+    assert json.loads(shown["kueue"]) == {"exchange_rates": found["rates"]}
+    rate = found["rates"]["V100-SXM2-16GB"]["rate"]
+    assert f'TRESBillingWeights="GRES/gpu:t4=1,GRES/gpu:v100_sxm2_16gb={rate:g},' in shown["slurm"]
+
+
+@pytest.mark.parametrize("targets", ["4xA100-SXM4-40GB,8xA100-SXM4-40GB", "8xT4", "2xT4@pcie,2x1xT4", "P100,4xP100"])
+def test_a_matrix_takes_one_placement_of_each_gpu(targets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("predict", "--gpu-model", "2xT4", "--epoch-s", "20", "--targets", targets, "--matrix", "csv")
+    code, answer = run_json(capsys, *question)
+    assert code == 1
+    assert "one placement for each GPU" in str(answer["error"])
+
+
+def test_a_gpu_that_cannot_hold_the_job_is_worth_nothing_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = {"A10G": ("yes", 10.0), "P100": ("no", 15.0), "T4": ("yes", 20.0)}
+    rows = [
+        LatencyPrediction(gpu, seconds, seconds / 2, seconds * 2, 0.9, "ok", False, "prior", "", "model", fits=fits)
+        for gpu, (fits, seconds) in answers.items()
+    ]
+    rates = ExchangeRates.from_predictions("T4", 20.0, 1, [*rows, rows[0]])
+    assert list(rates.rates()) == ["A10G"]
+    for form in FORMATS:
+        rates.render(Screen(sys.stdout), form)
+        shown = capsys.readouterr().out
+        assert ("P100" in shown) == (form == "table"), shown
+
+
+def test_what_was_measured_on_another_number_of_gpus_is_no_error_of_these() -> None:
+    rows = [
+        LatencyPrediction(
+            "A10G", 10.0, 5.0, 20.0, 0.9, "ok", False, "prior", "", "m", gpu_count=count, host_count=hosts
+        )
+        for count, hosts in ((1, 1), (4, 1), (4, 2))
+    ]
+    payload = Predictions("T4", 20.0, rows, "model", measured_s={"A10G": 8.0}).payload()
+    assert [row["relative_error"] for row in payload["predictions"]] == [pytest.approx(0.25), None, None]
+
+
+def test_unlike_hosts_are_named_with_all_of_their_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    row = LatencyPrediction("A10G", 10.0, 5.0, 20.0, 0.9, "ok", False, "prior", "", "m", gpu_count=7, host_count=2)
+    Predictions("T4", 20.0, [row], "m", source_gpu_count=7, source_host_count=2).render(Screen(sys.stdout))
+    shown = capsys.readouterr().out
+    assert "on 7xT4 on 2 hosts" in shown
+    assert "7xA10G on 2 hosts" in shown
 
 
 def test_idle_around_the_job_does_not_change_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +197,7 @@ def test_an_epoch_latency_alone_is_predicted_from_static_figures(capsys: pytest.
         (["--trace", "a", "--row", "1"], "--row belongs to --runs"),
         (["--runs", "a", "--row", "1", "--gpu-model", "T4"], "--gpu-model belongs to --trace"),
         (["--trace", "a", "--targets", "T4,,A10G"], "empty name"),
-        (["--trace", "a", "--epoch-s", "-3"], "not above zero"),
+        (["--trace", "a", "--epoch-s", "-3"], "no time above zero"),
         (["--run", "x", "--collector", "nowhere"], "HOST:PORT"),
         (["--trace", "a", "--model", "m", "--collector", "h:1"], "exclude"),
     ],
@@ -165,3 +276,7 @@ def test_a_row_of_the_runs_table_is_predicted_beside_the_measured_latency(capsys
         assert row["measured_epoch_latency_s"] > 0
         assert row["relative_error"] == pytest.approx(row["epoch_latency_s"] / row["measured_epoch_latency_s"] - 1)
     assert main(["predict", "--runs", str(RUNS), "--row", "99999"]) == 1
+
+
+def test_precisions_to_choose_from_are_those_of_the_catalog():
+    assert set(PRECISIONS) == {precision.value for precision in Precision}

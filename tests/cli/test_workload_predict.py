@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,8 @@ from support.timed_networks import COLUMNS, NETWORKS, write_timed_networks
 
 from gpusonde.catalog import load_gpus
 from gpusonde.cli.main import main
+from gpusonde.cli.output import Screen
+from gpusonde.cli.workload.answers import render_predictions, unanswered
 from gpusonde.predictor.workload.engine import Cluster, WorkloadRequest
 from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph, dump_graph
 
@@ -104,10 +107,13 @@ def test_two_networks_of_one_name_are_told_apart(capsys):
 
 
 def test_the_reader_is_told_which_batches_memory_and_which_names_are_in_doubt(capsys):
-    notes = predict(capsys, "zoo:vgg16", "--target-gpus", "V100", "--batch-size", "4096", "--environment", "mars")[
-        "notes"
-    ]
-    assert any("probably do not fit into the memory of V100" in note for note in notes)
+    found = predict(capsys, "zoo:vgg16", "--target-gpus", "V100", "--batch-size", "32,4096", "--environment", "mars")
+    notes = found["notes"]
+    small, large = found["predictions"]
+    assert (small["fits"], large["fits"]) == ("yes", "no")
+    assert small["memory"]["largest_batch"] == large["memory"]["largest_batch"] < 4096
+    assert sum("probably do not fit into the memory of V100" in reason for reason in large["reasons"]) == 1
+    assert not any("into the memory" in reason for reason in small["reasons"])
     assert any(note.startswith("V100: taken for") for note in notes)
     assert "environments that the model knows: here/T4, here/V100, there/T4" in notes
 
@@ -120,8 +126,9 @@ def test_a_network_that_no_batch_of_fits_is_named(capsys):
         Operation(Primitive.OUTPUT, "output", (1, 60_000), ((1, 60_000),)),
     )
     Path("wide.json").write_text(dump_graph(WorkloadGraph("wide", operations, ((0, 1), (1, 2)), 1)), encoding="utf-8")
-    notes = predict(capsys, "wide.json", "--target-gpus", "T4")["notes"]
-    assert "no batch of wide probably fits into the memory of T4" in notes
+    (found,) = predict(capsys, "wide.json", "--target-gpus", "T4")["predictions"]
+    assert (found["fits"], found["memory"]["largest_batch"]) == ("no", 0)
+    assert any(reason.startswith("no batch of wide probably fits into the memory of T4") for reason in found["reasons"])
 
 
 @pytest.mark.parametrize(
@@ -180,3 +187,25 @@ def test_a_table_that_nothing_can_be_fitted_on_is_named(content, words, fitted, 
     assert "bad.csv" in said
     assert words in said
     assert not (fitted / "bad.model").exists()
+
+
+def test_a_matrix_of_a_graph_is_one_of_its_samples_per_second(capsys):
+    question = ["chain16x4.json", "--target-gpus", "T4,V100", "--batch-size", "8", "--matrix"]
+    found = predict(capsys, *question)
+    t4, v100 = (row["step_s"] for row in found["predictions"])
+    assert found["exchange_rates"]["own_gpu_model"] == "T4"
+    assert found["exchange_rates"]["rates"]["V100-SXM2-16GB"]["rate"] == pytest.approx(t4 / v100, rel=0.01)
+    vast = [*question[:-2], "1048576", "--matrix"]
+    assert "no GPU's memory holds" in str(predict(capsys, *vast, exit_code=1)["error"])
+    several = [*question[:-2], "8,16", "--matrix"]
+    assert "ask for one" in str(predict(capsys, *several, exit_code=1)["error"])
+
+
+def test_memory_that_nobody_reckoned_is_not_said_to_be_none():
+    answer = {**unanswered("net", 1, "fp32", None), "gpu_model": "T4", "gpu_count": 1, "node_count": 1}
+    answer |= dict.fromkeys(("step_s", "step_low_s", "step_high_s", "interval_coverage"), 0.5)
+    shown = io.StringIO()
+    render_predictions(Screen(shown), {"notes": [], "predictions": [answer], "model_version": None})
+    (line,) = [line for line in shown.getvalue().splitlines() if line.split()[:2] == ["net", "T4"]]
+    assert "-" in line.split()
+    assert "0" not in line.split()

@@ -82,8 +82,14 @@ def test_stays_on_other_numbers_of_gpus_are_not_compared(written):
     written.run("d", "job-1", 4, "Tesla V100-SXM2-16GB", period_s=1.9)
     written.run("e", "job-1", 4.001, "Tesla V100-SXM2-16GB", period_s=2.1)
     found = collected(written)
-    assert {run.configuration.batch_size for run in found.table.runs} == {"2 GPUs"}
+    assert {run.configuration.batch_size for run in found.table.runs} == {"2 GPUs, 2 hosts"}
     assert len(found.table.pairs()[0]) == 2
+    # Within one host gradients take another way.
+    for name, at in (("f", 6), ("g", 6.001)):
+        written.run(name, "job-2", at, "Tesla T4")
+    for name, at in (("h", 8), ("i", 8.001)):
+        written.run(name, "job-2", at, "Tesla V100-SXM2-16GB", host="one")
+    assert "job-2" not in {run.configuration.model.partition(":")[2] for run in collected(written).table.runs}
 
 
 def test_what_cannot_be_used_is_counted_by_its_reason(written):

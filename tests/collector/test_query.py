@@ -1,7 +1,9 @@
 """QueryService and Client over real gRPC, on what was really ingested."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -15,8 +17,9 @@ from support.wire_agent import WireStream, hello, wait_until
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector import LocalStore
-from gpusonde.collector.client import Client, CollectorError, MeasuredMetric, Measurement
+from gpusonde.collector.client import Client, CollectorError, GpuPlacement, MeasuredMetric, Measurement
 from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.query import prediction
 from gpusonde.collector.query.runs import list_runs
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
@@ -250,6 +253,119 @@ def test_a_prediction_of_a_run_is_that_of_its_trace(client, run, trace):
 
 def test_without_targets_every_gpu_of_the_catalogue_is_predicted(client, run):
     assert len(client.predict_run(run.run_id).predictions) == len(load_gpus().specs)
+
+
+def test_jobs_on_several_gpus_are_predicted_on_others(client):
+    measurement = Measurement("V100-SXM2-16GB", 100.0)
+    targets = ["V100-SXM2-16GB", "V100-SXM2-16GB", "T4"]
+    placements = [GpuPlacement(8), GpuPlacement(4, link="pcie"), GpuPlacement(64)]
+    found = client.predict_measurement(measurement, targets, here=GpuPlacement(8), placements=placements)
+    same, fewer, refused = found.predictions
+    assert (found.source_gpu_count, same.gpu_count, fewer.gpu_count) == (8, 8, 4)
+    assert same.epoch_latency_s == pytest.approx(100.0)
+    assert fewer.epoch_latency_s > 120
+    assert fewer.communication_ratio > 0
+    assert (same.fits, refused.fits) == ("yes", "unknown")
+    assert refused.status == "unsupported_gpu"
+    assert "8x8xT4" in refused.reason
+    # One for all; none: as many as the run has.
+    (half,) = client.predict_measurement(
+        measurement, targets[:1], here=GpuPlacement(8), placements=[GpuPlacement(4, link="pcie")]
+    ).predictions
+    assert half == fewer
+    assert client.predict_measurement(measurement, targets[:1], here=GpuPlacement(8)).predictions == (same,)
+
+
+@pytest.mark.parametrize(
+    ("here", "placements", "words"),
+    [
+        (GpuPlacement(3, 8), [], "'source_placement': 3 x V100-SXM2-16GB cannot be on 8 hosts"),
+        (GpuPlacement(8, link="string"), [], "nvlink or pcie"),
+        (GpuPlacement(8), [GpuPlacement(8, link="nvlink")], "'target_placements[0]': T4 has no NVLink"),
+        (GpuPlacement(8, network_bytes_per_second=float("nan")), [], "from 1000000 to"),
+        (GpuPlacement(8, 2, network_bytes_per_second=1e-300), [], "from 1000000 to"),
+        (GpuPlacement(8, batch_per_gpu=1e-300), [], "from 1 to"),
+        (GpuPlacement(8), [GpuPlacement(4)] * 2, "2 for 3 targets"),
+    ],
+)
+def test_gpus_that_cannot_be_are_refused(client, here, placements, words):
+    measurement = Measurement("V100-SXM2-16GB", 100.0)
+    code, text = refusal(
+        client.predict_measurement, measurement, ["T4", "V100", "A10G"], here=here, placements=placements
+    )
+    assert code == "INVALID_ARGUMENT"
+    assert words in text
+
+
+def test_what_an_older_collector_passes_over_is_not_taken_for_an_answer(client, monkeypatch):
+    old = query_pb2.PredictEpochLatencyResponse(source_gpu_model="V100", predictions=[{"gpu_model": "T4"}])
+    job = query_pb2.Job(job_id="4711", active=True, level={"count": 3})
+    stub = SimpleNamespace(
+        PredictEpochLatency=lambda *_, **__: old, ListJobs=lambda *_, **__: query_pb2.ListJobsResponse(jobs=[job])
+    )
+    monkeypatch.setattr(client, "_stub", stub)
+    measurement = Measurement("V100-SXM2-16GB", 100.0)
+    assert client.predict_measurement(measurement, ["T4"], placements=[GpuPlacement()]).source_gpu_count == 1
+    for more in ({"here": GpuPlacement(8)}, {"placements": [GpuPlacement(4)]}):
+        code, text = refusal(client.predict_measurement, measurement, ["T4"], **more)
+        assert (code, "update it" in text) == ("UNIMPLEMENTED", True)
+    assert [each.job_id for each in client.list_jobs()] == ["4711"]
+    code, text = refusal(client.list_jobs, estimates=True)
+    assert (code, "update it" in text) == ("UNIMPLEMENTED", True)
+    job.estimate_reason = "nothing is known"
+    assert [each.job_id for each in client.list_jobs(estimates=True)] == ["4711"]
+
+
+def test_a_number_that_contradicts_the_run_is_refused(client, run):
+    code, text = refusal(client.predict_run, run.run_id, ["T4"], here=GpuPlacement(8))
+    assert code == "INVALID_ARGUMENT"
+    assert "source_placement.gpu_count" in text
+    assert client.predict_run(run.run_id, ["T4"], here=GpuPlacement(1)).source_gpu_count == 1
+
+
+def test_a_run_has_the_gpus_that_its_job_had_while_it_ran(client, run, monkeypatch):
+    def with_three_more(results, row):
+        hour = 3_600 * 10**9
+        before = replace(row, start_unix_nano=row.start_unix_nano - 2 * hour, end_unix_nano=row.end_unix_nano - hour)
+        others = [replace(row, gpu_uuid=f"GPU-{number}", agent_id="agent-9") for number in range(3)]
+        return [row, *others, replace(before, gpu_uuid="GPU-before")]
+
+    monkeypatch.setattr(prediction, "runs_of_job", with_three_more)
+    found = client.predict_run(run.run_id, ["V100-SXM2-16GB"])
+    assert (found.source_gpu_count, found.source_host_count) == (4, 2)
+    (answer,) = found.predictions
+    assert (answer.gpu_count, answer.host_count, answer.status) == (4, 2, "extrapolated")
+    assert "2 hosts of 2 x T4 to 2 hosts of 2 x V100-SXM2-16GB: communication assumed" in answer.reason
+    # What is told beside adds to what is known.
+    assert client.predict_run(run.run_id, ["T4"], here=GpuPlacement(4)).source_host_count == 2
+    code, text = refusal(client.predict_run, run.run_id, ["T4"], here=GpuPlacement(8))
+    assert (code, "8, but the job of run" in text) == ("INVALID_ARGUMENT", True)
+
+
+@pytest.mark.parametrize(("count", "hosts"), [(7, 2), (16, 1)])
+def test_a_run_keeps_the_hosts_that_its_job_had(client, run, monkeypatch, count, hosts):
+    """Unlike hosts are no more hosts, and a large one that was seen is there."""
+    monkeypatch.setattr(
+        prediction,
+        "runs_of_job",
+        lambda results, row: [
+            replace(row, gpu_uuid=f"{row.gpu_uuid}-{gpu}" if gpu else row.gpu_uuid, agent_id=f"agent-{gpu % hosts}")
+            for gpu in range(count)
+        ],
+    )
+    for here in (None, GpuPlacement(count, hosts)):
+        found = client.predict_run(run.run_id, ["T4", "V100-SXM2-16GB"], here=here)
+        assert (found.source_gpu_count, found.source_host_count) == (count, hosts)
+        assert all(answer.epoch_latency_s > 0 for answer in found.predictions)
+
+
+def test_a_job_on_unlike_gpus_is_not_taken_for_one_on_gpus_of_the_runs_model(client, run, monkeypatch):
+    monkeypatch.setattr(
+        prediction, "runs_of_job", lambda results, row: [row, replace(row, gpu_uuid="GPU-x", agent_id="agent-3")]
+    )
+    code, text = refusal(client.predict_run, run.run_id, ["T4"])
+    assert code == "FAILED_PRECONDITION"
+    assert "several models (Matrox G200, T4)" in text
 
 
 def distribution(mean):

@@ -17,7 +17,13 @@ from gpusonde.predictor.crossgpu import (
     read_runs,
 )
 from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
-from gpusonde.predictor.crossgpu.neighbourhood import Regime, TrainedGpu, rate_uncertainty
+from gpusonde.predictor.crossgpu.neighbourhood import (
+    Regime,
+    TrainedGpu,
+    dominates,
+    interpolate_rising,
+    rate_uncertainty,
+)
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees
 from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
@@ -139,6 +145,30 @@ def test_an_epoch_of_a_thousand_times_as_many_steps_has_the_same_ratio(model, ru
         assert long.epoch_latency_s == pytest.approx(1024 * short.epoch_latency_s)
         assert long.epoch_latency_high_s == pytest.approx(1024 * short.epoch_latency_high_s)
         assert (long.status, long.method) == (short.status, short.method)
+
+
+def test_what_the_run_holds_is_compared_with_the_memory_of_the_target(model, runs, gpus):
+    source = dataclasses.replace(runs.run(0).measurement(), gpu=gpus.get("A100-SXM4-80GB"), static_attributes={})
+    targets = [gpus.get(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "A10G", "T4")]
+
+    def ask(gibibytes):
+        held = MetricDistribution.from_values([gibibytes * 2**30])
+        found = model.predict(
+            dataclasses.replace(source, metrics={**source.metrics, "framebuffer_used_bytes": held}), targets
+        )
+        return [each.fits for each in found], [each.reason for each in found]
+
+    assert ask(10)[0] == ["yes", "yes", "yes", "yes"]
+    assert ask(23)[0] == ["yes", "yes", "likely", "no"]
+    fits, reasons = ask(30)
+    assert fits == ["yes", "yes", "no", "no"]
+    assert "the run holds 30 GiB, more than this GPU has: a smaller batch fits" in reasons[3]
+    assert "holds" not in reasons[1]
+    fits, reasons = ask(78)  # all there was: some frameworks reserve it
+    assert fits == ["yes", "likely", "unknown", "unknown"]
+    assert "may have taken all there was" in reasons[3]
+    nobody = without(source, "framebuffer_used_bytes")
+    assert [each.fits for each in model.predict(nobody, targets)] == ["yes", "unknown", "unknown", "unknown"]
 
 
 def test_too_few_epochs_are_said(model, runs, gpus):
@@ -280,3 +310,25 @@ def test_a_gpu_without_a_unit_for_the_precision_is_said(model, gpus):
     v100, h100 = model.predict(source, [gpus.get("V100-SXM2-16GB"), gpus.get("H100-SXM5-80GB")])
     assert "V100-SXM2-16GB has no unit for bf16: reckoned as fp32" in v100.reason
     assert "no unit" not in h100.reason
+
+
+def test_a_gpu_with_nothing_less_than_another_new_one_is_not_slower(model, runs, gpus):
+    """Both unseen; between seen ones the runs decide, and an answer slower than the source says why."""
+    names = ("RTX A4500", "RTX A5000", "RTX A6000", "A40", "L20", "L40", "L40S", "RTX 4090", "H100-PCIe-80GB")
+    targets = [gpus.get(name) for name in names]
+    pairs = [(a, b) for a in targets for b in targets if a is not b and dominates(a, b)]
+    assert len(pairs) > 10
+    for row in range(0, len(runs), 5):
+        found = {each.target_gpu: each for each in model.predict(runs.run(row).measurement(), targets)}
+        for better, other in pairs:
+            assert found[better.name].epoch_latency_s <= 1.01 * found[other.name].epoch_latency_s
+
+
+def test_between_known_answers_the_interpolation_rises_and_keeps_what_rises():
+    prior, answers = np.array([0.5, -1.0, 0.0, -0.5]), np.array([0.4, -0.8, 0.0, -0.9])
+    places = np.linspace(-2, 2, 81)
+    found = np.array([interpolate_rising(prior, answers, float(at)) for at in places])
+    assert (np.diff(found) >= -1e-12).all()
+    # -0.8 and -0.9 fall, and are pooled; the others stay; outside the slope is the prior's.
+    expected = {-1.0: -0.85, -0.5: -0.85, 0.0: 0.0, 0.5: 0.4, 1.5: 1.4, -2.0: -1.85}
+    assert {at: interpolate_rising(prior, answers, at) for at in expected} == pytest.approx(expected)

@@ -45,7 +45,7 @@ def file_of(header: dict | bytes, rest: bytes) -> bytes:
 def test_documents_and_arrays_are_read_as_they_were_written_to_the_last_bit():
     content, digest = encode(DOCUMENT, ARRAYS)
     file = decode(content, most_bytes=MOST)
-    assert (file.document, file.digest, file.is_former) == (DOCUMENT, digest, False)
+    assert (file.document, file.digest) == (DOCUMENT, digest)
     assert file.arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         assert (file.arrays[name].dtype, file.arrays[name].shape) == (array.dtype, array.shape)
@@ -168,7 +168,7 @@ def test_arrays_of_a_former_archive_are_read_without_pickle():
     members = {"document.npy": npy(np.frombuffer(b'{"step": 7}', np.uint8)), "x.npy": npy(ARRAYS["turned"])}
     for packing in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         file = decode(archive(members, packing), most_bytes=MOST)
-        assert (file.document, file.is_former) == ({"step": 7}, True)
+        assert file.document == {"step": 7}
         np.testing.assert_array_equal(file.arrays["x"], ARRAYS["turned"])
 
 

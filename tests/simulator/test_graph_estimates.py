@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from gpusonde.catalog import Precision
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadRequest
 from gpusonde.simulator.compute import CurveOrigin, compute_curve
-from gpusonde.simulator.compute.sources import gradient_bytes, largest_batch_estimate, latency_estimate, predict_steps
+from gpusonde.simulator.compute.sources import gradient_bytes, latency_estimate, predict_steps
 
 NORMAL_90 = 1.6448536
 GRAPH = small_network()
@@ -44,20 +43,6 @@ def test_all_devices_and_batch_sizes_are_one_question_to_the_model():
 
 def test_gradients_are_as_large_as_the_parameters():
     assert gradient_bytes(GRAPH) == 4 * (8 * 3 * 3 * 3 + 10 * 8 + 10)
-
-
-def test_the_largest_batch_falls_with_what_a_sample_keeps_and_does_not_depend_on_the_graph_s_own_batch():
-    memory = 1 << 20
-    found = largest_batch_estimate(GRAPH, memory)
-    kept = 4 * (8 * 256 + 8 * 256 + 8 + 10)
-    assert found == (0.9 * memory - 16 * 306) // kept
-    assert largest_batch_estimate(small_network(batch_size=4), memory) == found
-    assert largest_batch_estimate(small_network(channels=16), memory) < found
-
-
-def test_nothing_fits_where_the_parameters_do_not():
-    heavy = replace(GRAPH, operations=small_network(channels=1024).operations)
-    assert largest_batch_estimate(heavy, 16 * heavy.parameter_count) == 0
 
 
 def test_the_shipped_model_gives_curves_of_a_known_network_that_rise_with_the_batch_and_fall_with_the_gpu():

@@ -39,9 +39,9 @@ def write_fleet(directory, jobs=5, gpus=("p100", "g4dn", "g5"), *, age_days=1.0,
     return found
 
 
-def store_run(store, results, run_id, job_id, trace, start_ns, period_s, **changed):
+def store_run(store, results, run_id, job_id, trace, start_ns, period_s, *, host=None, **changed):
     """Append the records of a trace as a run that is over and whose epochs are known."""
-    agent, spool_id = f"agent-{run_id}", f"spool-{run_id}"
+    agent, spool_id = f"agent-{host or run_id}", f"spool-{run_id}"
     records = incoming(trace_records(trace, start_ns, gpu_uuid=f"GPU-{run_id}"), agent, spool_id)
     store.samples.append(records)
     spool = store.facts.spools()[agent, spool_id].spool

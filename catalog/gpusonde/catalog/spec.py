@@ -190,16 +190,17 @@ class GpuSpec:
 
         Where the GPU has no unit for it, that of what takes its place (:meth:`substitute`).
         """
-        cores = max(self.fp16_tflops or 0.0, self.fp32_tflops)
-        return {
-            Precision.FP64: self.fp64_tflops,
-            Precision.FP32: self.fp32_tflops,
-            Precision.TF32: self.tensor_tf32_tflops,
-            Precision.FP16: self.tensor_fp16_tflops or cores,
-            Precision.BF16: self.tensor_bf16_tflops,
-            Precision.MIXED: self.tensor_fp16_tflops or cores,
-            Precision.FP8: self.tensor_fp8_tflops,
-        }[self.substitute(precision) or precision]
+        precision = self.substitute(precision) or precision
+        # A chain of comparisons: a table of all seven, made anew for each of 70 targets, is most of a query.
+        if precision is Precision.FP32:
+            return self.fp32_tflops
+        if precision is Precision.TF32:
+            return self.tensor_tf32_tflops
+        if precision in (Precision.MIXED, Precision.FP16):
+            return self.tensor_fp16_tflops or max(self.fp16_tflops or 0.0, self.fp32_tflops)
+        if precision is Precision.BF16:
+            return self.tensor_bf16_tflops
+        return self.tensor_fp8_tflops if precision is Precision.FP8 else self.fp64_tflops
 
     def substitute(self, precision: Precision) -> Precision | None:
         """Return what products of a precision are computed in where the GPU has no unit for it; None where it has.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from gpusonde.catalog import load_gpus
+from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.alerts import JobAlerts
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure
@@ -162,7 +162,7 @@ def build_parts(
         store.memory_share,
     )
     intake = Intake(committer, quarantine, config.ingest, counters=counters)
-    predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters)
+    predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters, offers=load_offers().all)
     planning = PlanningProcesses(config.planning, config.workers)
     slow_jobs = SlowJobs(store)
     parts = CollectorParts(

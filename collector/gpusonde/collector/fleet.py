@@ -60,7 +60,7 @@ def fleet_runs(
     """Collect the runs of jobs that ran on more than one GPU model.
 
     A job is a scheduler's job id. Its runs at one time on several GPUs are one stay: parts of it are as long as each
-    other, so one run speaks for it, and it is compared with stays on as many GPUs only.
+    other, so one run speaks for it, and it is compared with stays on as many GPUs of as many hosts only.
 
     Args:
         store: The store.
@@ -81,8 +81,11 @@ def fleet_runs(
                 left_out["on several GPU models at the same time"] += len(together)
                 continue
             devices = len({stay.run.gpu_uuid for stay in together})
+            hosts = len({stay.run.agent_id for stay in together})
             middle = sorted(together, key=lambda stay: stay.run.period_s)[len(together) // 2]
-            by_configuration[RunConfiguration(job, f"{devices} GPUs", "", "")][names.pop()].append(middle)
+            by_configuration[RunConfiguration(job, f"{devices} GPUs, {hosts} hosts", "", "")][names.pop()].append(
+                middle
+            )
     chosen = [
         (configuration, stay)
         for configuration, by_gpu in by_configuration.items()

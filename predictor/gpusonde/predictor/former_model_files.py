@@ -1,7 +1,8 @@
 """Model files of releases before safetensors: zip archives, read for one more release.
 
-Latency and workload models were a JSON document and all arrays' bytes in one member each; encoders and checkpoints of
-trainings were ``.npz`` archives with a document among the arrays. This module goes with the release after the next.
+Models were a JSON document and all arrays' bytes in one member each. The document alone is read: it says that the model
+has other features and is to be fitted again. Encoders and checkpoints of trainings were ``.npz`` archives with a
+document among the arrays. This module goes with the release after the next.
 """
 
 from __future__ import annotations
@@ -31,14 +32,6 @@ _MOST_MEMBERS = 10_000
 # Other ways of packing have errors and memory of their own.
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _TYPES = frozenset({"<f8", "<f4", "<i8", "<i4", "<i2", "|u1", "|b1"})
-# The arrays of latency models, which did not name them, in the order in which they were stored.
-_LATENCY_MODEL = {
-    "process_center": "<f8", "process_spread": "<f8", "process_points": "<f4", "process_weights": "<f8",
-    "trees_feature": "<i2", "trees_border": "<f4", "trees_leaves": "<f4",
-    "runs_center": "<f8", "runs_spread": "<f8", "runs_points": "<f4",
-    "pairs_prior": "<f4", "pairs_static": "<f4", "pairs_log_ratio": "<f4", "pairs_configuration": "<i4",
-    "pairs_workload": "<i4", "pairs_source_gpu": "<i4", "pairs_target_gpu": "<i4", "pairs_time_unix_s": "<f8",
-}  # fmt: skip
 # What zipfile and NumPy raise; the latter hands a header that is no Python to the tokenizer.
 _DAMAGED = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, ValueError, TypeError, AttributeError, OSError,
@@ -87,21 +80,7 @@ def _decode_model(members: dict[str, bytes]) -> Content:
     written = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     if digest != written or document.pop("arrays_sha256") != hashlib.sha256(stored).hexdigest():
         raise ModelError("damaged: it does not match its checksum")
-    if "array_shapes" in document:
-        shapes = document.pop("array_shapes")
-        listed = [(name, kind, shapes[name]) for name, kind in _LATENCY_MODEL.items()]
-    else:
-        listed = document.pop("arrays")
-    arrays, offset = {}, 0
-    for name, kind, shape in listed:
-        if kind not in _TYPES or not all(type(extent) is int and extent >= 0 for extent in shape):
-            raise ModelError(f"damaged: array {str(name)[:40]} cannot be")
-        array = np.frombuffer(stored, dtype=kind, count=math.prod(shape), offset=offset).reshape(shape)
-        offset += array.nbytes
-        arrays[str(name)] = array
-    if offset != len(stored):
-        raise ModelError("damaged: there are bytes behind the last array")
-    return document, arrays, str(digest)
+    return document, {}, str(digest)
 
 
 def _decode_npz(members: dict[str, bytes]) -> Content:

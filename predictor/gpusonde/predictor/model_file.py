@@ -39,13 +39,11 @@ class ModelFile:
         document: What JSON can hold.
         arrays: Arrays of numbers by name.
         digest: SHA-256 of both; empty for a file of a release whose files had none.
-        is_former: Whether it is such a file as releases before safetensors wrote.
     """
 
     document: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
     digest: str
-    is_former: bool = False
 
     def check_finite(self, *, infinite: Collection[str] = ()) -> None:
         """Check that all arrays hold numbers.
@@ -98,7 +96,7 @@ def decode(content: bytes, *, most_bytes: int) -> ModelFile:
     if len(content) > most_bytes:
         raise ModelError(f"larger than {most_bytes >> 20} MiB")
     if content.startswith(b"PK"):
-        return ModelFile(*decode_zip(content, most_bytes=most_bytes), is_former=True)
+        return ModelFile(*decode_zip(content, most_bytes=most_bytes))
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > _MOST_HEADER_BYTES:
         raise ModelError("not a model file, or damaged (its header is too long)")

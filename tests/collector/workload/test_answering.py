@@ -18,6 +18,7 @@ CLUSTER = {
 def row(graph, **more):
     return {
         "graph": graph, "batch_size": 8, "cluster": CLUSTER, "dataset_type": None, "regressor": "",
+        "optimizer": "adamw",
         "samples_per_epoch": None, **more,
     }  # fmt: skip
 

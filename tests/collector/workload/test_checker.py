@@ -56,7 +56,8 @@ def test_what_is_unset_has_its_default():
     (found,) = check(workload()).rows
     notes = found["cluster"].pop("notes")
     assert found == {
-        "graph": 0, "batch_size": 8, "dataset_type": None, "regressor": "", "samples_per_epoch": None,
+        "graph": 0, "batch_size": 8, "dataset_type": None, "regressor": "",
+        "optimizer": "adamw", "samples_per_epoch": None,
         "cluster": {
             "device": V100, "device_count": 1, "node_count": 1, "precision": "fp32", "parallelism": "none",
             "environment": None, "agent_ids": [], "host": None,

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 from gpusonde.cli.commands.detect import add_trace_options, read_chosen_trace
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import Parser, names, positive_number, whole_number
+from gpusonde.cli.exchange_rates import FORMATS
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, duration_s, names, whole_number
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.catalog import GpuCatalog, GpuSpec
+    from gpusonde.catalog import GpuCatalog
     from gpusonde.cli.measuring import Predictions, SourceRun
-    from gpusonde.collector.client import Measurement
+    from gpusonde.collector.client import Client, GpuPlacement, Measurement
     from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
+    from gpusonde.simulator.parallel import Placement
 
 # As catalog.Precision has them.
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "mixed", "fp8")
@@ -30,14 +32,22 @@ def add_predict_options(parser: Parser) -> None:
         "a collector has seen, or, without any metric, an epoch latency on a GPU (--gpu-model with --epoch-s)."
     )
     parser.add_argument(
-        "--targets", type=names, metavar="A,B", help="GPUs to predict for (default: all of the catalogue)"
+        "--targets",
+        type=names,
+        metavar="A,B",
+        help="GPUs to predict for (default: all of the catalogue), as many as the run has or 4xA, 2x8xB on two hosts",
     )
-    run_group = parser.add_argument_group("the run (one of --trace, --runs, --run, and --gpu-model with --epoch-s)")
+    add_matrix_option(parser)
+    run_group = parser.add_argument_group(
+        "the run (one of --trace, --runs, --run, --job, and --gpu-model with --epoch-s)"
+    )
     run_group.add_argument("--trace", type=Path, metavar="TRACE", help="trace file; its epochs are detected")
-    run_group.add_argument("--gpu-model", metavar="SRC", help="GPU of the trace, where the file does not say")
     run_group.add_argument(
-        "--epoch-s", type=positive_number, metavar="X", help="seconds per epoch, instead of detecting"
+        "--gpu-model",
+        metavar="SRC",
+        help="GPU of the trace, where the file does not say; 8xSRC or 2x8xSRC for a job on several",
     )
+    run_group.add_argument("--epoch-s", type=duration_s, metavar="TIME", help="seconds per epoch, instead of detecting")
     run_group.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -47,6 +57,7 @@ def add_predict_options(parser: Parser) -> None:
     run_group.add_argument("--runs", type=Path, metavar="RUNS.csv", help="runs table")
     run_group.add_argument("--row", type=whole_number, metavar="N", help="its data row, from 0")
     run_group.add_argument("--run", metavar="ID", help="run of a collector ('gpusonde runs' lists them)")
+    run_group.add_argument("--job", metavar="ID", help="job of a collector ('gpusonde jobs' lists them)")
     add_trace_options(parser)
     model_group = parser.add_argument_group("the model (default: the shipped one)")
     model_group.add_argument(
@@ -58,26 +69,51 @@ def add_predict_options(parser: Parser) -> None:
     add_collector_options(parser, default=None)
 
 
+def add_matrix_option(parser: Parser) -> None:
+    """Declare ``--matrix``."""
+    parser.add_argument(
+        "--matrix",
+        nargs="?",
+        const="table",
+        choices=FORMATS,
+        metavar="FORM",
+        help="instead of times how many of each GPU replace one of another: a table, csv, kueue (what 'gpusonde tell "
+        "kueue' annotates) or slurm (TRESBillingWeights)",
+    )
+
+
 def run_predict(args: argparse.Namespace) -> int:
     """Predict and print."""
     _check(args)
     output = Output(as_json=args.json)
     predictions = _ask_collector(args) if args.collector is not None else _predict_here(args)
-    output.result(predictions.payload(), predictions.render)
+    payload = predictions.payload()
+    if args.matrix is None:
+        output.result(payload, predictions.render)
+        return 0
+    rates = predictions.exchange_rates()
+    payload["exchange_rates"] = rates.payload()
+
+    def render(screen: Screen) -> None:
+        for note in predictions.notes if args.matrix == "table" else ():
+            screen.note(f"note: {note}")
+        rates.render(screen, args.matrix)
+
+    output.result(payload, render)
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    sources = [name for name in ("trace", "runs", "run") if getattr(args, name) is not None]
+    sources = [name for name in ("trace", "runs", "run", "job") if getattr(args, name) is not None]
     if not sources and args.gpu_model is not None and args.epoch_s is not None:
         sources = ["gpu_model"]
     if len(sources) != 1:
         raise UsageError(
-            "give one of --trace TRACE, --runs RUNS.csv with --row N, --run ID with --collector, and --gpu-model SRC "
-            "with --epoch-s X"
+            "give one of --trace TRACE, --runs RUNS.csv with --row N, --run ID or --job ID with --collector, and "
+            "--gpu-model SRC with --epoch-s X"
         )
     belongs = {
-        "precision": ("trace", "gpu_model", "run"),
+        "precision": ("trace", "gpu_model", "run", "job"),
         "gpu_model": ("trace", "gpu_model"),
         "epoch_s": ("trace", "gpu_model"),
         "gpu": ("trace",),
@@ -92,8 +128,8 @@ def _check(args: argparse.Namespace) -> None:
             )
     if args.runs is not None and args.row is None:
         raise UsageError("--runs needs --row N")
-    if args.run is not None and args.collector is None:
-        raise UsageError("--run needs --collector HOST:PORT")
+    if sources[0] in ("run", "job") and args.collector is None:
+        raise UsageError(f"--{sources[0]} needs --collector HOST:PORT")
     if args.model is not None and args.collector is not None:
         raise UsageError("--model and --collector exclude each other: a collector has its own model")
 
@@ -114,30 +150,36 @@ def _source(args: argparse.Namespace, gpus: GpuCatalog) -> SourceRun:
         return measuring.from_runs_table(table, args.row)
 
 
-def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[GpuSpec], list[str]]:
+def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[Placement], list[str]]:
+    from gpusonde.simulator.parallel import Placement
+
     if args.targets is None:
-        return list(gpus.specs), []
-    resolutions = [gpus.resolve(name) for name in args.targets]
-    notes = [f"{resolution.requested}: {resolution.note}" for resolution in resolutions if resolution.note]
-    return [resolution.spec for resolution in resolutions], notes
+        return [Placement(spec, counted=False) for spec in gpus.specs], []
+    placed = [(text, *Placement.parse(text, gpus)) for text in args.targets]
+    return [target for _, target, _ in placed], [f"{text}: {note}" for text, _, note in placed if note]
 
 
 def _predict_here(args: argparse.Namespace) -> Predictions:
-    from gpusonde.catalog import load_gpus
+    from gpusonde.catalog import load_gpus, load_offers
     from gpusonde.cli.measuring import Predictions
+    from gpusonde.simulator.parallel import ParallelPredictor, Placement
 
     gpus = load_gpus()
     targets, notes = _targets(args, gpus)
     source = _source(args, gpus)
     model, problems = _model(args.model)
     measurement = source.measurement
+    here = source.here or Placement(measurement.gpu)
+    offers = load_offers().all if any(each.gpus_per_host > 1 for each in (here, *targets)) else ()
     return Predictions(
         source_gpu=measurement.gpu.name,
         epoch_latency_s=measurement.epoch_latency_s,
-        rows=model.predict(measurement, targets),
+        rows=ParallelPredictor(offers).predict(model, measurement, here, targets),
         model_version=model.version,
         notes=[*problems, *([source.note] if source.note else []), *notes],
         measured_s=source.measured_s,
+        source_gpu_count=here.gpu_count,
+        source_host_count=here.host_count,
     )
 
 
@@ -164,14 +206,38 @@ def _ask_collector(args: argparse.Namespace) -> Predictions:
 
     gpus = load_gpus()
     targets, notes = _targets(args, gpus)
-    names_of_targets = [] if args.targets is None else [spec.name for spec in targets]
+    names_of_targets = [] if args.targets is None else [target.gpu.name for target in targets]
+    placements = [] if args.targets is None else [_place_on_wire(target) for target in targets]
     with connect(args) as client:
-        if args.run is not None:
-            run_id = find_run(client, args.run).run_id
-            return from_answer(client.predict_run(run_id, names_of_targets, args.precision or ""), notes)
+        if args.run is not None or args.job is not None:
+            run_id = _run_of_job(client, args.job) if args.run is None else find_run(client, args.run).run_id
+            answer = client.predict_run(run_id, names_of_targets, args.precision or "", placements=placements)
+            return from_answer(answer, notes)
         source = _source(args, gpus)
-        answer = client.predict_measurement(to_wire(source.measurement), names_of_targets)
+        here = None if source.here is None else _place_on_wire(source.here)
+        answer = client.predict_measurement(
+            to_wire(source.measurement), names_of_targets, here=here, placements=placements
+        )
         return from_answer(answer, [*([source.note] if source.note else []), *notes], source.measured_s)
+
+
+def _run_of_job(client: Client, job_id: str) -> str:
+    runs = [member.run_id for job in client.list_jobs(job_id=job_id) for member in job.members if member.run_id]
+    if not runs:
+        raise CommandError(f"the collector knows no run of a job {job_id!r} ('gpusonde jobs' lists them)")
+    return runs[0]
+
+
+def _place_on_wire(placement: Placement) -> GpuPlacement:
+    from gpusonde.collector.client import GpuPlacement
+
+    return GpuPlacement(
+        placement.gpu_count if placement.counted else 0,
+        placement.host_count if placement.counted else 0,
+        placement.link,
+        placement.network_bytes_per_second,
+        placement.batch_per_gpu,
+    )
 
 
 def to_wire(measurement: SourceMeasurement) -> Measurement:

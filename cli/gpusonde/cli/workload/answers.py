@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde.cli import formatting
+from gpusonde.cli.exchange_rates import ExchangeRatesPayload
 from gpusonde.cli.output import JsonKey, Screen
 
 if TYPE_CHECKING:
-    from gpusonde.catalog import GpuSpec
     from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
-    from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _SHOWN_NEAREST = 2
 _FREE = ("free_cores", "free_memory_bytes", "free_disk_throughput", "free_cpu_flops")
 _PLACE = ("gpu_model", "gpu_count", "node_count", "parallelism", *_FREE)
 _ANSWER = (
     "global_batch_size", "step_s", "step_low_s", "step_high_s", "interval_coverage", "steps_per_epoch", "epoch_s",
-    "epoch_low_s", "epoch_high_s", "regressor", "features", "out_of_distribution",
+    "epoch_low_s", "epoch_high_s", "tokens_per_second", "model_flops_utilisation", "regressor", "features",
+    "out_of_distribution", "fits", "memory",
 )  # fmt: skip
 
 
@@ -27,6 +28,19 @@ class AlikePayload(TypedDict):
 
     architecture: str
     similarity: Annotated[float, JsonKey("at most 1")]
+
+
+class MemoryPayload(TypedDict):
+    """What a step holds on each GPU when it holds most."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: Annotated[int, JsonKey("kept for the backward pass")]
+    workspace_bytes: Annotated[int, JsonKey("what comes and goes, driver and framework")]
+    device_bytes: Annotated[int, JsonKey("of the GPU's memory")]
+    largest_batch: Annotated[int, JsonKey("samples per GPU that should fit; 0: not even one")]
+    largest_batch_checkpointed: Annotated[int, JsonKey("with activations that are computed again")]
 
 
 class StepPayload(TypedDict):
@@ -57,6 +71,10 @@ class StepPayload(TypedDict):
     epoch_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_low_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_high_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
+    tokens_per_second: Annotated[float | None, JsonKey("on all GPUs; null where samples are no sequences of tokens")]
+    model_flops_utilisation: Annotated[
+        float | None, JsonKey("share of the precision's peak that the products of both passes use, from 0 to 1")
+    ]
     regressor: str | None
     features: str | None
     out_of_distribution: Annotated[
@@ -65,6 +83,8 @@ class StepPayload(TypedDict):
             "unlike all that the model was fitted on ([what follows](workload.md#what-the-interval-and-the-flag-mean))"
         ),
     ]
+    fits: Annotated[str | None, JsonKey("into the GPU's memory: `yes`, `likely`, `unknown` or `no`")]
+    memory: MemoryPayload | None
     reasons: Annotated[list[str], JsonKey("what is unlike, and what else to know")]
     nearest: Annotated[list[AlikePayload], JsonKey("known networks, the most alike first")]
     error: Annotated[str | None, JsonKey("why there is no answer")]
@@ -76,6 +96,7 @@ class StepsPayload(TypedDict):
     model_version: str | None
     notes: Annotated[list[str], JsonKey("what to know of names and graphs")]
     predictions: list[StepPayload]
+    exchange_rates: Annotated[ExchangeRatesPayload | None, JsonKey("null without `--matrix`")]
 
 
 def row(
@@ -107,15 +128,30 @@ def row(
         "interval_coverage": None if found is None else found.coverage,
         "steps_per_epoch": steps,
         **dict(zip(("epoch_s", "epoch_low_s", "epoch_high_s"), epochs, strict=True)),
+        **_rate(request, found),
         "regressor": None if found is None else found.regressor,
         "features": None if found is None else found.features,
         "out_of_distribution": None if found is None else found.out_of_distribution,
+        **({} if found is None or found.memory is None else found.memory.document()),
         "reasons": [] if found is None else list(found.reasons),
         "nearest": []
         if found is None
         else [{"architecture": name, "similarity": alike} for name, alike in found.nearest],
     }
     return cast(StepPayload, found_row)
+
+
+def _rate(request: WorkloadRequest, found: WorkloadPrediction | None) -> dict[str, float | None]:
+    from gpusonde.catalog import load_gpus
+    from gpusonde.predictor.workload.engine import compute_flops_utilisation
+
+    if found is None:
+        return {}
+    gpu = load_gpus().get(request.cluster.device)
+    return {
+        "tokens_per_second": None if request.tokens is None else request.tokens / found.seconds,
+        "model_flops_utilisation": compute_flops_utilisation(request, found.seconds, gpu),
+    }
 
 
 def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -> StepPayload:
@@ -132,20 +168,6 @@ def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -
         "error": error,
     }
     return cast(StepPayload, nothing)
-
-
-def warn_of_memory(graphs: Sequence[WorkloadGraph], gpus: Sequence[GpuSpec], batch_size: int) -> list[str]:
-    """Return which batches of that size probably do not fit."""
-    from gpusonde.simulator.compute.sources import largest_batch_estimate
-
-    return [
-        f"batches above {most} of {graph.name} probably do not fit into the memory of {gpu.name}"
-        if most
-        else f"no batch of {graph.name} probably fits into the memory of {gpu.name}"
-        for graph in graphs
-        for gpu in gpus
-        if (most := largest_batch_estimate(graph, gpu.memory_bytes)) < batch_size
-    ]
 
 
 def render_predictions(screen: Screen, payload: Mapping[str, Any]) -> None:
@@ -173,9 +195,12 @@ def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
     coverage = formatting.percent(rows[0]["interval_coverage"])
     has_epochs = rows[0]["epoch_s"] is not None
     epochs = ("epoch (s)", "from to (s)") if has_epochs else ()
-    columns = ("network", "on", "batch per GPU", "step (s)", f"{coverage} interval (s)", *epochs)
+    tokens = ("tokens/s", "MFU") if any(each["tokens_per_second"] is not None for each in rows) else ()
+    columns = (
+        "network", "on", "batch per GPU", "step (s)", f"{coverage} interval (s)", *epochs, *tokens, "memory (GiB)"
+    )  # fmt: skip
     screen.table(
-        (*columns, "flag", "computed by", "most alike"),
+        (*columns, "fits", "flag", "computed by", "most alike"),
         [
             (
                 each["graph"],
@@ -184,6 +209,9 @@ def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
                 formatting.number(each["step_s"]),
                 formatting.interval(each["step_low_s"], each["step_high_s"]),
                 *(_epoch_cells(each) if has_epochs else ()),
+                *(_token_cells(each) if tokens else ()),
+                formatting.number(_count_bytes(each) / (1 << 30)),
+                each["fits"] or "",
                 "unlike all known" if each["out_of_distribution"] else "",
                 f"{each['regressor']} on {each['features']}",
                 ", ".join(near["architecture"] for near in each["nearest"][:_SHOWN_NEAREST]),
@@ -191,8 +219,22 @@ def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
             for each in rows
         ],
         numeric=columns[2:],
-        optional=("computed by", "most alike"),
+        optional=("computed by", "most alike", "MFU", "tokens/s", "from to (s)", "memory (GiB)", "batch per GPU"),
+        naming=2,
     )
+
+
+def _token_cells(each: Mapping[str, Any]) -> tuple[str, str]:
+    if each["tokens_per_second"] is None:
+        return "", ""
+    return formatting.number(each["tokens_per_second"]), formatting.percent(each["model_flops_utilisation"])
+
+
+def _count_bytes(each: Mapping[str, Any]) -> float:
+    if each["memory"] is None:
+        return math.nan
+    parts = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "workspace_bytes")
+    return float(sum(each["memory"].get(part, 0) for part in parts))
 
 
 def _epoch_cells(each: Mapping[str, Any]) -> tuple[str, str]:

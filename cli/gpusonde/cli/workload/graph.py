@@ -37,7 +37,7 @@ class GraphPayload(TypedDict):
     graph_file: str
     graph_file_bytes: int
     name: str
-    front_end: Annotated[str, JsonKey("`fx`, `export`, `onnx`, `pt2` or `keras`")]
+    front_end: Annotated[str, JsonKey("`fx`, `export`, `onnx`, `pt2`, `config` or `keras`")]
     batch_size: int
     inputs: Annotated[list[list[int]], JsonKey("extents, batch included")]
     operations: int
@@ -58,7 +58,8 @@ def add_graph_options(parser: Parser) -> None:
     """Declare ``gpusonde workload graph``."""
     parser.description = (
         "Write the graph of a network to a JSON file that holds neither weights nor code. SOURCE is a file (.onnx, "
-        ".pt2, or a graph written before), zoo:NAME or keras:NAME@SIZE (networks that are known), FILE.py:FACTORY, or "
+        ".pt2, the config.json of a transformer, or a graph written before), zoo:NAME or keras:NAME@SIZE "
+        "(networks that are known), FILE.py:FACTORY, or "
         "PACKAGE.MODULE:FACTORY of an installed package such as torchvision.models:resnet18. A FACTORY is called "
         "without arguments and returns a torch.nn.Module; its weights are never made. Its code runs in this process "
         "with your rights, as your training would: run only what you would train. docs/workload.md shows how to read "
@@ -71,7 +72,14 @@ def add_graph_options(parser: Parser) -> None:
         type=parse_input_shape,
         action="append",
         metavar="SHAPE",
-        help="shape of one sample of an input, as in 3x224x224, or int64:128 for indices; repeatable, for factories",
+        help="shape of one sample of an input, as in 3x224x224, or int64:128 for indices; repeatable, for factories; "
+        "of a config.json the sequence (default: the longest)",
+    )
+    parser.add_argument(
+        "--lora-rank",
+        type=positive_integer,
+        metavar="N",
+        help="of a config.json: freeze it but for adapters of this rank",
     )
     parser.add_argument(
         "--batch-size", type=positive_integer, metavar="N", help="samples that the graph is taken with (default: 1)"
@@ -94,7 +102,7 @@ def run_graph(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     check_writable(args.out)
     with output.progress("reading the network"):
-        graph = take_graph(args.source, args.input or (), args.batch_size, args.name)
+        graph = take_graph(args.source, args.input or (), args.batch_size, args.name, args.lora_rank)
     write_durably(args.out, f"{dump_graph(graph)}\n".encode())
     found = payload(graph, args.source, args.out)
     output.result(found, lambda screen: _render(screen, found))

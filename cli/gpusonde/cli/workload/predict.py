@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.commands.predict import PRECISIONS
+from gpusonde.cli.commands.predict import PRECISIONS, add_matrix_option
 from gpusonde.cli.connection import add_collector_options
+from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import Parser, names, positive_integer
-from gpusonde.cli.workload.answers import StepsPayload, render_predictions, row, warn_of_memory
+from gpusonde.cli.workload.answers import StepsPayload, render_predictions, row
 from gpusonde.cli.workload.remote import predict_for_hosts, predict_there
 from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import UsageError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gpusonde.predictor.workload.engine import WorkloadRequest
 
 _PARALLELISMS = ("data_parallel", "distributed")
+_OPTIMIZERS = ("sgd", "momentum", "adamw")
 REGRESSORS = ("linear", "polynomial", "svr", "mlp", "boosted_residual")
 _DEFAULT_BATCH_SIZE = 32
 _MOST_QUESTIONS = 100_000
@@ -38,8 +40,9 @@ def add_predict_options(parser: Parser) -> None:
         "graphs",
         nargs="+",
         metavar="GRAPH",
-        help="file of 'gpusonde workload graph', .onnx, .pt2, zoo:NAME or keras:NAME@SIZE",
+        help="file of 'gpusonde workload graph', .onnx, .pt2, config.json, zoo:NAME or keras:NAME@SIZE",
     )
+    add_matrix_option(parser)
     group = parser.add_argument_group("what it is to run on")
     group.add_argument("--target-gpus", type=names, metavar="A,B", help="GPU models, in any spelling")
     group.add_argument(
@@ -68,6 +71,7 @@ def add_predict_options(parser: Parser) -> None:
         default="fp32",
         help="fp32 has convolutions in TF32 where the GPU can, as PyTorch; tf32 matrix products too (default: fp32)",
     )
+    group.add_argument("--channels-last", action="store_true", help="images have their channels innermost (NHWC)")
     group.add_argument("--environment", metavar="NAME", help="framework and host that the model was measured with")
     group = parser.add_argument_group("how it is trained")
     group.add_argument(
@@ -76,6 +80,12 @@ def add_predict_options(parser: Parser) -> None:
         default=[_DEFAULT_BATCH_SIZE],
         metavar="A,B",
         help=f"samples per GPU and step (default: {_DEFAULT_BATCH_SIZE})",
+    )
+    group.add_argument(
+        "--optimizer",
+        choices=_OPTIMIZERS,
+        default="adamw",
+        help="what updates the weights: it counts for the memory, not for the time (default: adamw)",
     )
     group.add_argument("--samples-per-epoch", type=positive_integer, metavar="N", help="to say how long an epoch takes")
     group.add_argument(
@@ -100,7 +110,12 @@ def run_predict(args: argparse.Namespace) -> int:
     _check(args)
     output = Output(as_json=args.json)
     payload = _predict_here(args) if args.collector is None else _ask_collector(args)
-    output.result(payload, lambda screen: render_predictions(screen, payload))
+    if args.matrix is None:
+        output.result(payload, lambda screen: render_predictions(screen, payload))
+        return 0
+    rates = ExchangeRates.from_steps(payload["predictions"])
+    payload["exchange_rates"] = rates.payload()
+    output.result(payload, lambda screen: rates.render(screen, args.matrix))
     return 0
 
 
@@ -114,6 +129,8 @@ def _check(args: argparse.Namespace) -> None:
     _check_cluster(args)
     if args.model is not None and args.collector is not None:
         raise UsageError("--model and --collector exclude each other: a collector has its own")
+    if args.channels_last and args.collector is not None:
+        raise UsageError("--channels-last belongs to a model here; a collector answers for channels first")
     if args.dataset_type is not None and args.collector is None:
         raise UsageError(
             "--dataset-type belongs to --collector; a model here has the embedding that it was fitted with"
@@ -161,12 +178,13 @@ def _predict_here(args: argparse.Namespace) -> StepsPayload:
             row(request, prediction, args.samples_per_epoch)
             for request, prediction in zip(requests, found, strict=True)
         ],
+        "exchange_rates": None,
     }
 
 
 def _make_requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str]]:
     from gpusonde.catalog import Precision, load_gpus
-    from gpusonde.predictor.workload.engine import Cluster, Parallelism, WorkloadRequest
+    from gpusonde.predictor.workload.engine import Cluster, Optimizer, Parallelism, WorkloadRequest
 
     gpus = load_gpus()
     resolutions = [gpus.resolve(name) for name in args.target_gpus]
@@ -182,13 +200,13 @@ def _make_requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], lis
             Precision(args.precision),
             Parallelism.NONE if count == 1 else Parallelism(args.parallelism or "distributed"),
             args.environment,
+            channels_last=args.channels_last,
         )
         for resolution in resolutions
         for count in args.gpus or [1]
     ]
-    notes += warn_of_memory(graphs, [each.spec for each in resolutions], max(args.batch_size))
     requests = [
-        WorkloadRequest(graph, batch_size, cluster)
+        WorkloadRequest(graph, batch_size, cluster, Optimizer(args.optimizer))
         for graph in graphs
         for cluster in clusters
         for batch_size in args.batch_size

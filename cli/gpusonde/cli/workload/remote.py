@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import client_security
-from gpusonde.cli.workload.answers import StepPayload, StepsPayload, row, unanswered, warn_of_memory
+from gpusonde.cli.workload.answers import StepPayload, StepsPayload, row, unanswered
 from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import CommandError
 
@@ -49,8 +49,6 @@ def predict_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest],
 
 def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
     """Return a collector's answers for hosts of its agents, with what is free of them, as they are printed."""
-    from gpusonde.catalog import load_gpus
-
     graphs = read_graphs(args.graphs)
     asked = [
         (graph, size, device, count)
@@ -74,12 +72,10 @@ def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
         found = [answer["prediction"]["cluster"] for answer in answers if answer["prediction"] is not None]
         agent_ids = sorted({agent_id for cluster in found for agent_id in cluster["agent_ids"]})
         hosts = client.hosts(agent_ids=agent_ids) if agent_ids else []
-    gpus = load_gpus()
     devices = {cluster["device"] for cluster in found}
     notes = [f"{graph.name}: {note}" for graph in graphs for note in graph.notes]
     notes += [note for cluster in found for note in cluster["notes"]]
     notes += _note_free_resources(found, hosts) + _note_busy_gpus(hosts, devices)
-    notes += warn_of_memory(graphs, [gpus.get(name) for name in sorted(devices)], max(args.batch_size))
     rows = [_make_row(args, graph, size, answer) for (graph, size, _, _), answer in zip(asked, answers, strict=True)]
     return _payload([*notes, *_note_embeddings(answers)], rows)
 
@@ -99,7 +95,7 @@ def to_sent(graph: WorkloadGraph) -> dict[str, Any]:
 
 
 def _payload(notes: Iterable[str], rows: list[StepPayload]) -> StepsPayload:
-    return {"model_version": None, "notes": list(dict.fromkeys(notes)), "predictions": rows}
+    return {"model_version": None, "notes": list(dict.fromkeys(notes)), "predictions": rows, "exchange_rates": None}
 
 
 def _question_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -107,6 +103,7 @@ def _question_options(args: argparse.Namespace) -> dict[str, Any]:
         "regressor": args.regressor,
         "dataset_type": args.dataset_type,
         "samples_per_epoch": args.samples_per_epoch,
+        "optimizer": args.optimizer,
     }
     return {key: value for key, value in wishes.items() if value is not None}
 
@@ -141,7 +138,7 @@ def _make_row(
     args: argparse.Namespace, graph: WorkloadGraph, batch_size: int, answer: Mapping[str, Any]
 ) -> StepPayload:
     from gpusonde.catalog import Precision
-    from gpusonde.predictor.workload.engine import Cluster, HostResources, Parallelism, WorkloadRequest
+    from gpusonde.predictor.workload.engine import Cluster, HostResources, Optimizer, Parallelism, WorkloadRequest
 
     if answer["prediction"] is None:
         return unanswered(graph.name, batch_size, args.precision, _error(answer))
@@ -154,7 +151,7 @@ def _make_row(
         Parallelism(found["parallelism"]),
         host=None if found["host"] is None else HostResources(**found["host"]),
     )
-    request = WorkloadRequest(graph, batch_size, cluster)
+    request = WorkloadRequest(graph, batch_size, cluster, Optimizer(args.optimizer))
     return row(request, _prediction(answer["prediction"]), args.samples_per_epoch, agent_ids=found["agent_ids"])
 
 
@@ -209,7 +206,7 @@ def _error(answer: Mapping[str, Any]) -> str | None:
 
 
 def _prediction(found: Mapping[str, Any] | None) -> WorkloadPrediction | None:
-    from gpusonde.predictor.workload.engine import WorkloadPrediction
+    from gpusonde.predictor.workload.engine import MemoryFit, WorkloadPrediction
 
     if found is None:
         return None
@@ -224,4 +221,5 @@ def _prediction(found: Mapping[str, Any] | None) -> WorkloadPrediction | None:
         found["out_of_distribution"],
         tuple(found["reasons"]),
         tuple((near["name"], near["similarity"]) for near in found["nearest"]),
+        None if found["memory"] is None else MemoryFit.from_document(found),
     )

@@ -64,15 +64,21 @@ def read_graphs(sources: Sequence[str]) -> list[WorkloadGraph]:
 
 
 def take_graph(
-    source: str, inputs: Sequence[InputShape] = (), batch_size: int | None = None, name: str | None = None
+    source: str,
+    inputs: Sequence[InputShape] = (),
+    batch_size: int | None = None,
+    name: str | None = None,
+    lora_rank: int | None = None,
 ) -> WorkloadGraph:
     """Return the graph of a source; the code of a function runs here.
 
     Args:
         source: A file, a known network, or a function that makes one.
-        inputs: Of a function's network; empty for one image of 3 x 224 x 224.
+        inputs: Of a function's network; empty for one image of 3 x 224 x 224. Of a configuration the sequence; empty
+            for the longest.
         batch_size: Samples to take it with; None for 1, or what the source has.
         name: What to call it; None for what the source calls it.
+        lora_rank: Of a configuration: freeze its weights and train adapters of this rank.
 
     Raises:
         UsageError: The options do not fit the source.
@@ -80,6 +86,10 @@ def take_graph(
         CommandError: There is no such network, or importing the user's code fails.
     """
     graph = _read_data(source, batch_size)
+    if graph is not None and graph.front_end == "config" and batch_size is None:
+        return _read_configuration(source, inputs, name, lora_rank)
+    if lora_rank is not None:
+        raise UsageError("--lora-rank belongs to a model's config.json")
     if graph is None:
         return _trace(source, inputs, batch_size or 1, name or _function_name(source))
     if inputs or (batch_size is not None and graph.front_end != "onnx"):
@@ -104,6 +114,21 @@ def _read_data(source: str, batch_size: int | None = None) -> WorkloadGraph | No
         raise UsageError(f"{source} is source code: name the function in it that makes the network, {source}:FACTORY")
     with error_context(path):
         return read_graph(path, batch_size=batch_size or 1)
+
+
+def _read_configuration(
+    source: str, inputs: Sequence[InputShape], name: str | None, lora_rank: int | None
+) -> WorkloadGraph:
+    from gpusonde.predictor.workload.graph import GraphLimits
+    from gpusonde.predictor.workload.graph.config import from_config
+    from gpusonde.predictor.workload.graph.graph_json import parse_json
+
+    if len(inputs) > 1 or any(len(extents) > 1 for extents, _ in inputs):
+        raise UsageError("--input of a configuration is one sequence: write int64:2048")
+    length = inputs[0][0][0] if inputs else None
+    with error_context(Path(source)):
+        config = parse_json(Path(source).read_bytes(), GraphLimits())
+        return from_config(config, sequence_length=length, lora_rank=lora_rank, name=name)
 
 
 def _load_known(name: str) -> WorkloadGraph:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, Resolution, UnknownGpuError
+from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, Precision, Resolution, UnknownGpuError
 from gpusonde.collector.metrics import CollectorCounters
+from gpusonde.collector.query.jobs import runs_of_job
 from gpusonde.collector.query.runs import duration, find_run, gpu_message, nanoseconds
 from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.samples import concatenate
 from gpusonde.collector.storage.store import FactStore, SampleReader, Store
+from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import RequestError
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
@@ -23,6 +25,7 @@ from gpusonde.predictor.crossgpu import (
     summarise_metrics,
 )
 from gpusonde.query.v1 import query_pb2
+from gpusonde.simulator.parallel import ParallelPredictor, Placement
 from gpusonde.telemetry import Trace
 
 # The detector's interval is a 95 % one: so many standard errors from end to end.
@@ -114,6 +117,12 @@ _STATUSES = {
     "insufficient_epochs": query_pb2.PREDICTION_STATUS_INSUFFICIENT_EPOCHS,
     "unsupported_gpu": query_pb2.PREDICTION_STATUS_UNSUPPORTED_GPU,
 }
+_FITS = {
+    "yes": gpu_pb2.FITS_YES,
+    "likely": gpu_pb2.FITS_LIKELY,
+    "unknown": gpu_pb2.FITS_UNKNOWN,
+    "no": gpu_pb2.FITS_NO,
+}
 _MOST_TARGETS = 1000
 
 
@@ -126,6 +135,7 @@ class LatencyPredictor:
         model: Gives the model in service, at every question.
         counters: Filled with statuses and times.
         clock: Monotonic seconds.
+        offers: Say how many GPUs machines hold.
     """
 
     def __init__(
@@ -135,11 +145,13 @@ class LatencyPredictor:
         model: Callable[[], LatencyModel],
         counters: CollectorCounters | None = None,
         clock: Callable[[], float] = time.monotonic,
+        offers: Iterable[Offer] = (),
     ) -> None:
         self._counters = counters or CollectorCounters()
         self._clock = clock
         self._store = store
         self._gpus = gpus
+        self._parallel = ParallelPredictor(offers)
         self.model = model
 
     def predict(self, request: query_pb2.PredictEpochLatencyRequest) -> query_pb2.PredictEpochLatencyResponse:
@@ -152,18 +164,27 @@ class LatencyPredictor:
         """
         began_s = self._clock()
         kind = request.WhichOneof("source")
+        members: Sequence[RunRow] = ()
         targets = self._targets(request.target_gpu_models)
         try:
             if kind == "run_id":
                 run = find_run(self._store.results, request.run_id)
                 source = measure_run(run, self._store.facts, self._store.samples, self._gpus)
                 source = replace(source, precision=_precision("precision", request.precision))
+                members = [
+                    each
+                    for each in runs_of_job(self._store.results, run)
+                    # A job that was requeued had other GPUs before.
+                    if each.start_unix_nano <= run.end_unix_nano and each.end_unix_nano >= run.start_unix_nano
+                ]
             elif kind == "measurement":
                 source = self._of_request(request.measurement)
             else:
                 raise RequestError("INVALID_ARGUMENT", "field 'source': give a run_id or a measurement")
+            here = self._place(request.source_placement, source.gpu, members)
+            asked = _spread(request.target_placements, targets, here)
             model = self.model()
-            predictions = model.predict(source, targets)
+            predictions = self._parallel.predict(model, source, here, asked)
         except MeasurementError as error:
             raise RequestError("INVALID_ARGUMENT", f"field '{kind}': {error}") from None
         self._counters.count_predictions((prediction.status for prediction in predictions), self._clock() - began_s)
@@ -172,7 +193,36 @@ class LatencyPredictor:
             model_version=model.version,
             source_gpu_model=source.gpu.name,
             source_epoch_latency=duration(source.epoch_latency_s),
+            source_gpu_count=here.gpu_count,
+            source_host_count=here.host_count,
         )
+
+    def _place(self, told: query_pb2.Placement, gpu: GpuSpec, members: Sequence[RunRow]) -> Placement:
+        """Return what the run has: as its job's runs tell where there are some, else as the caller does."""
+        field = "source_placement"
+        if not members:
+            return _placement(field, told, gpu, Placement(gpu))
+        uuids = {run.gpu_uuid for run in members}
+        described = [gpu_message(row) for row in self._store.facts.gpus(uuids)]
+        models = {_model_name(self._gpus, each) for each in described if each.product_name}
+        if len(models) > 1:
+            raise RequestError(
+                "FAILED_PRECONDITION",
+                f"the job of run {members[0].run_id} has GPUs of several models ({', '.join(sorted(models))}), which no"
+                " number of one model stands for; give a measurement instead of the run",
+            )
+        count, hosts = len(uuids), len({run.agent_id for run in members})
+        for name, given, known in (("gpu_count", told.gpu_count, count), ("host_count", told.host_count, hosts)):
+            if given not in (0, known):
+                raise RequestError(
+                    "INVALID_ARGUMENT",
+                    f"field 'source_placement.{name}': {given}, but the job of run {members[0].run_id} has {known};"
+                    " leave it out",
+                )
+        known_placement = query_pb2.Placement()
+        known_placement.CopyFrom(told)
+        known_placement.gpu_count, known_placement.host_count = count, hosts
+        return _placement(field, known_placement, gpu, Placement(gpu))
 
     def _targets(self, names: Sequence[str]) -> list[GpuSpec]:
         if len(names) > _MOST_TARGETS:
@@ -191,6 +241,42 @@ class LatencyPredictor:
             static_attributes=dict(measurement.static_attributes),
             precision=_precision("measurement.precision", measurement.precision),
         )
+
+
+def _model_name(gpus: GpuCatalog, described: gpu_pb2.Gpu) -> str:
+    """Return the model of a GPU, by whatever name its driver has."""
+    try:
+        return gpus.resolve(described.product_name, memory_bytes=described.framebuffer_bytes or None).spec.name
+    except UnknownGpuError:
+        return described.product_name
+
+
+def _placement(field: str, told: query_pb2.Placement, gpu: GpuSpec, otherwise: Placement) -> Placement:
+    count = told.gpu_count or otherwise.gpu_count
+    try:
+        return Placement(
+            gpu,
+            count,
+            told.host_count or (otherwise.host_count if not told.gpu_count else 1),
+            told.link,
+            told.network_bytes_per_second,
+            told.batch_per_gpu,
+        )
+    except MeasurementError as error:
+        raise RequestError("INVALID_ARGUMENT", f"field '{field}': {error}") from None
+
+
+def _spread(told: Sequence[query_pb2.Placement], targets: Sequence[GpuSpec], here: Placement) -> list[Placement]:
+    if len(told) > 1 and len(told) != len(targets):
+        raise RequestError(
+            "INVALID_ARGUMENT",
+            f"field 'target_placements': {len(told)} for {len(targets)} targets; give one, or one for each",
+        )
+    each = told if len(told) > 1 else [told[0] if told else query_pb2.Placement()] * len(targets)
+    return [
+        _placement(f"target_placements[{i}]", one, gpu, here)
+        for i, (one, gpu) in enumerate(zip(each, targets, strict=True))
+    ]
 
 
 def _precision(field: str, name: str) -> Precision | None:
@@ -231,4 +317,8 @@ def _message(prediction: LatencyPrediction) -> query_pb2.EpochLatencyPrediction:
         extrapolated=prediction.extrapolated,
         method=prediction.method,
         reason=prediction.reason,
+        gpu_count=prediction.gpu_count,
+        host_count=prediction.host_count,
+        communication_ratio=prediction.communication_ratio,
+        fits=_FITS[prediction.fits],
     )

@@ -50,6 +50,7 @@ from gpusonde.predictor.workload.engine import (
     Cluster,
     EncoderReference,
     HostResources,
+    Optimizer,
     Parallelism,
     WorkloadModel,
     WorkloadPrediction,
@@ -235,6 +236,7 @@ class Answers:
                 "embedding": None if use is None else _said_of(use, found.features, encoder),
                 "graph": _value(summary),
                 "cluster": {key: value for key, value in row["cluster"].items() if key != "environment"},
+                **({} if found.memory is None else found.memory.document()),
             }
         }
 
@@ -250,7 +252,7 @@ def _request(graph: _Graph, row: Mapping[str, Any]) -> WorkloadRequest:
         given["environment"],
         None if given["host"] is None else HostResources(**given["host"]),
     )
-    return WorkloadRequest(_value(graph), row["batch_size"], cluster)
+    return WorkloadRequest(_value(graph), row["batch_size"], cluster, Optimizer(row["optimizer"]))
 
 
 def _said_of(use: Mapping[str, Any], features: str, encoder: EncoderReference | None) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def _workload(
         "cluster": _cluster(workload.cluster, hosts, gpus),
         "dataset_type": dataset_type(workload.dataset_type) if workload.dataset_type else None,
         "regressor": _choice(workload, "regressor", ""),
+        "optimizer": _choice(workload, "optimizer", "adamw"),
         "samples_per_epoch": samples,
     }
 

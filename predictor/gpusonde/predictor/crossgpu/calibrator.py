@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.predictor.crossgpu.features import SOURCE_FEATURE_COUNT
 from gpusonde.predictor.crossgpu.neighbourhood import (
     Calibration,
     LeftOut,
     Regime,
     calibrate_worst,
+    interpolate_rising,
     rate_uncertainty,
 )
 from gpusonde.predictor.crossgpu.pairs import BoolArray, Pairs, split_by_group
@@ -90,10 +92,27 @@ class Calibrator:
         for gpu in np.unique(np.concatenate([pairs.source_gpu, pairs.target_gpu])):
             held_out = pairs.touches(int(gpu))
             if (~held_out).sum() >= _MINIMUM_ERRORS:
-                predicted, _ = self._fit(~held_out).predict(pairs.features[held_out])
-                errors = self._weight * predicted - self._residual[held_out]
+                errors = self._answer_without(int(gpu), held_out) - self._residual[held_out]
                 parts.append(LeftOut(errors, np.full(len(errors), rate_uncertainty(pairs.gpus[gpu]))))
         return parts
+
+    def _answer_without(self, gpu: int, held_out: BoolArray) -> FloatArray:
+        """Return what a model that has not seen a GPU says of the pairs it is in, over the prior's, as queries do.
+
+        As a target it is answered between the other GPUs that the source run was paired with, as a source by the
+        learned part alone.
+        """
+        pairs = self._pairs
+        predicted, _ = self._fit(~held_out).predict(pairs.features)
+        _, run = np.unique(pairs.features[:, :SOURCE_FEATURE_COUNT], axis=0, return_inverse=True)
+        run = run.ravel()
+        answers = pairs.prior + predicted
+        found = self._weight * predicted
+        for row in np.flatnonzero(held_out & (pairs.target_gpu == gpu)):
+            known = np.flatnonzero((run == run[row]) & ~held_out)
+            prior, said = (np.concatenate([[0.0], each[known]]) for each in (pairs.prior, answers))
+            found[row] = interpolate_rising(prior, said, pairs.prior[row]) - pairs.prior[row]
+        return found[held_out]
 
     def _group_by_gpu(self, log_errors: FloatArray) -> list[LeftOut]:
         """Return the errors of the prior, which has seen no GPU, by the GPU they come from."""

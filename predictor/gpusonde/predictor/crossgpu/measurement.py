@@ -168,6 +168,11 @@ class LatencyPrediction:
         method: How the number came about, for example ``prior + residual`` or ``prior only``.
         reason: Why ``status`` is not ``ok``, and what was missing, for a human reader; empty when nothing is to say.
         model_version: Version of the model that answered.
+        gpu_count: GPUs of the job on the target.
+        host_count: Hosts that they are spread over.
+        communication_ratio: Share of the epoch in which the target's GPUs only wait for gradients; 0 on one GPU.
+        fits: Whether what the run holds of its GPU's memory fits into the target's: ``yes``, ``likely``, ``no``, or
+            ``unknown`` where nobody measured it, or all memory was taken, as some frameworks do.
     """
 
     target_gpu: str
@@ -180,6 +185,10 @@ class LatencyPrediction:
     method: str
     reason: str
     model_version: str
+    gpu_count: int = 1
+    host_count: int = 1
+    communication_ratio: float = 0.0
+    fits: str = "unknown"
 
 
 def summarise_metrics(trace: Trace) -> dict[str, MetricDistribution]:

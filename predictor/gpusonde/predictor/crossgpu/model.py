@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
@@ -25,6 +26,8 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
     Regime,
     RunNeighbourhood,
     TrainedGpu,
+    dominates,
+    interpolate_rising,
     rate_uncertainty,
 )
 from gpusonde.predictor.crossgpu.pairs import Pairs
@@ -52,7 +55,11 @@ _MINIMUM_EPOCHS = 2
 _WIDE = 2.0
 # Where two precisions that the run may have had differ by more, the answer for the other one is told too.
 _NOTABLE = 1.1
+# A GPU that is at least as good in everything and comes out slower by more wants a word.
+_SLOWER = 1.01
 _SINGLE = (Precision.FP32, Precision.TF32)
+# Shares of a GPU's memory: driver and framework need the rest; who holds more than the other may have reserved it.
+_SURELY_FITS, _ALL_TAKEN = 0.9, 0.85
 # Beyond this many usual distances the learned part has nothing to say about a run.
 _DISTANCE_LIMIT = 2.0
 _MOST_INFLATION = 3.0
@@ -69,6 +76,45 @@ class _RatioEstimate:
     reasons: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Anchors:
+    """What is said of the GPUs that the model was fitted on, the source among them; others are answered between them.
+
+    What the learned part says of a GPU that it has not seen follows trees and distances into nowhere: of two new GPUs
+    the better one came out slower in one case of fourteen. Between the answers for those that it has seen, as a
+    function of the prior's, it does not, and held-out GPUs are answered no worse (docs/results/predictor.md).
+
+    Attributes:
+        gpus: The GPUs.
+        prior: Log ratio for each by the prior, shape (gpus,).
+        answers: And with what the prior leaves over, shape (gpus,).
+    """
+
+    gpus: tuple[GpuSpec, ...]
+    prior: FloatArray
+    answers: FloatArray
+
+    @classmethod
+    def make(
+        cls, source: SourceMeasurement, line: Roofline, known: Sequence[GpuSpec], residuals: FloatArray
+    ) -> _Anchors:
+        """Put the source, whose log ratio is 0, beside the known GPUs and what the prior leaves over for each."""
+        prior = np.array([0.0, *(log_latency_ratio(source, gpu, line) for gpu in known)])
+        return cls((source.gpu, *known), prior, prior + np.array([0.0, *residuals]))
+
+    def answer(self, target: GpuSpec, prior: float) -> float:
+        """Answer for a GPU that the model was not fitted on, from its log ratio by the prior.
+
+        None comes out faster than a known GPU that has nothing less than it, nor slower than one that it has nothing
+        less than.
+        """
+        found = interpolate_rising(self.prior, self.answers, prior)
+        for gpu, known in zip(self.gpus, self.answers.tolist(), strict=True):
+            if (found < known and dominates(gpu, target)) or (found > known and dominates(target, gpu)):
+                found = known
+        return found
+
+
 class Query:
     """One measurement put to one fitted model."""
 
@@ -77,6 +123,8 @@ class Query:
     ) -> None:
         """Keep the question."""
         self._settings, self._state, self._version, self._source = settings, state, version, source
+        # Keyed by identity: equal data sheets take longer to compare than to look up among the fitted GPUs.
+        self._unseen: dict[int, list[GpuSpec]] = {}
 
     def predict(self, targets: Sequence[GpuSpec]) -> list[LatencyPrediction]:
         """Answer for each target, in order."""
@@ -98,7 +146,7 @@ class Query:
         return predictions
 
     def _is_same_chip(self, target: GpuSpec) -> bool:
-        return TrainedGpu.from_spec(self._source.gpu).is_same_chip(target)
+        return self._source_chip.is_same_chip(target)
 
     def _answer_same_chip(self, target: GpuSpec) -> _RatioEstimate:
         """Answer for the GPU that was measured, or a variant of it with, say, more memory: no model adds anything."""
@@ -115,25 +163,37 @@ class Query:
         usable = [found for found in usable if found[2] < 2]
         if not usable:
             return {}
+        # Of targets that were fitted on the learned part is asked directly; of others where a run is unseen too.
+        asked = [target for _, target, unseen in usable if not unseen or not self._source_is_seen]
+        fitted = [gpu for gpu in state.gpus.data_sheets if has_figures(gpu) and not self._is_same_chip(gpu)]
+        known = fitted if len(asked) < len(usable) else []
         try:
-            features = feature_matrix(source, [target for _, target, _ in usable])
+            features = feature_matrix(source, [*asked, *known])
         except MeasurementError:
             return {}  # a figure of the source is unknown: the prior needs fewer, or says what is missing
+        if not len(features):
+            return {}
         residuals, deviations = state.residual.predict(features)
         distance = state.runs.relative_distance(features[0, :SOURCE_FEATURE_COUNT])
         line = roofline(source, MetricLevel.NVIDIA_SMI)
+        trust = 1.0 if distance <= 1.0 else max(0.0, (_DISTANCE_LIMIT - distance) / (_DISTANCE_LIMIT - 1.0))
+        anchors = _Anchors.make(self._source, line, known, trust * residuals[len(asked) :])
+        own = iter(zip(residuals.tolist(), deviations.tolist(), strict=True))
         answers = {}
-        for (index, target, unseen), residual, deviation in zip(
-            usable, residuals.tolist(), deviations.tolist(), strict=True
-        ):
-            answers[index] = self._answer_learned(target, line, unseen, residual, deviation, distance)
+        for index, target, unseen in usable:
+            prior = log_latency_ratio(source, target, line)
+            deviation = math.nan
+            if unseen and self._source_is_seen:
+                log_ratio = anchors.answer(target, prior)
+            else:
+                residual, deviation = next(own)
+                log_ratio = prior + (self._settings.one_unseen_weight if unseen else 1.0) * trust * residual
+            answers[index] = self._describe_learned(target, log_ratio, bool(unseen), deviation, distance)
         return answers
 
-    def _answer_learned(
-        self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, distance: float
+    def _describe_learned(
+        self, target: GpuSpec, log_ratio: float, unseen: bool, deviation: float, distance: float
     ) -> _RatioEstimate:
-        source = self._source
-        weight = self._settings.one_unseen_weight if unseen else 1.0
         reasons = []
         if unseen:
             half_width = self._find_half_width(Regime.ONE_UNSEEN_GPU, target) * self._find_inflation(target)
@@ -141,15 +201,18 @@ class Query:
         else:
             half_width = self._find_seen_half_width(target, deviation)
         if distance > 1.0:
-            weight *= max(0.0, (_DISTANCE_LIMIT - distance) / (_DISTANCE_LIMIT - 1.0))
             half_width = max(half_width, self._find_half_width(Regime.PRIOR_ONLY, target))
             half_width *= min(distance, _MOST_INFLATION)
             reasons.append(
                 f"the run's metrics are {distance:.1f} times as far from the fitted runs as a new workload usually is"
             )
-        log_ratio = log_latency_ratio(source, target, line) + weight * residual
-        method = "prior + residual" if weight > 0 else "prior only"
-        return _RatioEstimate(log_ratio, half_width, method, bool(reasons), tuple(reasons))
+        if log_ratio > math.log(_SLOWER) and dominates(target, self._source.gpu):
+            reasons.append(
+                f"slower than on {self._source.gpu.name} though it has nothing less: so were fitted runs like this one "
+                "that the host kept waiting"
+            )
+        method = "prior + residual" if distance < _DISTANCE_LIMIT else "prior only"
+        return _RatioEstimate(log_ratio, half_width, method, unseen or distance > 1.0, tuple(reasons))
 
     def _answer_by_prior(self, target: GpuSpec, level: MetricLevel) -> _RatioEstimate:
         """Answer by the prior alone: neither GPU was seen, or the metrics do not suffice for more.
@@ -157,7 +220,7 @@ class Query:
         Raises:
             ValueError: A peak rate of one of the GPUs is not known.
         """
-        state, source = self._state, self._source
+        source = self._source
         if level is MetricLevel.NVIDIA_SMI and has_activity(source):
             # Nothing learned applies, so the metrics that split the work between memory and compute decide.
             level = MetricLevel.DCGM
@@ -171,7 +234,7 @@ class Query:
             # No measurement tells how good the other levels are: as wide as if nothing dynamic were known.
             half_width = max(half_width, self._find_half_width(Regime.STATIC_ONLY, target))
         reasons = []
-        seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
+        seen = not self._find_unseen(target)
         if not seen:
             half_width *= self._find_inflation(target)
             reasons.append(self._name_unseen(target))
@@ -205,7 +268,23 @@ class Query:
         )
 
     def _find_unseen(self, target: GpuSpec) -> list[GpuSpec]:
-        return [gpu for gpu in (self._source.gpu, target) if not self._state.gpus.seen(gpu)]
+        found = self._unseen.get(id(target))
+        if found is None:
+            found = [] if self._state.gpus.seen(target) else [target]
+            self._unseen[id(target)] = found = found if self._source_is_seen else [self._source.gpu, *found]
+        return found
+
+    @cached_property
+    def _source_is_seen(self) -> bool:
+        return self._state.gpus.seen(self._source.gpu)
+
+    @cached_property
+    def _line(self) -> Roofline:
+        return roofline(self._source, metric_level(self._source, REQUIRED_METRICS))
+
+    @cached_property
+    def _source_chip(self) -> TrainedGpu:
+        return TrainedGpu.from_spec(self._source.gpu)
 
     def _find_inflation(self, target: GpuSpec) -> float:
         return max(self._state.gpus.interval_inflation(gpu) for gpu in self._find_unseen(target))
@@ -219,7 +298,8 @@ class Query:
         # The detector's error and the model's are independent; both are about normal in log space.
         half_width = math.hypot(answer.half_width, normal * source.epoch_latency_relative_error)
         latency = source.epoch_latency_s * math.exp(answer.log_ratio)
-        reasons = (*answer.reasons, *self._note_precision(target, latency))
+        fits, doubts = self._compare_memory(target)
+        reasons = (*answer.reasons, *self._note_precision(target), *doubts)
         extrapolated = answer.extrapolated
         if math.exp(2 * answer.half_width) > _WIDE and not extrapolated:
             extrapolated = True
@@ -242,9 +322,28 @@ class Query:
             method=answer.method,
             reason="; ".join(reasons),
             model_version=self._version,
+            fits=fits,
         )
 
-    def _note_precision(self, target: GpuSpec, latency: float) -> list[str]:
+    def _compare_memory(self, target: GpuSpec) -> tuple[str, list[str]]:
+        """Tell whether what the run holds fits into the target's memory, and what to do where it may not."""
+        if target.name == self._source.gpu.name:
+            return "yes", []
+        held = self._source.metrics.get("framebuffer_used_bytes")
+        own = self._source.figure("memory_bytes")
+        if held is None or own is None:
+            return "unknown", []
+        share = held.maximum / target.memory_bytes
+        if share <= _SURELY_FITS:
+            return "yes", []
+        if share <= 1.0:
+            return "likely", []
+        what = f"the run holds {held.maximum / 2**30:.3g} GiB, more than this GPU has"
+        if held.maximum > _ALL_TAKEN * own:
+            return "unknown", [f"{what}, but its framework may have taken all there was"]
+        return "no", [f"{what}: a smaller batch fits, or checkpointed activations, which cost about a third more time"]
+
+    def _note_precision(self, target: GpuSpec) -> list[str]:
         """Say what a GPU computes in instead, and what another setting of a framework would change."""
         source = self._source
         if target.name == source.gpu.name:
@@ -252,9 +351,8 @@ class Query:
         if source.precision is None:
             other = self._compare_precisions(target, Precision.FP32)
             if not 1 / _NOTABLE <= other <= _NOTABLE:
-                seconds = latency * other
-                told = f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
-                return [f"taken for TF32 where the GPU has it, {told} s with products in FP32 (precision fp32)"]
+                told = f"{other:.2g} times as long with products in FP32 (precision fp32)"
+                return [f"taken for TF32 where the GPU has it, {told}"]
             return []
         unit = {gpu.name: gpu.substitute(source.precision) for gpu in (source.gpu, target)}
         return [
@@ -265,14 +363,13 @@ class Query:
 
     def _compare_precisions(self, target: GpuSpec, other: Precision) -> float:
         """Return how much longer the answer would be if the run's products were computed in another precision."""
-        level = metric_level(self._source, REQUIRED_METRICS)
-        line = roofline(self._source, level)
+        if not (self._source.gpu.tensor_tf32_tflops or target.tensor_tf32_tflops):
+            return 1.0  # either way both compute in FP32
+        line = self._line
         if line.precision is not None:
             return 1.0  # the metrics tell
-        ratios = (
-            log_latency_ratio(each, target, line) for each in (replace(self._source, precision=other), self._source)
-        )
-        return math.exp(next(ratios) - next(ratios))
+        log_ratio = log_latency_ratio(self._source, target, line, other) - log_latency_ratio(self._source, target, line)
+        return math.exp(log_ratio)
 
     def _refuse_target(self, target: GpuSpec, reason: str) -> LatencyPrediction:
         return LatencyPrediction(

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuSpec
+from gpusonde.catalog import GpuSpec, load_gpus
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -190,12 +190,41 @@ class TrainedGpu:
 
     def is_same_chip(self, gpu: GpuSpec) -> bool:
         """Say whether ``gpu`` is the same chip at practically the same rates."""
+        if gpu.sm_count != self.sm_count:
+            return False
         rates = (
             (self.fp32_tflops, gpu.fp32_tflops),
             (self.memory_bandwidth_bytes_per_second, gpu.memory_bandwidth_bytes_per_second),
             (self.power_limit_watts, gpu.power_limit_watts or 0.0),
         )
-        return gpu.sm_count == self.sm_count and all(abs(own - other) <= _SAME_CHIP * own for own, other in rates)
+        return all(abs(own - other) <= _SAME_CHIP * own for own, other in rates)
+
+
+def dominates(gpu: GpuSpec, other: GpuSpec) -> bool:
+    """Tell whether a GPU has nothing less than another one: no rate of products, no bandwidth, no memory, no SMs."""
+    return (
+        gpu.fp32_tflops >= other.fp32_tflops
+        and gpu.memory_bandwidth_bytes_per_second >= other.memory_bandwidth_bytes_per_second
+        and gpu.memory_bytes >= other.memory_bytes
+        and gpu.sm_count >= other.sm_count
+        and (gpu.tensor_tf32_tflops or 0.0) >= (other.tensor_tf32_tflops or 0.0)
+        and (gpu.tensor_fp16_tflops or 0.0) >= (other.tensor_fp16_tflops or 0.0)
+    )
+
+
+def interpolate_rising(prior: FloatArray, answers: FloatArray, at: float) -> float:
+    """Return the answer at a place between known ones, by a function that rises; outside of them its slope is 1.
+
+    Args:
+        prior: Places of the known answers, log ratios by the prior, shape (known,).
+        answers: Known log ratios, shape (known,); where they fall as the prior rises they are pooled: the mean of the
+            largest so far and of the smallest to come changes nothing that rises.
+        at: The place.
+    """
+    order = np.argsort(prior, kind="stable")
+    prior, answers = prior[order], answers[order]
+    rising = (np.maximum.accumulate(answers) + np.minimum.accumulate(answers[::-1])[::-1]) / 2
+    return float(np.interp(at, prior, rising) + at - min(max(at, prior[0]), prior[-1]))
 
 
 def rate_uncertainty(*unseen: TrainedGpu) -> float:
@@ -217,6 +246,13 @@ class GpuNeighbourhood:
     def seen(self, gpu: GpuSpec) -> bool:
         """Say whether the model was fitted on this chip."""
         return any(known.is_same_chip(gpu) for known in self.gpus)
+
+    @cached_property
+    def data_sheets(self) -> tuple[GpuSpec, ...]:
+        """The catalogue's data sheets of these chips; of one that it does not hold none."""
+        catalog = {spec.name: spec for spec in load_gpus().specs}
+        named = ((known, catalog.get(known.name)) for known in self.gpus)
+        return tuple(spec for known, spec in named if spec is not None and known.is_same_chip(spec))
 
     def interval_inflation(self, gpu: GpuSpec) -> float:
         """Return the factor, at least 1, by which intervals calibrated on left-out GPUs are too narrow for this one.

@@ -28,8 +28,6 @@ from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde cross-GPU latency model"
 FORMAT_VERSION = 3
-# As a zip archive; the document and the arrays are those of today.
-_FORMER_VERSION = 2
 
 LARGEST_MODEL_BYTES = 256 << 20
 
@@ -152,7 +150,7 @@ def _check(file: ModelFile, path: str) -> None:
     if document.get("format") != FORMAT:
         raise ModelFileError(path, "not a gpusonde latency model; make one with 'gpusonde train'")
     version = document.get("format_version")
-    if version != (_FORMER_VERSION if file.is_former else FORMAT_VERSION):
+    if version != FORMAT_VERSION:
         raise ModelFileError(
             path, f"format version {version}, this program reads {FORMAT_VERSION}: fit it again with 'gpusonde train'"
         )

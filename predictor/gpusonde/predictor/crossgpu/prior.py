@@ -115,8 +115,16 @@ def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:
     return Roofline(busy, weight, tensor / (tensor + pipes), Precision.MIXED if tensor > 0 else None)
 
 
-def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline) -> float:
+def log_latency_ratio(
+    source: SourceMeasurement, target: GpuSpec, line: Roofline, precision: Precision | None = None
+) -> float:
     """Return the natural logarithm of (epoch latency on the target / epoch latency on the source) by the prior.
+
+    Args:
+        source: The measurement.
+        target: The GPU that is asked about.
+        line: How the source spent an epoch.
+        precision: Of the run's products, whatever the measurement says; as it says when left out.
 
     Raises:
         ValueError: A peak rate of one of the GPUs is not known.
@@ -126,7 +134,7 @@ def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline
         raise ValueError(
             f"{source.gpu.name if not own else target.name} has no known memory_bandwidth_bytes_per_second"
         )
-    precision = source.precision or line.precision or Precision.TF32
+    precision = precision or source.precision or line.precision or Precision.TF32
     compute = log_compute_rate(source.gpu, precision, line.tensor_weight) - log_compute_rate(
         target, precision, line.tensor_weight
     )

@@ -66,7 +66,7 @@ RECOMMENDATION_KIND_NO_PLAN: RecommendationKind
 RECOMMENDATION_KIND_DONE: RecommendationKind
 
 class Problem(_message.Message):
-    __slots__ = ("name", "objective", "global_batch", "iterations", "epochs", "samples_per_epoch", "deadline_s", "budget_usd", "confidence", "overhead_s", "batch_sizes", "job", "offers", "catalog")
+    __slots__ = ("name", "objective", "global_batch", "iterations", "epochs", "samples_per_epoch", "deadline_s", "budget_usd", "confidence", "overhead_s", "batch_sizes", "job", "offers", "catalog", "continual", "across_regions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,8 @@ class Problem(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     CATALOG_FIELD_NUMBER: _ClassVar[int]
+    CONTINUAL_FIELD_NUMBER: _ClassVar[int]
+    ACROSS_REGIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     objective: Objective
     global_batch: int
@@ -95,7 +97,23 @@ class Problem(_message.Message):
     job: Job
     offers: _containers.RepeatedCompositeFieldContainer[Offer]
     catalog: _containers.RepeatedCompositeFieldContainer[CatalogQuery]
-    def __init__(self, name: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., global_batch: _Optional[int] = ..., iterations: _Optional[int] = ..., epochs: _Optional[float] = ..., samples_per_epoch: _Optional[float] = ..., deadline_s: _Optional[float] = ..., budget_usd: _Optional[float] = ..., confidence: _Optional[float] = ..., overhead_s: _Optional[float] = ..., batch_sizes: _Optional[_Iterable[int]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., catalog: _Optional[_Iterable[_Union[CatalogQuery, _Mapping]]] = ...) -> None: ...
+    continual: Continual
+    across_regions: bool
+    def __init__(self, name: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., global_batch: _Optional[int] = ..., iterations: _Optional[int] = ..., epochs: _Optional[float] = ..., samples_per_epoch: _Optional[float] = ..., deadline_s: _Optional[float] = ..., budget_usd: _Optional[float] = ..., confidence: _Optional[float] = ..., overhead_s: _Optional[float] = ..., batch_sizes: _Optional[_Iterable[int]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., catalog: _Optional[_Iterable[_Union[CatalogQuery, _Mapping]]] = ..., continual: _Optional[_Union[Continual, _Mapping]] = ..., across_regions: bool = ...) -> None: ...
+
+class Continual(_message.Message):
+    __slots__ = ("launch_s", "restore_s", "save_s", "window_s", "improvement")
+    LAUNCH_S_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_S_FIELD_NUMBER: _ClassVar[int]
+    SAVE_S_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    IMPROVEMENT_FIELD_NUMBER: _ClassVar[int]
+    launch_s: float
+    restore_s: float
+    save_s: float
+    window_s: float
+    improvement: float
+    def __init__(self, launch_s: _Optional[float] = ..., restore_s: _Optional[float] = ..., save_s: _Optional[float] = ..., window_s: _Optional[float] = ..., improvement: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("curves", "gradients", "optimizer_s", "allreduce", "allreduce_model", "link")
@@ -382,20 +400,24 @@ class Solution(_message.Message):
     def __init__(self, status: _Optional[_Union[SolutionStatus, str]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., estimate: _Optional[_Union[PlanEstimate, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., why: _Optional[str] = ..., binding: _Optional[_Iterable[str]] = ..., relaxations: _Optional[_Iterable[_Union[Relaxation, _Mapping]]] = ..., nearest: _Optional[_Union[Nearest, _Mapping]] = ..., explored: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanEstimate(_message.Message):
-    __slots__ = ("time_s", "time_at_confidence_s", "cost_usd", "cost_at_confidence_usd", "usd_per_hour", "step")
+    __slots__ = ("time_s", "time_at_confidence_s", "cost_usd", "cost_at_confidence_usd", "usd_per_hour", "step", "preemptions", "checkpoint_interval_s")
     TIME_S_FIELD_NUMBER: _ClassVar[int]
     TIME_AT_CONFIDENCE_S_FIELD_NUMBER: _ClassVar[int]
     COST_USD_FIELD_NUMBER: _ClassVar[int]
     COST_AT_CONFIDENCE_USD_FIELD_NUMBER: _ClassVar[int]
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     time_s: float
     time_at_confidence_s: float
     cost_usd: float
     cost_at_confidence_usd: float
     usd_per_hour: float
     step: StepEstimate
-    def __init__(self, time_s: _Optional[float] = ..., time_at_confidence_s: _Optional[float] = ..., cost_usd: _Optional[float] = ..., cost_at_confidence_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., step: _Optional[_Union[StepEstimate, _Mapping]] = ...) -> None: ...
+    preemptions: float
+    checkpoint_interval_s: float
+    def __init__(self, time_s: _Optional[float] = ..., time_at_confidence_s: _Optional[float] = ..., cost_usd: _Optional[float] = ..., cost_at_confidence_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., step: _Optional[_Union[StepEstimate, _Mapping]] = ..., preemptions: _Optional[float] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
 
 class StepEstimate(_message.Message):
     __slots__ = ("mean_s", "sd_s", "p95_s", "shared_sd_s")

@@ -1,5 +1,6 @@
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from gpusonde.common.v1 import gpu_pb2 as _gpu_pb2
 from gpusonde.common.v1 import job_pb2 as _job_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -350,7 +351,7 @@ class EndEstimate(_message.Message):
     def __init__(self, epochs_done: _Optional[int] = ..., epochs_left: _Optional[int] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_lower: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_upper: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., basis: _Optional[str] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
-    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role", "like_job_id", "process_window")
+    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role", "like_job_id", "process_window", "estimates")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +360,7 @@ class ListJobsRequest(_message.Message):
     TOTAL_ROLE_FIELD_NUMBER: _ClassVar[int]
     LIKE_JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     active_only: bool
     page_size: int
@@ -367,7 +369,8 @@ class ListJobsRequest(_message.Message):
     total_role: CycleRole
     like_job_id: str
     process_window: _duration_pb2.Duration
-    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ..., process_window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    estimates: bool
+    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ..., process_window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., estimates: bool = ...) -> None: ...
 
 class ListJobsResponse(_message.Message):
     __slots__ = ("jobs", "next_page_token")
@@ -426,14 +429,16 @@ class Job(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., active: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., members: _Optional[_Iterable[_Union[JobMember, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., state_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., confidence: _Optional[float] = ..., history: _Optional[_Iterable[_Union[JobStateSpan, _Mapping]]] = ..., level: _Optional[_Union[Cycle, _Mapping]] = ..., progress_ratio: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., goodput_ratio: _Optional[float] = ..., deviations: _Optional[_Iterable[_Union[GpuDeviation, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ..., gpu_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., longest_pause: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processes: _Optional[_Union[JobProcesses, _Mapping]] = ..., slow_devices: _Optional[_Iterable[_Union[SlowDevice, _Mapping]]] = ...) -> None: ...
 
 class JobProcesses(_message.Message):
-    __slots__ = ("seen", "processors", "bytes_per_second")
+    __slots__ = ("seen", "processors", "bytes_per_second", "on_gpus")
     SEEN_FIELD_NUMBER: _ClassVar[int]
     PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ON_GPUS_FIELD_NUMBER: _ClassVar[int]
     seen: _duration_pb2.Duration
     processors: float
     bytes_per_second: float
-    def __init__(self, seen: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processors: _Optional[float] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
+    on_gpus: bool
+    def __init__(self, seen: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., processors: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., on_gpus: bool = ...) -> None: ...
 
 class SlowDevice(_message.Message):
     __slots__ = ("agent_id", "host_name", "gpu_uuid", "probability", "evidence")
@@ -512,16 +517,34 @@ class JobStateSpan(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class PredictEpochLatencyRequest(_message.Message):
-    __slots__ = ("run_id", "measurement", "target_gpu_models", "precision")
+    __slots__ = ("run_id", "measurement", "target_gpu_models", "precision", "source_placement", "target_placements")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
     TARGET_GPU_MODELS_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     measurement: SourceMeasurement
     target_gpu_models: _containers.RepeatedScalarFieldContainer[str]
     precision: str
-    def __init__(self, run_id: _Optional[str] = ..., measurement: _Optional[_Union[SourceMeasurement, _Mapping]] = ..., target_gpu_models: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ...) -> None: ...
+    source_placement: Placement
+    target_placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    def __init__(self, run_id: _Optional[str] = ..., measurement: _Optional[_Union[SourceMeasurement, _Mapping]] = ..., target_gpu_models: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ..., source_placement: _Optional[_Union[Placement, _Mapping]] = ..., target_placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("gpu_count", "host_count", "link", "network_bytes_per_second", "batch_per_gpu")
+    GPU_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HOST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    BATCH_PER_GPU_FIELD_NUMBER: _ClassVar[int]
+    gpu_count: int
+    host_count: int
+    link: str
+    network_bytes_per_second: float
+    batch_per_gpu: float
+    def __init__(self, gpu_count: _Optional[int] = ..., host_count: _Optional[int] = ..., link: _Optional[str] = ..., network_bytes_per_second: _Optional[float] = ..., batch_per_gpu: _Optional[float] = ...) -> None: ...
 
 class SourceMeasurement(_message.Message):
     __slots__ = ("gpu_model", "epoch_latency", "metrics", "framebuffer_bytes", "epoch_latency_relative_error", "static_attributes", "precision")
@@ -569,19 +592,23 @@ class MetricDistribution(_message.Message):
     def __init__(self, metric: _Optional[str] = ..., mean: _Optional[float] = ..., standard_deviation: _Optional[float] = ..., minimum: _Optional[float] = ..., quartile_1: _Optional[float] = ..., median: _Optional[float] = ..., quartile_3: _Optional[float] = ..., maximum: _Optional[float] = ...) -> None: ...
 
 class PredictEpochLatencyResponse(_message.Message):
-    __slots__ = ("predictions", "model_version", "source_gpu_model", "source_epoch_latency")
+    __slots__ = ("predictions", "model_version", "source_gpu_model", "source_epoch_latency", "source_gpu_count", "source_host_count")
     PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
     SOURCE_EPOCH_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_GPU_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_HOST_COUNT_FIELD_NUMBER: _ClassVar[int]
     predictions: _containers.RepeatedCompositeFieldContainer[EpochLatencyPrediction]
     model_version: str
     source_gpu_model: str
     source_epoch_latency: _duration_pb2.Duration
-    def __init__(self, predictions: _Optional[_Iterable[_Union[EpochLatencyPrediction, _Mapping]]] = ..., model_version: _Optional[str] = ..., source_gpu_model: _Optional[str] = ..., source_epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    source_gpu_count: int
+    source_host_count: int
+    def __init__(self, predictions: _Optional[_Iterable[_Union[EpochLatencyPrediction, _Mapping]]] = ..., model_version: _Optional[str] = ..., source_gpu_model: _Optional[str] = ..., source_epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., source_gpu_count: _Optional[int] = ..., source_host_count: _Optional[int] = ...) -> None: ...
 
 class EpochLatencyPrediction(_message.Message):
-    __slots__ = ("gpu_model", "epoch_latency", "epoch_latency_lower", "epoch_latency_upper", "interval_coverage", "status", "extrapolated", "method", "reason")
+    __slots__ = ("gpu_model", "epoch_latency", "epoch_latency_lower", "epoch_latency_upper", "interval_coverage", "status", "extrapolated", "method", "reason", "gpu_count", "host_count", "communication_ratio", "fits")
     GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LATENCY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LATENCY_LOWER_FIELD_NUMBER: _ClassVar[int]
@@ -591,6 +618,10 @@ class EpochLatencyPrediction(_message.Message):
     EXTRAPOLATED_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    GPU_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HOST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    FITS_FIELD_NUMBER: _ClassVar[int]
     gpu_model: str
     epoch_latency: _duration_pb2.Duration
     epoch_latency_lower: _duration_pb2.Duration
@@ -600,7 +631,11 @@ class EpochLatencyPrediction(_message.Message):
     extrapolated: bool
     method: str
     reason: str
-    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., status: _Optional[_Union[PredictionStatus, str]] = ..., extrapolated: bool = ..., method: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    gpu_count: int
+    host_count: int
+    communication_ratio: float
+    fits: _gpu_pb2.Fits
+    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., status: _Optional[_Union[PredictionStatus, str]] = ..., extrapolated: bool = ..., method: _Optional[str] = ..., reason: _Optional[str] = ..., gpu_count: _Optional[int] = ..., host_count: _Optional[int] = ..., communication_ratio: _Optional[float] = ..., fits: _Optional[_Union[_gpu_pb2.Fits, str]] = ...) -> None: ...
 
 class ReadSamplesRequest(_message.Message):
     __slots__ = ("gpu_uuid", "metrics", "start_time", "end_time")

@@ -33,6 +33,13 @@ class Parallelism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PARALLELISM_DATA_PARALLEL: _ClassVar[Parallelism]
     PARALLELISM_DISTRIBUTED: _ClassVar[Parallelism]
 
+class Optimizer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPTIMIZER_UNSPECIFIED: _ClassVar[Optimizer]
+    OPTIMIZER_SGD: _ClassVar[Optimizer]
+    OPTIMIZER_MOMENTUM: _ClassVar[Optimizer]
+    OPTIMIZER_ADAMW: _ClassVar[Optimizer]
+
 class Regressor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REGRESSOR_UNSPECIFIED: _ClassVar[Regressor]
@@ -80,6 +87,10 @@ PARALLELISM_UNSPECIFIED: Parallelism
 PARALLELISM_NONE: Parallelism
 PARALLELISM_DATA_PARALLEL: Parallelism
 PARALLELISM_DISTRIBUTED: Parallelism
+OPTIMIZER_UNSPECIFIED: Optimizer
+OPTIMIZER_SGD: Optimizer
+OPTIMIZER_MOMENTUM: Optimizer
+OPTIMIZER_ADAMW: Optimizer
 REGRESSOR_UNSPECIFIED: Regressor
 REGRESSOR_LINEAR: Regressor
 REGRESSOR_POLYNOMIAL: Regressor
@@ -149,20 +160,22 @@ class PredictRequest(_message.Message):
     def __init__(self, workloads: _Optional[_Iterable[_Union[Workload, _Mapping]]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("graph", "batch_size", "cluster", "dataset_type", "regressor", "samples_per_epoch")
+    __slots__ = ("graph", "batch_size", "cluster", "dataset_type", "regressor", "samples_per_epoch", "optimizer")
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     DATASET_TYPE_FIELD_NUMBER: _ClassVar[int]
     REGRESSOR_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     graph: GraphSource
     batch_size: int
     cluster: Cluster
     dataset_type: str
     regressor: Regressor
     samples_per_epoch: int
-    def __init__(self, graph: _Optional[_Union[GraphSource, _Mapping]] = ..., batch_size: _Optional[int] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., dataset_type: _Optional[str] = ..., regressor: _Optional[_Union[Regressor, str]] = ..., samples_per_epoch: _Optional[int] = ...) -> None: ...
+    optimizer: Optimizer
+    def __init__(self, graph: _Optional[_Union[GraphSource, _Mapping]] = ..., batch_size: _Optional[int] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., dataset_type: _Optional[str] = ..., regressor: _Optional[_Union[Regressor, str]] = ..., samples_per_epoch: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, str]] = ...) -> None: ...
 
 class PredictResponse(_message.Message):
     __slots__ = ("answers",)
@@ -179,7 +192,7 @@ class WorkloadAnswer(_message.Message):
     def __init__(self, prediction: _Optional[_Union[WorkloadPrediction, _Mapping]] = ..., error: _Optional[_Union[WorkloadError, _Mapping]] = ...) -> None: ...
 
 class WorkloadPrediction(_message.Message):
-    __slots__ = ("iteration_seconds", "epoch_seconds", "coverage", "regressor", "features", "out_of_distribution", "reasons", "nearest", "embedding", "graph", "cluster")
+    __slots__ = ("iteration_seconds", "epoch_seconds", "coverage", "regressor", "features", "out_of_distribution", "reasons", "nearest", "embedding", "graph", "cluster", "fits", "memory")
     ITERATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COVERAGE_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +204,8 @@ class WorkloadPrediction(_message.Message):
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    FITS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     iteration_seconds: Interval
     epoch_seconds: Interval
     coverage: float
@@ -202,7 +217,29 @@ class WorkloadPrediction(_message.Message):
     embedding: EmbeddingUse
     graph: GraphSummary
     cluster: ResolvedCluster
-    def __init__(self, iteration_seconds: _Optional[_Union[Interval, _Mapping]] = ..., epoch_seconds: _Optional[_Union[Interval, _Mapping]] = ..., coverage: _Optional[float] = ..., regressor: _Optional[str] = ..., features: _Optional[str] = ..., out_of_distribution: bool = ..., reasons: _Optional[_Iterable[str]] = ..., nearest: _Optional[_Iterable[_Union[NearestArchitecture, _Mapping]]] = ..., embedding: _Optional[_Union[EmbeddingUse, _Mapping]] = ..., graph: _Optional[_Union[GraphSummary, _Mapping]] = ..., cluster: _Optional[_Union[ResolvedCluster, _Mapping]] = ...) -> None: ...
+    fits: _gpu_pb2.Fits
+    memory: StepMemory
+    def __init__(self, iteration_seconds: _Optional[_Union[Interval, _Mapping]] = ..., epoch_seconds: _Optional[_Union[Interval, _Mapping]] = ..., coverage: _Optional[float] = ..., regressor: _Optional[str] = ..., features: _Optional[str] = ..., out_of_distribution: bool = ..., reasons: _Optional[_Iterable[str]] = ..., nearest: _Optional[_Iterable[_Union[NearestArchitecture, _Mapping]]] = ..., embedding: _Optional[_Union[EmbeddingUse, _Mapping]] = ..., graph: _Optional[_Union[GraphSummary, _Mapping]] = ..., cluster: _Optional[_Union[ResolvedCluster, _Mapping]] = ..., fits: _Optional[_Union[_gpu_pb2.Fits, str]] = ..., memory: _Optional[_Union[StepMemory, _Mapping]] = ...) -> None: ...
+
+class StepMemory(_message.Message):
+    __slots__ = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "workspace_bytes", "device_bytes", "largest_batch", "largest_batch_checkpointed")
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_BATCH_CHECKPOINTED_FIELD_NUMBER: _ClassVar[int]
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    workspace_bytes: int
+    device_bytes: int
+    largest_batch: int
+    largest_batch_checkpointed: int
+    def __init__(self, weights_bytes: _Optional[int] = ..., gradients_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., activations_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ..., largest_batch: _Optional[int] = ..., largest_batch_checkpointed: _Optional[int] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("value", "low", "high")

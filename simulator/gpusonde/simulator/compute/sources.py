@@ -23,7 +23,7 @@ from gpusonde.catalog import Precision
 from gpusonde.documents import Number
 from gpusonde.errors import ProblemError
 from gpusonde.predictor.workload.engine import Cluster, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, WorkloadGraph, count_graph_cost
+from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, WorkloadGraph
 from gpusonde.simulator.compute.fitting import (
     BatchSize,
     ComputeCurve,
@@ -199,12 +199,6 @@ def _scaled(shape: ComputeCurve, probes: Sequence[ComputeProbe]) -> ComputeCurve
     )
 
 
-# Weight, gradient and the two moments of Adam.
-_BYTES_PER_PARAMETER = 4 * BYTES_PER_NUMBER
-# What the driver, the framework's context and the allocator's holes take of a device.
-_USABLE_MEMORY = 0.9
-
-
 class WorkloadPredictor(Protocol):
     """What predicts iterations from graphs; ``WorkloadModel`` does."""
 
@@ -244,18 +238,6 @@ def predict_steps(
 def gradient_bytes(graph: WorkloadGraph) -> int:
     """Return the bytes of all gradients, which have single precision also where products do not."""
     return BYTES_PER_NUMBER * graph.parameter_count
-
-
-def largest_batch_estimate(graph: WorkloadGraph, memory_bytes: float) -> int:
-    """Return the largest batch size that a device's memory should take, 0 where not even the parameters fit.
-
-    Everything that an operation writes for the batch is counted as kept until the backward pass, in single precision,
-    beside weights, gradients and the two moments of Adam. Frameworks keep less (activations in place) and more
-    (workspaces); only a try on the device says which batch fits.
-    """
-    per_sample = count_graph_cost(graph).per_sample.output_bytes
-    free = _USABLE_MEMORY * memory_bytes - _BYTES_PER_PARAMETER * graph.parameter_count
-    return max(0, int(free // max(per_sample, 1)))
 
 
 def latency_estimate(batch_size: int, found: WorkloadPrediction) -> LatencyEstimate:

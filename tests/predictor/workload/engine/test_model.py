@@ -62,6 +62,28 @@ def test_a_place_that_was_measured_with_noise_has_wider_intervals(catalog, measu
     assert math.log(there.high_s / there.low_s) > 2 * math.log(here.high_s / here.low_s)
 
 
+def test_a_place_with_few_measurements_counts_as_unknown_until_its_own_errors_say_otherwise(catalog, measurements):
+    drawn = np.random.default_rng(2)
+    others = [each for each in measurements if each.request.cluster.environment != "there/T4"]
+    own = [each for each in measurements if each.request.cluster.environment == "there/T4"]
+    noisy = [
+        dataclasses.replace(own[position], seconds=own[position].seconds * math.exp(drawn.normal(0, 0.3)))
+        for position in drawn.permutation(len(own))
+    ]
+    request = WorkloadRequest(chain(32, 8), 16, Cluster("T4", environment="there/T4"))
+    elsewhere = dataclasses.replace(request, cluster=HERE)
+    widths = {}
+    for count in (3, 8, 20):
+        fitted = WorkloadModel(catalog).fit([*others, *noisy[:count]], regressor="svr")
+        new, there, here = fitted.predict([dataclasses.replace(request, cluster=Cluster("T4")), request, elsewhere])
+        widths[count] = math.log(there.high_s / there.low_s) / math.log(here.high_s / here.low_s)
+        assert widths[count] > 2  # far from the interval of the places with many
+        few = any("too few steps were measured at 'there/T4'" in reason for reason in there.reasons)
+        assert few == (count < 9)
+        if few:
+            assert there.high_s / there.low_s == pytest.approx(new.high_s / new.low_s)
+
+
 def at_hosts(request, **free):
     """The same where the hosts have that much free."""
     return dataclasses.replace(request, cluster=dataclasses.replace(request.cluster, host=HostResources(**free)))
@@ -116,7 +138,12 @@ def test_networks_with_the_same_counts_are_no_measure_of_how_unlike_networks_are
 
 def test_a_batch_of_requests_is_answered_as_each_alone(model):
     requests = [WorkloadRequest(chain(32, depth), 16, HERE) for depth in (5, 7, 9)]
-    assert model.predict(requests) == [model.predict([each])[0] for each in requests]
+    together, alone = model.predict(requests), [model.predict([each])[0] for each in requests]
+    # Products of matrices of other shapes round otherwise, in the last digit.
+    for each, other in zip(together, alone, strict=True):
+        assert (each.seconds, each.low_s, each.high_s) == pytest.approx((other.seconds, other.low_s, other.high_s))
+        assert (each.reasons, each.memory) == (other.reasons, other.memory)
+        assert [name for name, _ in each.nearest] == [name for name, _ in other.nearest]
     assert model.predict([]) == []
 
 

@@ -122,7 +122,7 @@ def test_parts_follow_the_batch_the_precision_and_the_devices(catalog):
 
 
 def test_a_graph_is_counted_once_while_it_lives():
-    cache = CountsCache(limit=2)
+    cache = CountsCache(GraphCounts.of, limit=2)
     graphs = [chain(8, depth) for depth in (1, 2, 3)]
     first = cache.get(graphs[0])
     assert cache.get(graphs[0]) is first
@@ -135,17 +135,15 @@ def test_a_graph_is_counted_once_while_it_lives():
     assert len(cache.get(again).classes) == len(GraphCounts.of(again).classes)
 
 
-def test_counts_of_graphs_that_nobody_holds_do_not_pile_up(monkeypatch):
+def test_counts_of_graphs_that_nobody_holds_do_not_pile_up():
     kept = []
-    counted = GraphCounts.of
 
     def count(graph):
-        counts = counted(graph)
+        counts = GraphCounts.of(graph)
         kept.append(weakref.ref(counts))
         return counts
 
-    monkeypatch.setattr(GraphCounts, "of", count)
-    cache = CountsCache(limit=100)
+    cache = CountsCache(count, limit=100)
     for depth in range(1, 10):
         cache.get(chain(8, depth))
         gc.collect()

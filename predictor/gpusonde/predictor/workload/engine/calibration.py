@@ -35,11 +35,21 @@ LEVELS = ("precision", "device", "environment", "setting", "setting and count")
 # the memory's; weights of convolutions are read and reordered several times.
 _USUAL_FACTORS = {
     StepPart.DENSE: 1.0,
-    StepPart.MATRIX: 2.0,
-    StepPart.GROUPED: 5.0,
+    StepPart.POINTWISE: 2.0,
+    StepPart.SPATIAL: 2.0,
+    StepPart.LINEAR: 1.3,
+    StepPart.THIN: 1.5,
+    StepPart.ATTENTION: 2.0,
+    StepPart.GROUPED: 3.0,
+    StepPart.UNTUNED: 6.0,
+    StepPart.DEPTHWISE: 3.0,
     StepPart.NORMALISATION: 1.5,
+    StepPart.ROWWISE: 1.5,
+    StepPart.POOLING: 3.0,
+    StepPart.ACTIVATION: 1.5,
     StepPart.MEMORY: 1.5,
     StepPart.KERNELS: 5.0,
+    StepPart.LAYOUT: 1.0,
     StepPart.UPDATE: 1.0,
     StepPart.LAUNCH: 1.0,
     StepPart.REPLICAS: 0.5,
@@ -47,11 +57,17 @@ _USUAL_FACTORS = {
     StepPart.INPUT: 1.0,
     StepPart.FIXED: 1.0,
 }
-_COMMON_DEVIATION = 1.0
+_COMMON_DEVIATIONS = np.ones(len(StepPart))
+# No product is faster than the peak, and large ones come near it.
+_COMMON_DEVIATIONS[StepPart.LINEAR] = 0.2
 # Of the levels, in their order: the more special one is, the less it may explain.
 _LEVEL_DEVIATIONS = (0.4, 0.4, 0.4, 0.25, 0.15)
+# Of that, by part: what the host takes to start a kernel does not change with precision or device, and where little is
+# bound by it, it must not stand in for what else is missing.
+_FREEDOM = np.ones(len(StepPart))
+_FREEDOM[[StepPart.LAUNCH, StepPart.UPDATE, StepPart.LINEAR]] = 0.1, 0.5, 0.4
 _OVERLAP = 2.5
-_NOISE = 0.05
+_NOISE = 0.1
 _DEGREES_OF_FREEDOM = 4.0
 _STEPS = 12
 _STEPS_FROM_NEAR = 5
@@ -63,9 +79,10 @@ def name_levels(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
     """Return what each row is at each level; "" where it is nothing that could be known again."""
     environment, device, precision = table.environment, table.device, table.precision
     setting = _join(_join(environment, device), precision)
-    counted = _join(setting, _join(table.parallelism, np.round(np.exp(table.cluster[:, 0])).astype(int).astype(str)))
+    devices = np.round(np.exp(table.cluster[:, 0])).astype(int)
+    counted = _join(setting, _join(table.parallelism, devices.astype(str)))
     known = environment != ""
-    return precision, device, environment, np.where(known, setting, ""), np.where(known, counted, "")
+    return precision, device, environment, np.where(known, setting, ""), np.where(known & (devices > 1), counted, "")
 
 
 def _join(one: npt.NDArray[np.str_], other: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
@@ -146,10 +163,11 @@ class _TermIndex:
             positions = _find_positions(own, level)
             columns.append(np.where(positions < 0, count, first + positions))
             first += size
-        deviations = [_COMMON_DEVIATION]
+        deviations = [1.0]
         for size, deviation in zip(sizes, _LEVEL_DEVIATIONS, strict=True):
             deviations += [deviation] * size
-        return cls(names, np.stack(columns, axis=1), count, np.repeat(np.array(deviations) ** -2.0, len(StepPart)))
+        allowed = np.array(deviations)[:, None] * np.where(np.arange(count)[:, None] == 0, _COMMON_DEVIATIONS, _FREEDOM)
+        return cls(names, np.stack(columns, axis=1), count, allowed.ravel() ** -2.0)
 
     def start(self, prior: FloatArray, near: CalibratedRoofline | None) -> FloatArray:
         state = np.zeros((self.count, len(StepPart)))

@@ -6,16 +6,20 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import count_operation_cost
+from gpusonde.predictor.workload.graph.cost import OperationCost, count_operation_cost
+from gpusonde.predictor.workload.graph.ir import Shape
 
 FloatArray = npt.NDArray[np.float64]
+_Counts = TypeVar("_Counts")
 
 
 class OperationClass(IntEnum):
@@ -31,6 +35,8 @@ class OperationClass(IntEnum):
     CONCATENATION = 7
     POOLING = 8
     OTHER = 9
+    ATTENTION = 10  # fused: scores are never written
+    ROWWISE = 11  # layer norms, softmax: single precision inside whatever the rest is in
 
 
 _CLASSES = {
@@ -40,18 +46,19 @@ _CLASSES = {
     Primitive.DEPTHWISE_CONVOLUTION: OperationClass.DEPTHWISE,
     Primitive.LINEAR: OperationClass.LINEAR,
     Primitive.MATRIX_PRODUCT: OperationClass.LINEAR,
-    Primitive.ATTENTION: OperationClass.LINEAR,
+    Primitive.ATTENTION: OperationClass.ATTENTION,
     Primitive.RECURRENT: OperationClass.LINEAR,
     Primitive.BATCH_NORM: OperationClass.NORMALISATION,
-    Primitive.LAYER_NORM: OperationClass.NORMALISATION,
-    Primitive.OTHER_NORM: OperationClass.NORMALISATION,
+    Primitive.LAYER_NORM: OperationClass.ROWWISE,
+    Primitive.OTHER_NORM: OperationClass.ROWWISE,
+    Primitive.SOFTMAX: OperationClass.ROWWISE,
     Primitive.ACTIVATION: OperationClass.ACTIVATION,
     Primitive.SUM: OperationClass.ELEMENTWISE,
     Primitive.PRODUCT: OperationClass.ELEMENTWISE,
     Primitive.CONCATENATION: OperationClass.CONCATENATION,
     Primitive.MAX_POOL: OperationClass.POOLING,
     Primitive.AVERAGE_POOL: OperationClass.POOLING,
-    Primitive.GLOBAL_AVERAGE_POOL: OperationClass.POOLING,
+    Primitive.GLOBAL_AVERAGE_POOL: OperationClass.OTHER,
 }
 _NO_WORK = frozenset({Primitive.INPUT, Primitive.OUTPUT, Primitive.PARAMETER})
 MATRIX_CLASSES = (
@@ -59,6 +66,7 @@ MATRIX_CLASSES = (
     OperationClass.LINEAR,
     OperationClass.GROUPED,
     OperationClass.DEPTHWISE,
+    OperationClass.ATTENTION,
 )
 # A step costs a multiple of the forward pass: what multiplies with something needs two products of the same size for
 # its gradients, that of its input and that of its weight; everything else goes back as it came.
@@ -68,7 +76,7 @@ _OTHER_STEP = 2
 
 @dataclass(frozen=True)
 class GraphCounts:
-    """Forward, backward and update of one network, per operation; bytes are those of fp32.
+    """Forward, backward and update of one network, or its forward pass alone, per operation; bytes are those of fp32.
 
     Attributes:
         classes: Class of each operation, shape (n,).
@@ -76,8 +84,12 @@ class GraphCounts:
         fixed_flops: Those that do not, shape (n,).
         bytes_per_sample: Traffic that grows with the batch, shape (n,).
         fixed_bytes: Weights, and what is computed from weights only, shape (n,).
+        single: Share of each one's traffic that stays in single precision under automatic mixed precision, as norms and
+            softmax give single precision and what is added to it becomes so, shape (n,).
         dense_kernel: Whether each is a convolution of stride 1 with a 3 x 3 kernel, for which there are algorithms with
             fewer operations than are counted, shape (n,).
+        kernels: Extents of each convolution's kernel, multiplied, shape (n,).
+        group_channels: Channels of each convolution's groups, shape (n,).
         launches: Kernels that the operations and the update of the weights start.
         input_bytes: The network's inputs, per sample.
         weight_bytes: All trainable parameters.
@@ -90,7 +102,10 @@ class GraphCounts:
     fixed_flops: FloatArray
     bytes_per_sample: FloatArray
     fixed_bytes: FloatArray
+    single: FloatArray
     dense_kernel: npt.NDArray[np.bool_]
+    kernels: FloatArray
+    group_channels: FloatArray
     launches: float
     input_bytes: float
     weight_bytes: float
@@ -98,27 +113,31 @@ class GraphCounts:
     layers: int
 
     @classmethod
-    def of(cls, graph: WorkloadGraph) -> GraphCounts:
+    def of(cls, graph: WorkloadGraph, forward_only: bool = False) -> GraphCounts:
         """Count a graph."""
         rows = []
+        single = _find_single_precision(graph)
         input_bytes = 0.0
-        for operation, sees_input in zip(graph.operations, graph.sees_input, strict=True):
+        for position, (operation, sees_input) in enumerate(zip(graph.operations, graph.sees_input, strict=True)):
             if operation.primitive is Primitive.INPUT:
                 input_bytes += 4.0 * math.prod(operation.output) / graph.batch_size
             if operation.primitive in _NO_WORK:
                 continue
             kind = _CLASSES.get(operation.primitive, OperationClass.OTHER)
-            step = float(_MATRIX_STEP if kind in MATRIX_CLASSES else _OTHER_STEP)
+            step = 1.0 if forward_only else _count_passes(kind, frozen=graph.frozen[position])
             cost = count_operation_cost(operation)
             dense = float(_has_dense_kernel(operation))
             flops, moved = step * cost.flops, step * (cost.input_bytes + cost.output_bytes)
             weights = step * cost.weight_bytes
+            weight = _find_weight_shape(operation)
+            shape = (dense, float(math.prod(weight[2:])), float(math.prod(weight[1:2])))
+            kept = _find_single_share(graph, position, single, cost)
             if sees_input:
                 batch = graph.batch_size
-                rows.append((float(kind), flops / batch, 0.0, moved / batch, weights, step, dense))
+                rows.append((float(kind), flops / batch, 0.0, moved / batch, weights, step, kept, *shape))
             else:
-                rows.append((float(kind), 0.0, flops, 0.0, moved + weights, step, dense))
-        table = np.array(rows, dtype=np.float64).reshape(-1, 7)
+                rows.append((float(kind), 0.0, flops, 0.0, moved + weights, step, kept, *shape))
+        table = np.array(rows, dtype=np.float64).reshape(-1, 10)
         parameters = sum(len(operation.parameters) for operation in graph.operations)
         return cls(
             classes=table[:, 0].astype(np.intp),
@@ -126,10 +145,13 @@ class GraphCounts:
             fixed_flops=table[:, 2],
             bytes_per_sample=table[:, 3],
             fixed_bytes=table[:, 4],
-            dense_kernel=table[:, 6] > 0,
-            launches=float(table[:, 5].sum()) + parameters,
+            single=table[:, 6],
+            dense_kernel=table[:, 7] > 0,
+            kernels=table[:, 8],
+            group_channels=table[:, 9],
+            launches=float(table[:, 5].sum()) + (0 if forward_only else parameters),
             input_bytes=input_bytes,
-            weight_bytes=4.0 * graph.parameter_count,
+            weight_bytes=0.0 if forward_only else 4.0 * graph.parameter_count,
             parameters=parameters,
             layers=graph.layer_count,
         )
@@ -148,40 +170,86 @@ class GraphCounts:
         return summed
 
 
+_SINGLE = frozenset({OperationClass.ROWWISE})
+_HALF = frozenset({*MATRIX_CLASSES})
+
+
+def _find_single_precision(graph: WorkloadGraph) -> list[bool]:
+    """Tell of each operation whether its output is in single precision under automatic mixed precision."""
+    single: list[bool] = []
+    for operation, read in zip(graph.operations, graph.predecessors, strict=True):
+        kind = _CLASSES.get(operation.primitive, OperationClass.OTHER)
+        if operation.primitive in _NO_WORK or kind in _HALF:
+            single.append(operation.primitive in _NO_WORK)
+        else:
+            single.append(kind in _SINGLE or any(single[each] for each in read))
+    return single
+
+
+def _find_single_share(graph: WorkloadGraph, position: int, single: Sequence[bool], cost: OperationCost) -> float:
+    """Return the share of an operation's traffic that is in single precision."""
+    read = graph.predecessors[position]
+    reading = sum(single[each] for each in read) / len(read) if read else 0.0
+    whole = cost.input_bytes + cost.output_bytes
+    return (reading * cost.input_bytes + single[position] * cost.output_bytes) / whole if whole else 0.0
+
+
+def _count_passes(kind: OperationClass, *, frozen: bool) -> float:
+    """Count passes of a training step, the forward one among them; a frozen weight has no gradient."""
+    if kind not in MATRIX_CLASSES:
+        return _OTHER_STEP
+    return _MATRIX_STEP - 1 if frozen else _MATRIX_STEP
+
+
+def _find_weight_shape(operation: Operation) -> Shape:
+    """Return the shape of an operation's weight; one that was computed is an operand as any other."""
+    return operation.weight or (operation.inputs[1] if len(operation.inputs) > 1 else ())
+
+
 def _has_dense_kernel(operation: Operation) -> bool:
     """Tell whether a convolution is of stride 1 with a 3 x 3 kernel."""
-    if operation.primitive is not Primitive.CONVOLUTION or operation.weight[2:] != (3, 3) or not operation.inputs:
+    if operation.primitive is not Primitive.CONVOLUTION or not operation.inputs:
+        return False
+    if _find_weight_shape(operation)[2:] != (3, 3):
         return False
     return 2 * math.prod(operation.output[2:]) > math.prod(operation.inputs[0][2:])
 
 
-class CountsCache:
+class CountsCache(Generic[_Counts]):
     """Counts graphs once each: a graph that is asked about again, with another batch or cluster, costs nothing.
 
     Args:
-        limit: Graphs that are remembered; one that nobody holds any more is forgotten when the next one is counted.
+        count: Counts a graph, in a way that further arguments say.
+        limit: Counts that are remembered; one whose graph nobody holds any more is forgotten when the next is made.
     """
 
-    def __init__(self, limit: int = 1024) -> None:
+    def __init__(self, count: Callable[..., _Counts], limit: int = 1024) -> None:
+        self._count = count
         self._limit = limit
-        self._known: OrderedDict[int, tuple[weakref.ref[WorkloadGraph], GraphCounts]] = OrderedDict()
+        self._known: OrderedDict[tuple[Hashable, ...], tuple[weakref.ref[WorkloadGraph], _Counts]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, graph: WorkloadGraph) -> GraphCounts:
-        """Return the graph's counts."""
+    def get(self, graph: WorkloadGraph, *how: Hashable) -> _Counts:
+        """Return the graph's counts.
+
+        Args:
+            graph: The network.
+            how: Further arguments of what counts.
+        """
+        own = (id(graph), *how)
         with self._lock:
-            found = self._known.get(id(graph))
+            found = self._known.get(own)
             # An id is given again once its object is gone.
             if found is not None and found[0]() is graph:
-                self._known.move_to_end(id(graph))
+                self._known.move_to_end(own)
                 return found[1]
-        counts = GraphCounts.of(graph)
+        counts = self._count(graph, *how)
         with self._lock:
             # A process that answers strangers sees every graph once: the counts of large ones must not pile up.
             for key in [key for key, (held, _) in self._known.items() if held() is None]:
                 del self._known[key]
-            self._known[id(graph)] = (weakref.ref(graph), counts)
-            self._known.move_to_end(id(graph))
+            self._known[own] = (weakref.ref(graph), counts)
+            self._known.move_to_end(own)
             while len(self._known) > self._limit:
                 self._known.popitem(last=False)
         return counts

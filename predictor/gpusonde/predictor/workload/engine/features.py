@@ -31,28 +31,30 @@ class StepPart(IntEnum):
     """Parts of a training step."""
 
     DENSE = 0  # convolutions of stride 1 with 3 x 3 kernels
-    MATRIX = 1  # other convolutions, products of matrices
-    GROUPED = 2  # grouped and depthwise convolutions
-    NORMALISATION = 3
-    MEMORY = 4  # everything else that operations do
-    KERNELS = 5  # weights of convolutions, of which little else may be left where images are small
-    UPDATE = 6  # zeroing gradients, updating weights
-    LAUNCH = 7  # the host's work to start kernels
-    REPLICAS = 8  # the same for further devices of one process
-    EXCHANGE = 9  # weights and gradients between devices
-    INPUT = 10  # the batch to the devices
-    FIXED = 11  # what each step takes, whatever the network
+    POINTWISE = 1  # convolutions with 1 x 1 kernels
+    SPATIAL = 2  # other convolutions
+    LINEAR = 3  # products of matrices
+    THIN = 4  # those that the memory binds
+    ATTENTION = 5  # fused
+    GROUPED = 6  # grouped convolutions
+    UNTUNED = 7  # of grouped and depthwise ones, those that have slow kernels only: see _WIDEST_GROUP
+    DEPTHWISE = 8  # depthwise convolutions
+    NORMALISATION = 9  # batch norms
+    ROWWISE = 10  # layer norms, softmax
+    POOLING = 11  # but for means over whole images
+    ACTIVATION = 12
+    MEMORY = 13  # everything else that operations do
+    KERNELS = 14  # weights of convolutions, of which little else may be left where images are small
+    LAYOUT = 15  # bringing activations into the order in which convolutions on tensor cores read them
+    UPDATE = 16  # zeroing gradients, updating weights
+    LAUNCH = 17  # the host's work to start kernels
+    REPLICAS = 18  # the same for further devices of one process
+    EXCHANGE = 19  # weights and gradients between devices
+    INPUT = 20  # the batch to the devices
+    FIXED = 21  # what each step takes, whatever the network
 
 
-DEVICE_PARTS = (
-    StepPart.DENSE,
-    StepPart.MATRIX,
-    StepPart.GROUPED,
-    StepPart.NORMALISATION,
-    StepPart.MEMORY,
-    StepPart.KERNELS,
-    StepPart.UPDATE,
-)
+DEVICE_PARTS = tuple(part for part in StepPart if part < StepPart.LAUNCH)
 HOST_PARTS = (StepPart.LAUNCH, StepPart.REPLICAS)
 OTHER_PARTS = (StepPart.EXCHANGE, StepPart.INPUT, StepPart.FIXED)
 
@@ -64,13 +66,30 @@ _NETWORK_BYTES_PER_SECOND = 1.25e9
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
 _UNKNOWN_LINK_BYTES_PER_SECOND = 16e9
 _UPDATE_PASSES = 3
+# Depthwise convolutions have a kernel of their own, which computes below the peak.
+_DEPTHWISE_SHARE = 0.5
+_PARTS = {
+    OperationClass.CONVOLUTION: StepPart.SPATIAL,
+    OperationClass.LINEAR: StepPart.LINEAR,
+    OperationClass.ATTENTION: StepPart.ATTENTION,
+    OperationClass.GROUPED: StepPart.GROUPED,
+    OperationClass.DEPTHWISE: StepPart.DEPTHWISE,
+    OperationClass.NORMALISATION: StepPart.NORMALISATION,
+    OperationClass.ROWWISE: StepPart.ROWWISE,
+    OperationClass.POOLING: StepPart.POOLING,
+    OperationClass.ACTIVATION: StepPart.ACTIVATION,
+}
+_PART_OF_CLASS = np.array([_PARTS.get(each, StepPart.MEMORY) for each in OperationClass])
+# In half precision with channels innermost there are fast kernels up to so many channels per group, and up to so many
+# elements in a depthwise kernel.
+_WIDEST_GROUP = 32
+_LARGEST_KERNEL = 49
 # A part that a step does not have still needs a logarithm.
 _NOTHING = 1e-9
 
 # Precisions that no measurement tells from another one.
-MEASURED_AS = {Precision.TF32: Precision.FP32} | dict.fromkeys(
-    (Precision.BF16, Precision.MIXED, Precision.FP8), Precision.FP16
-)
+MEASURED_AS = {Precision.TF32: Precision.FP32} | dict.fromkeys((Precision.BF16, Precision.FP8), Precision.MIXED)
+_AUTOMATIC = frozenset({Precision.MIXED, Precision.BF16, Precision.FP8})
 # Of activations and of the weights that products read.
 _BYTES = {Precision.FP64: 8, Precision.FP32: 4, Precision.TF32: 4} | dict.fromkeys(
     (Precision.FP16, Precision.BF16, Precision.MIXED, Precision.FP8), 2
@@ -131,21 +150,28 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     """
     width = _BYTES[cluster.precision] / 4
     flops, moved = counts.flops(batch_size), width * counts.bytes(batch_size)
-    depthwise = counts.classes == OperationClass.DEPTHWISE
-    matrix = counts.classes <= OperationClass.GROUPED
-    products = np.where(counts.classes == OperationClass.LINEAR, rates.matrix_flops, rates.convolution_flops)
-    arithmetic = flops / np.where(matrix, products, rates.vector_flops)
-    seconds = np.maximum(arithmetic, moved / rates.memory_bytes)
-    grouped = depthwise | (counts.classes == OperationClass.GROUPED)
-    parts = np.zeros(len(StepPart))
-    parts[StepPart.DENSE] = seconds[counts.dense_kernel].sum()
-    parts[StepPart.MATRIX] = seconds[matrix & ~grouped & ~counts.dense_kernel].sum()
-    parts[StepPart.GROUPED] = seconds[grouped].sum()
-    normalisation = counts.classes == OperationClass.NORMALISATION
-    parts[StepPart.NORMALISATION] = seconds[normalisation].sum()
-    parts[StepPart.MEMORY] = seconds[~matrix & ~grouped & ~normalisation].sum()
+    if cluster.precision in _AUTOMATIC:
+        moved = moved * (1 + counts.single)
+    rate = np.full(len(OperationClass), rates.vector_flops)
+    rate[[OperationClass.LINEAR, OperationClass.ATTENTION]] = rates.matrix_flops
+    rate[OperationClass.CONVOLUTION] = rates.convolution_flops
+    rate[OperationClass.DEPTHWISE] = _DEPTHWISE_SHARE * rates.vector_flops
+    arithmetic, traffic = flops / rate[counts.classes], moved / rates.memory_bytes
+    seconds = np.maximum(arithmetic, traffic)
+    half = width < 1
+    which = _PART_OF_CLASS[counts.classes]
     convolution = counts.classes == OperationClass.CONVOLUTION
+    which = np.where(convolution & (counts.kernels == 1), StepPart.POINTWISE, which)
+    which = np.where(counts.dense_kernel, StepPart.DENSE, which)
+    which = np.where((which == StepPart.LINEAR) & (traffic > arithmetic), StepPart.THIN, which)
+    if half and cluster.channels_last:
+        untuned = (which == StepPart.GROUPED) & (counts.group_channels > _WIDEST_GROUP)
+        untuned |= (which == StepPart.DEPTHWISE) & (counts.kernels > _LARGEST_KERNEL)
+        which = np.where(untuned, StepPart.UNTUNED, which)
+    parts = np.bincount(which, weights=seconds, minlength=len(StepPart))
     parts[StepPart.KERNELS] = width * counts.fixed_bytes[convolution].sum() / rates.memory_bytes
+    if half and not cluster.channels_last:
+        parts[StepPart.LAYOUT] = moved[convolution].sum() / rates.memory_bytes
     weights = width * counts.weight_bytes
     devices, nodes = cluster.device_count, cluster.node_count
     parts[StepPart.UPDATE] = _UPDATE_PASSES * weights / rates.memory_bytes
@@ -161,6 +187,22 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     parts[StepPart.INPUT] = feeding * batch_size * width * counts.input_bytes / rates.host_bytes
     parts[StepPart.FIXED] = _FIXED_SECONDS
     return np.maximum(parts, _NOTHING)
+
+
+def compute_flops_utilisation(request: WorkloadRequest, seconds: float, gpu: GpuSpec) -> float:
+    """Return model FLOPs utilisation: the share of the peak that products of forward and backward pass would use.
+
+    What is computed again counts for nothing (Chowdhery et al., "PaLM", appendix B).
+
+    Args:
+        request: What runs.
+        seconds: Of a training iteration.
+        gpu: Its device.
+    """
+    counts = GraphCounts.of(request.graph, request.forward_only)
+    products = np.isin(counts.classes, MATRIX_CLASSES)
+    peak = DeviceRates.of(gpu, request.cluster.precision).matrix_flops
+    return float(counts.flops(request.batch_size)[products].sum()) / (seconds * peak)
 
 
 # Logarithms of 1 + count: what a network lacks is 0, and a small part of a small network is still more than nothing.
@@ -224,9 +266,9 @@ class FeatureBuilder:
         cache: Counts of graphs that are asked about again.
     """
 
-    def __init__(self, catalog: GpuCatalog, cache: CountsCache | None = None) -> None:
+    def __init__(self, catalog: GpuCatalog, cache: CountsCache[GraphCounts] | None = None) -> None:
         self._catalog = catalog
-        self._cache = cache or CountsCache()
+        self._cache = cache or CountsCache(GraphCounts.of)
 
     def spec(self, name: str) -> GpuSpec:
         """Return the data sheet of a device.
@@ -250,18 +292,18 @@ class FeatureBuilder:
             ModelError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """
         rates: dict[tuple[str, str], DeviceRates] = {}
-        known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
+        known: dict[tuple[int, int, bool], tuple[FloatArray, FloatArray]] = {}
         parts, analytic, network = [], [], []
         for request in requests:
             cluster = request.cluster
             key = (cluster.device, cluster.precision.value)
             if key not in rates:
                 rates[key] = DeviceRates.of(self.spec(cluster.device), cluster.precision)
-            counts = self._count_graphs(request.graph)
+            counts = self._count_graphs(request.graph, forward_only=request.forward_only)
             parts.append(compute_roofline_parts(counts, request.batch_size, cluster, rates[key]))
             if not parts[-1].max() < _LONGEST_STEP_SECONDS:
                 raise ModelError(f"{request.graph.name}: its operations are too large for any device")
-            own = (id(request.graph), request.batch_size)
+            own = (id(request.graph), request.batch_size, request.forward_only)
             if own not in known:
                 known[own] = (_make_analytic_columns(counts, request.batch_size), _make_analytic_columns(counts, 1))
             analytic.append(known[own][0])
@@ -282,9 +324,9 @@ class FeatureBuilder:
             embedding=np.zeros((count, 0)) if embedding is None else np.asarray(embedding, dtype=np.float64),
         )
 
-    def _count_graphs(self, graph: WorkloadGraph) -> GraphCounts:
+    def _count_graphs(self, graph: WorkloadGraph, *, forward_only: bool) -> GraphCounts:
         try:
-            return self._cache.get(graph)
+            return self._cache.get(graph, forward_only)
         except OverflowError:
             raise ModelError(f"{graph.name}: its operations are too large to be counted") from None
 

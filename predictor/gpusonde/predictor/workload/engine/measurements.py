@@ -7,7 +7,8 @@ A row says which network ran on which GPUs and how long an iteration took::
 ``model``, ``gpu``, ``batch_per_gpu`` and ``sec_per_iter`` must be there. The environment is the column
 ``environment``, or framework and host as ``source`` and ``file`` tell them: the same GPU in two hosts, or with two
 versions of a framework, does not take the same time. What each host had free stands in ``host_cores``,
-``host_memory_bytes``, ``host_disk_bytes_per_second`` and ``host_flops``, where it is known.
+``host_memory_bytes``, ``host_disk_bytes_per_second`` and ``host_flops``, where it is known; ``layout`` is nhwc where
+channels are innermost.
 
 A row names its network only: ``KnownNetworks`` finds the graph, among those that are shipped or in a folder of files.
 """
@@ -163,6 +164,7 @@ _PARALLELISMS = {
     **dict.fromkeys(("dataparallel", "data_parallel", "dp"), Parallelism.DATA_PARALLEL),
     **dict.fromkeys(("ddp", "distributed", "distributeddataparallel", "horovod"), Parallelism.DISTRIBUTED),
 }
+_LAYOUTS = {"": False, "nchw": False, "nhwc": True}
 # No count and no duration in seconds is larger.
 _LARGEST = 1e12
 _LIMITS = TableLimits(file_bytes=64 << 20, rows=1_000_000, line_characters=16_384)
@@ -259,6 +261,7 @@ def _read_row(
         parallelism=parallelism,
         environment=_read_environment(row),
         host=_read_host(row),
+        channels_last=row.choice("layout", _LAYOUTS),
     )
     request = WorkloadRequest(network.graph, batch_size, cluster)
     return WorkloadMeasurement(request, seconds, network.architecture, network.family, row.text("source"))

@@ -15,6 +15,7 @@ from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
 from gpusonde.errors import MissingEncoderError, ModelError
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, load_embedder
+from gpusonde.predictor.workload.engine.feature_counts import CountsCache
 from gpusonde.predictor.workload.engine.features import (
     MEASURED_AS,
     ROOFLINE,
@@ -22,10 +23,16 @@ from gpusonde.predictor.workload.engine.features import (
     FeatureBuilder,
     FeatureTable,
 )
-from gpusonde.predictor.workload.engine.fitting import WorkloadModelState, fit_state
+from gpusonde.predictor.workload.engine.fitting import FittedEstimator, WorkloadModelState, fit_state
+from gpusonde.predictor.workload.engine.memory import Fits, MemoryFit, Optimizer, StepMemory
 from gpusonde.predictor.workload.engine.out_of_distribution import OodScore
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
-from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
+from gpusonde.predictor.workload.engine.request import (
+    Parallelism,
+    WorkloadMeasurement,
+    WorkloadPrediction,
+    WorkloadRequest,
+)
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 FloatArray = npt.NDArray[np.float64]
@@ -69,6 +76,7 @@ class WorkloadModel:
         if None not in (given, fitted) and given != fitted:
             raise ModelError(f"the model was fitted with {fitted}, not with {given}")
         self._features = FeatureBuilder(load_gpus() if catalog is None else catalog)
+        self._memory = CountsCache(_count_memory)
         self._embed, self._coverage = embed, coverage
         self._state, self._version = state, version
 
@@ -157,7 +165,13 @@ class WorkloadModel:
         singles = self._predict([_ask_in_single_precision(requests[row]) for row in halves], name)
         for row, single in zip(halves, singles, strict=True):
             found[row] = _explain(found[row], single)
-        return found
+        return [self._add_memory(request, each) for request, each in zip(requests, found, strict=True)]
+
+    def _add_memory(self, request: WorkloadRequest, found: WorkloadPrediction) -> WorkloadPrediction:
+        cluster = request.cluster
+        counted = self._memory.get(request.graph, cluster.precision, request.optimizer, cluster.parallelism)
+        memory = counted.fit(request.batch_size, self._features.spec(cluster.device).memory_bytes)
+        return replace(found, memory=memory, reasons=(*found.reasons, *_note_memory(request, memory)))
 
     def _predict(self, requests: Sequence[WorkloadRequest], name: str) -> list[WorkloadPrediction]:
         if not requests:
@@ -172,11 +186,15 @@ class WorkloadModel:
         roofline = state.roofline.log_seconds(table)
         estimated = chosen.estimator.log_seconds(table, roofline)
         found = []
-        for row, (ood_score, gpu) in enumerate(zip(ood_scores, gpus, strict=True)):
+        for row, (score, gpu) in enumerate(zip(ood_scores, gpus, strict=True)):
+            few = self._has_few(chosen, score, str(table.environment[row]))
+            ood_score = replace(score, unknown_environment=True) if few else score
             falls_back = ood_score.out_of_distribution and state.kind == "default"
             centre = float(roofline[row] if falls_back else estimated[row])
             known = chosen.widest if ood_score.new_in_environment else chosen.calibration(str(table.environment[row]))
-            width = state.intervals.half_width(ood_score, state.roofline_errors if falls_back else known)
+            if falls_back:
+                known = max(known, state.roofline_errors, key=lambda each: each.quantile)
+            width = state.intervals.half_width(ood_score, known)
             width = min(width, _WIDEST)
             found.append(
                 WorkloadPrediction(
@@ -188,7 +206,7 @@ class WorkloadModel:
                     features=ROOFLINE if falls_back else features,
                     out_of_distribution=ood_score.out_of_distribution,
                     reasons=(
-                        *self._give_reasons(ood_score, gpu, table, row, falls_back=falls_back),
+                        *self._give_reasons(ood_score, gpu, table, row, falls_back=falls_back, few=few),
                         *_note_precision(requests[row].cluster.precision, gpu),
                         *_note_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
                     ),
@@ -197,8 +215,13 @@ class WorkloadModel:
             )
         return found
 
+    def _has_few(self, chosen: FittedEstimator, ood_score: OodScore, environment: str) -> bool:
+        """Tell whether too few were measured in a known environment for errors of its own to say how wide to answer."""
+        own = environment in chosen.by_environment or self.state.kind != "default"
+        return not own and not ood_score.unknown_environment
+
     def _give_reasons(
-        self, ood_score: OodScore, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool
+        self, ood_score: OodScore, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool, few: bool
     ) -> list[str]:
         known = self.state.ood_detector
         reasons = [*ood_score.unlike_network, *ood_score.unlike_cluster]
@@ -216,6 +239,8 @@ class WorkloadModel:
                 if environment
                 else "no known environment is named"
             )
+            if few:
+                where = f"too few steps were measured at {environment!r} to know how far off answers are there"
             reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")
         return reasons
 
@@ -278,7 +303,7 @@ class WorkloadModel:
 
 def _is_half(request: WorkloadRequest) -> bool:
     precision = request.cluster.precision
-    return MEASURED_AS.get(precision, precision) is Precision.FP16
+    return MEASURED_AS.get(precision, precision) in (Precision.FP16, Precision.MIXED)
 
 
 def _note_precision(precision: Precision, gpu: GpuSpec) -> list[str]:
@@ -288,9 +313,30 @@ def _note_precision(precision: Precision, gpu: GpuSpec) -> list[str]:
     if substitute is not None and precision is not Precision.TF32:
         reasons.append(f"{gpu.name} has no unit for {precision.value}: products at the rate of {substitute.value}")
     known = MEASURED_AS.get(precision)
-    if known is Precision.FP16:
+    if known is Precision.MIXED:
         reasons.append(f"nothing was measured in {precision.value}: what is not products as in {known.value}")
     return reasons
+
+
+def _count_memory(
+    graph: WorkloadGraph, precision: Precision, optimizer: Optimizer, parallelism: Parallelism
+) -> StepMemory:
+    # A process per device exchanges gradients by copies of them.
+    return StepMemory.of(graph, precision, optimizer, buckets=parallelism is Parallelism.DISTRIBUTED)
+
+
+def _note_memory(request: WorkloadRequest, memory: MemoryFit) -> list[str]:
+    """Say which batches would fit where this one may not."""
+    if memory.fits not in (Fits.NO, Fits.UNKNOWN):
+        return []
+    where = f"into the memory of {request.cluster.device} in {request.cluster.precision.value}"
+    most, checkpointed = memory.largest_batch, memory.largest_batch_checkpointed
+    said = f"batches above {most} of {request.graph.name} probably do not fit {where}"
+    if not most:
+        said = f"no batch of {request.graph.name} probably fits {where}"
+    if checkpointed > most:
+        return [f"{said}; with checkpointed activations, for a third more time, batches up to {checkpointed}"]
+    return [said]
 
 
 def _ask_in_single_precision(request: WorkloadRequest) -> WorkloadRequest:

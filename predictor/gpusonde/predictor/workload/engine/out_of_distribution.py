@@ -3,7 +3,7 @@
 ``OutOfDistributionDetector`` tells what of a request (network, cluster, device, environment, resources of its hosts)
 was never measured, and which measured networks are most like it. ``Intervals`` has, for each way in which a request can
 be new, the quantile of the errors made on groups left out that covers the wanted share of them (conformal, as in
-``crossgpu.intervals``). Of environments and devices there are few, so the worst of them counts.
+``crossgpu.intervals``). Environments and devices that were left out count alike, whatever their number of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
     RunNeighbourhood,
     TrainedGpu,
     calibrate,
-    calibrate_worst,
     root_mean_square_distances,
 )
 from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_COLUMNS, FeatureTable, add_up_networks
@@ -304,7 +303,8 @@ Groups = npt.NDArray[np.str_]
 
 _FEWEST_GROUPS = {"FAMILY": 3, "ENVIRONMENT": 2, "DEVICE": 2}
 _FEWEST_ERRORS = 10
-_FEWEST_IN_ENVIRONMENT = 30
+_ERRORS_OF_GROUP = 40
+_ROUNDING = 1e-9
 # Where nothing could be left out to learn it from: a factor of 2 for a new kind of network, environment or device.
 _UNKNOWN = math.log(2.0)
 
@@ -360,19 +360,21 @@ def calibrate_errors(errors: FloatArray, coverage: float) -> Calibration:
 
 
 def calibrate_environments(errors: FloatArray, environments: Groups, coverage: float) -> Mapping[str, Calibration]:
-    """Return the quantile for every known environment with enough errors.
+    """Return the quantile for every known environment with enough errors, nine for nine tenths.
 
-    Some are measured with more noise, or need more extrapolation.
+    Some are measured with more noise, or need more extrapolation. One with fewer counts as unknown.
 
     Args:
         errors: As ``calibrate_errors`` takes them.
         environments: Of each; "" is none that is known.
         coverage: Share of intervals that should hold the truth.
     """
+    # Of fewer, not even the largest error covers the wanted share.
+    fewest = coverage / (1 - coverage) - _ROUNDING
     return {
         environment: calibrate_errors(errors[environments == environment], coverage)
         for environment in np.unique(environments).tolist()
-        if environment and (environments == environment).sum() >= _FEWEST_IN_ENVIRONMENT
+        if environment and (environments == environment).sum() >= fewest
     }
 
 
@@ -397,9 +399,15 @@ def calibrate_left_out(
             for name, errors in _collect_left_out(errors_without, labels)
         ]
         if len(parts) >= _FEWEST_GROUPS[newness.name]:
-            whole = newness is Newness.FAMILY
-            found[newness] = calibrate(LeftOut.join(parts), coverage) if whole else calibrate_worst(parts, coverage)
+            alike = parts if newness is Newness.FAMILY else [_weigh_alike(part) for part in parts]
+            found[newness] = calibrate(LeftOut.join(alike), coverage)
     return found
+
+
+def _weigh_alike(part: LeftOut) -> LeftOut:
+    """Return as many errors for every environment or device, however many rows it has."""
+    levels = (np.arange(_ERRORS_OF_GROUP) + 0.5) / _ERRORS_OF_GROUP
+    return LeftOut(np.quantile(np.abs(part.log_errors), levels), np.full(len(levels), part.scales[0]))
 
 
 def _collect_left_out(errors_without: Callable[[Mask], FloatArray], groups: Groups) -> Sequence[tuple[str, FloatArray]]:

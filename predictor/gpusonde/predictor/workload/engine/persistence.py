@@ -43,8 +43,6 @@ from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde workload model"
 FORMAT_VERSION = 2
-# As a zip archive; the document and the arrays are those of today.
-_FORMER_VERSION = 1
 
 _MOST_BYTES = 256 << 20
 _COLUMNS = [list(ROOFLINE_COLUMNS), list(ANALYTIC_COLUMNS), list(CLUSTER_COLUMNS)]
@@ -85,11 +83,10 @@ def read_model(path: Path) -> tuple[WorkloadModelState, str]:
     document = stored.document
     if document.get("format") != FORMAT:
         raise ModelFileError(where, "not a workload model; fit one with 'gpusonde workload fit'")
-    version = document.get("format_version")
-    if version != (_FORMER_VERSION if stored.is_former else FORMAT_VERSION) or document.get("columns") != _COLUMNS:
+    if document.get("format_version") != FORMAT_VERSION or document.get("columns") != _COLUMNS:
         raise ModelFileError(where, "made for another version of this program: fit it again")
     try:
-        return _read_state(document, stored.arrays), _name_version(version, stored.digest)
+        return _read_state(document, stored.arrays), _name_version(FORMAT_VERSION, stored.digest)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise ModelFileError(where, f"damaged: {type(error).__name__} {error}; restore or fit it again") from error
 

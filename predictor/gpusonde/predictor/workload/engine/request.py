@@ -8,7 +8,8 @@ from enum import Enum
 
 from gpusonde.catalog import Precision
 from gpusonde.errors import ModelError
-from gpusonde.predictor.workload.graph.ir import WorkloadGraph
+from gpusonde.predictor.workload.engine.memory import MemoryFit, Optimizer
+from gpusonde.predictor.workload.graph.ir import Primitive, WorkloadGraph
 
 
 class Parallelism(str, Enum):
@@ -58,6 +59,7 @@ class Cluster:
         environment: Framework and host of measurements that the model knows, such as "keras-tf2.5/aws"; None
             is any other.
         host: What the hosts have free, where it is known.
+        channels_last: Images lie with their channels innermost (NHWC), as tensor cores read them.
 
     Raises:
         ModelError: The counts cannot be.
@@ -70,6 +72,7 @@ class Cluster:
     parallelism: Parallelism = Parallelism.NONE
     environment: str | None = None
     host: HostResources | None = None
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if not self.device:
@@ -88,6 +91,8 @@ class WorkloadRequest:
         graph: The network; the batch that its shapes were taken with does not matter.
         batch_size: Samples per device and iteration.
         cluster: What it is to run on.
+        optimizer: What updates the weights; it counts for the memory only.
+        forward_only: Ask for the forward pass alone, as inference has it.
 
     Raises:
         ModelError: The batch size is below 1.
@@ -96,6 +101,8 @@ class WorkloadRequest:
     graph: WorkloadGraph
     batch_size: int
     cluster: Cluster
+    optimizer: Optimizer = Optimizer.ADAMW
+    forward_only: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -105,6 +112,18 @@ class WorkloadRequest:
     def global_batch_size(self) -> int:
         """Samples per iteration on all devices together."""
         return self.batch_size * self.cluster.device_count
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens per iteration on all devices together; None where samples are no sequences of indices."""
+        operations = self.graph.operations
+        read = {writer for writer, reader in self.graph.edges if operations[reader].primitive is Primitive.LOOKUP}
+        lengths = [
+            math.prod(operations[each].output) // self.graph.batch_size
+            for each in read
+            if operations[each].primitive is Primitive.INPUT
+        ]
+        return max(lengths) * self.global_batch_size if lengths else None
 
     def epoch_iterations(self, samples: int) -> int:
         """Count the iterations of an epoch, the last of which may hold fewer samples.
@@ -163,6 +182,7 @@ class WorkloadPrediction:
             features, and its interval is wide.
         reasons: What is unlike, and what else the reader should know, one sentence each.
         nearest: Names of the fitted architectures most like this one and how alike they are, at most 1, best first.
+        memory: What the step holds, and whether it fits into the device's memory.
     """
 
     seconds: float
@@ -174,3 +194,4 @@ class WorkloadPrediction:
     out_of_distribution: bool = False
     reasons: tuple[str, ...] = ()
     nearest: tuple[tuple[str, float], ...] = ()
+    memory: MemoryFit | None = None

@@ -55,7 +55,11 @@ def load_graph(data: bytes | str, limits: GraphLimits | None = None) -> Workload
         GraphLimitError: Larger than the limits; found before anything is built from it.
     """
     limits = limits or GraphLimits()
-    document = parse_json(data, limits)
+    return read_document(parse_json(data, limits), limits)
+
+
+def read_document(document: Any, limits: GraphLimits) -> WorkloadGraph:
+    """Read a graph from what ``parse_json`` returned; errors as of ``load_graph``."""
     _check_keys("the document", document, _GRAPH_KEYS, _REQUIRED_GRAPH_KEYS)
     if document["format"] != FORMAT:
         raise MalformedGraphError(f'format: it must be "{FORMAT}"')

@@ -140,6 +140,22 @@ class WorkloadGraph:
         """Trainable numbers in the network."""
         return sum(parameter.count for each in self.operations for parameter in each.parameters)
 
+    @cached_property
+    def frozen(self) -> tuple[bool, ...]:
+        """Whether each operation's weight is frozen: one that no operation has as a parameter.
+
+        Of a weight that several operations use, the first one has it.
+        """
+        trained = {parameter.shape for each in self.operations for parameter in each.parameters}
+        return tuple(
+            bool(each.weight) and not each.parameters and each.weight not in trained for each in self.operations
+        )
+
+    @property
+    def frozen_count(self) -> int:
+        """Numbers in frozen weights."""
+        return sum(math.prod(each.weight) for each, frozen in zip(self.operations, self.frozen, strict=True) if frozen)
+
     @property
     def layer_count(self) -> int:
         """Operations that the field counts as layers: convolutions and linear layers."""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpusonde.errors import MalformedGraphError
-from gpusonde.predictor.workload.graph.graph_json import load_graph
+from gpusonde.predictor.workload.graph.config import from_config
+from gpusonde.predictor.workload.graph.graph_json import parse_json, read_document
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx import from_onnx
@@ -115,7 +116,10 @@ def _read(
     if found is GraphFormat.ONNX:
         return from_onnx(data, name=name, batch_size=batch_size, limits=limits)
     limits.check_size("the JSON text", len(data), limits.json_bytes)
-    graph = load_graph(bytes(data), limits)
+    document = parse_json(bytes(data), limits)
+    if isinstance(document, dict) and "format" not in document and "model_type" in document:
+        return from_config(document, name=name, limits=limits)
+    graph = read_document(document, limits)
     return graph if name is None else replace(graph, name=limits.check_text("name", name))
 
 

@@ -1,5 +1,7 @@
 """What front ends can miss: each network is odd in one way."""
 
+import signal
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (extra torch)")
@@ -106,3 +108,37 @@ def test_tensors_without_elements_are_no_operations():
 def test_an_empty_example_is_refused():
     with pytest.raises(UnsupportedGraphError, match="at least one sample"):
         from_torch(nn.Linear(8, 4), torch.zeros(0, 8), batch_size=1)
+
+
+class Alarm(Exception):
+    """What a caller raises when its time is up."""
+
+
+@pytest.mark.parametrize(
+    "read", [from_torch, lambda module, example: export.export(module, (example,), {}, name="x", batch_size=1)]
+)
+def test_a_caller_s_time_limit_is_not_taken_for_a_fault_of_the_network(read):
+    class Slow(torch.nn.Module):
+        def forward(self, x):
+            signal.raise_signal(signal.SIGUSR1)
+            return x + 1
+
+    def interrupt(*_):
+        raise Alarm
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Alarm):
+            read(Slow(), torch.empty(1, 3))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_time_that_is_up_is_told_as_that_also_while_a_network_is_built():
+    def slow():
+        raise TimeoutError("up")
+
+    with pytest.raises(TimeoutError):
+        export.build(slow)
+    with pytest.raises(UnsupportedGraphError, match="building the network failed: KeyError"):
+        export.build(lambda: {}["network"])

@@ -26,7 +26,13 @@ from gpusonde.predictor.workload.graph.op_registry import (
     is_in_place,
     strip_torch_name,
 )
-from gpusonde.predictor.workload.graph.torch.fx import find_tensors, keep_as_is, name_parameters, read_shape
+from gpusonde.predictor.workload.graph.torch.fx import (
+    find_tensors,
+    keep_as_is,
+    name_parameters,
+    raise_interruption,
+    read_shape,
+)
 
 
 def build(factory: Callable[[], object]) -> nn.Module:
@@ -56,6 +62,7 @@ def _build(factory: Callable[[], object]) -> object:
             with without():
                 return factory()
         except Exception as error:
+            raise_interruption(error)
             first = first or error
     raise UnsupportedGraphError(f"building the network failed: {type(first).__name__}: {first}") from first
 
@@ -123,6 +130,7 @@ def export(
         with _silence(), keep_as_is(module):
             program = _export(module, arguments, keywords)
     except Exception as error:
+        raise_interruption(error)
         raise _explain(error) from error
     return read_program(program, module, name=name, batch_size=batch_size)
 

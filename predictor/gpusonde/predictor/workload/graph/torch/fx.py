@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,6 +29,29 @@ from gpusonde.predictor.workload.graph.op_registry import (
     is_in_place,
     strip_torch_name,
 )
+
+
+def raise_interruption(error: BaseException) -> None:
+    """Raise what only came by while torch was at work: a time that is up, and what a handler of a signal raised.
+
+    Args:
+        error: What torch let through, possibly as the cause or the context of its own.
+    """
+    handlers = {_find_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    cause: BaseException | None = error
+    while cause is not None:
+        trace, codes = cause.__traceback__, set()
+        while trace is not None:
+            codes.add(trace.tb_frame.f_code)
+            trace = trace.tb_next
+        if isinstance(cause, TimeoutError) or codes & handlers:
+            raise cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _find_code(handler: object) -> object:
+    function = inspect.unwrap(getattr(handler, "__func__", handler)) if callable(handler) else None
+    return getattr(function, "__code__", None)
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -245,6 +269,7 @@ def _trace(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str,
             graph_module = fx.GraphModule(tracer.root, graph)
         FakeTensorProp(graph_module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*given.values())
     except Exception as error:
+        raise_interruption(error)
         raise UnsupportedGraphError(f"fx cannot trace it: {error}") from error
     return graph_module
 

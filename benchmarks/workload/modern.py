@@ -1,0 +1,125 @@
+"""Networks of today: timm's under automatic mixed precision, transformers in FP32, and answers for an unknown place.
+
+Place known: fitted on all rows but those of the families of ``modern_rows.SET_ASIDE``, asked for these with the name of
+the place. Place unknown: fitted on all rows but timm's, asked for all of timm's without one. NeuSight: each family of
+transformers asked for by a model fitted on all other rows. All fits have the default engine's SVR only.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+import modern_rows
+import numpy as np
+from page import NotRunError, bar, percent, table
+from rows import Rows, profet, torchvision
+
+from gpusonde.predictor.workload.engine import WorkloadEvaluation, WorkloadModel
+
+_COLUMNS = ("rows", "number", "error", "median", "bias", "off by 2x", "inside", "factor either way", "flagged")
+
+
+def section(args: argparse.Namespace) -> list[str]:
+    """Lines of the section, bars noted in ``args``.
+
+    Raises:
+        NotRunError: A table is missing.
+    """
+    folder = args.data.parent
+    tables = (folder / "timm_train_rtx3090.csv", folder.parent / "cross_gpu" / "neusight_transformers.csv")
+    if missing := [each.name for each in tables if not each.is_file()]:
+        raise NotRunError(f"needs {', '.join(missing)} beside the table of --data")
+    classic = [*torchvision(args), *profet(args)]
+    return _report(args, classic, modern_rows.timm(tables[0]), modern_rows.neusight(tables[1]))
+
+
+def _report(args: argparse.Namespace, classic: Rows, timm: Rows, neusight: Rows) -> list[str]:
+    other = [*classic, *modern_rows.published()]
+    kept = [each for each in timm if each.family not in modern_rows.SET_ASIDE]
+    aside = [each for each in timm if each.family in modern_rows.SET_ASIDE]
+    anywhere = [_at_no_place(each) for each in timm]
+    step = 10 if args.quick else 1
+    known = _answers([*other, *neusight, *kept], aside[::step])
+    unknown = _answers([*other, *neusight], anywhere[::step])
+    transformers = [
+        _answers([*other, *kept, *aside, *(row for row in neusight if row.family != family)], asked)
+        for family in sorted({row.family for row in neusight})[: 1 if args.quick else None]
+        if (asked := [row for row in neusight if row.family == family])
+    ]
+    neusights = WorkloadEvaluation(
+        [row for each in transformers for row in each.measurements],
+        [row for each in transformers for row in each.predictions],
+        [name for each in transformers for name in each.folds],
+    )
+    ratio = known.estimates / known.seconds
+    off, middle, mean = _far(ratio), float(np.median(known.errors)), float(known.errors.mean())
+    bar(
+        args,
+        "timm AMP, families set aside, place known",
+        "<= 12 %, median <= 8 %, off by 2x <= 2 %",
+        f"{percent(mean)}, {percent(middle)}, {percent(off)}",
+        met=mean <= 0.12 and middle <= 0.08 and off <= 0.02,
+    )
+    bias = float(np.median(unknown.estimates / unknown.seconds))
+    width = _width(unknown)
+    bar(
+        args,
+        "timm AMP, place unknown",
+        "bias within x1.3, inside 85-95 %, factor <= 2.5",
+        f"x{bias:.2f}, {percent(unknown.coverage)}, {width:.2f}",
+        met=1 / 1.3 <= bias <= 1.3 and 0.85 <= unknown.coverage <= 0.95 and width <= 2.5,
+    )
+    far = _far(neusights.estimates / neusights.seconds)
+    bar(
+        args,
+        "transformers in FP32 on T4, V100, A100",
+        "inside >= 85 %, off by 2x <= 10 %",
+        f"{percent(neusights.coverage)}, {percent(far)}",
+        met=neusights.coverage >= 0.85 and far <= 0.1,
+    )
+    rows = [
+        _row("timm, families set aside, place known", known),
+        *(_row(f"... {name}", _some(known, name)) for name in sorted({row.family for row in known.measurements})),
+        _row("timm, all, place unknown", unknown),
+        _row("NeuSight, families left out", neusights),
+    ]
+    said = (
+        "Rows and families set aside: `benchmarks/workload/modern_rows.py`. Off by 2x: more than twice the"
+        " measurement or less than half. Bias: median of estimate over measurement."
+    )
+    return ["## Modern networks", "", said, "", *table(_COLUMNS, rows)]
+
+
+def _answers(known: Rows, asked: Rows) -> WorkloadEvaluation:
+    model = WorkloadModel().fit(known, regressor="svr")
+    return WorkloadEvaluation(asked, model.predict([each.request for each in asked]), [each.family for each in asked])
+
+
+def _at_no_place(row):  # type: ignore[no-untyped-def]
+    return replace(row, request=replace(row.request, cluster=replace(row.request.cluster, environment=None)))
+
+
+def _some(found: WorkloadEvaluation, family: str) -> WorkloadEvaluation:
+    chosen = [at for at, name in enumerate(found.folds) if name == family]
+    return WorkloadEvaluation(
+        [found.measurements[at] for at in chosen], [found.predictions[at] for at in chosen], [family] * len(chosen)
+    )
+
+
+def _row(name: str, found: WorkloadEvaluation) -> Sequence[str]:
+    ratio = found.estimates / found.seconds
+    return (
+        name, str(len(ratio)), percent(float(found.errors.mean())), percent(float(np.median(found.errors))),
+        f"x{np.median(ratio):.2f}", percent(_far(ratio)), percent(found.coverage), f"{_width(found):.2f}",
+        percent(float(found.flagged.mean())),
+    )  # fmt: skip
+
+
+def _far(ratio) -> float:  # type: ignore[no-untyped-def]
+    return float((np.abs(np.log(ratio)) > np.log(2.0)).mean())
+
+
+def _width(found: WorkloadEvaluation) -> float:
+    return float(np.median([each.high_s / each.seconds for each in found.predictions]))

@@ -1,0 +1,153 @@
+"""What the shipped model says of well-known networks, beside what their authors publish; none was fitted on."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from page import bar, percent, table
+
+from gpusonde.catalog import Precision, load_gpus
+from gpusonde.predictor.workload import zoo
+from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadRequest
+from gpusonde.predictor.workload.graph import WorkloadGraph
+from gpusonde.predictor.workload.graph.config import from_config
+
+_SAID = (
+    "The shipped model, asked without the name of a place, beside published rates per second and GPU (images, "
+    "sequences; of language models tokens). Facts only, read on 2026-11-23; their places are not among those fitted, "
+    "but for NVIDIA's containers, where other networks were. Forward passes are marked; attention is separate products "
+    "where the code is older than fused ones. BERT at 512 is that of TensorFlow: the batches of PyTorch's are cut to "
+    "shorter sequences. A host of eight GPUs counts per GPU; Llama-8B recomputes some activations there, and that H100 "
+    "was held at 500 W, which the model is not told. No figure that tells batch, precision and software was found for "
+    "ViT-B/16 and the U-Net of Stable Diffusion, nor for training on a T4."
+)
+_NVIDIA = "NVIDIA/DeepLearningExamples@729963dd, "
+_RN50 = _NVIDIA + "PyTorch/Classification/ConvNets/resnet50v1.5 (BSD-3-Clause)"
+_BERT_TORCH = _NVIDIA + "PyTorch/LanguageModeling/BERT (Apache-2.0)"
+_BERT_TF = _NVIDIA + "TensorFlow/LanguageModeling/BERT (Apache-2.0)"
+_NANO = "karpathy/nanoGPT, README: 600,000 steps in four days on 8 A100 (MIT)"
+_TINY = "jzhang38/TinyLlama, README (Apache-2.0)"
+_TITAN = "pytorch/torchtitan, docs/performance.md (BSD-3-Clause)"
+_A100, _V100 = "A100-SXM4-80GB", "V100-SXM2-16GB"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published rate.
+
+    Attributes:
+        network: Which of ``_graph``.
+        length: Tokens of a sequence; 0 of images.
+        device: Where.
+        precision: In what.
+        batch: Samples per GPU and step.
+        rate: Samples per second and GPU; of language models tokens.
+        source: Who says so.
+        forward: The forward pass alone.
+    """
+
+    network: str
+    length: int
+    device: str
+    precision: Precision
+    batch: int
+    rate: float
+    source: str
+    forward: bool = False
+
+
+_ROWS = (
+    Published("ResNet-50", 0, _A100, Precision.TF32, 256, 938, _RN50),
+    Published("ResNet-50", 0, _A100, Precision.MIXED, 256, 2470, _RN50),
+    Published("ResNet-50", 0, _V100, Precision.FP32, 112, 367, _RN50),
+    Published("ResNet-50", 0, _V100, Precision.MIXED, 256, 1200, _RN50),
+    Published("BERT-large", 128, _A100, Precision.TF32, 128, 317, _BERT_TORCH),
+    Published("BERT-large", 128, _A100, Precision.MIXED, 256, 580, _BERT_TORCH),
+    Published("BERT-large", 512, "A100-SXM4-40GB", Precision.MIXED, 16, 70.856, _BERT_TF),
+    Published("BERT-large", 384, _A100, Precision.TF32, 32, 61.5, _BERT_TORCH),
+    Published("BERT-large", 384, _A100, Precision.MIXED, 32, 110.5, _BERT_TORCH),
+    Published("BERT-large", 128, "V100-SXM2-32GB", Precision.FP32, 32, 50, _BERT_TORCH),
+    Published("BERT-large", 128, "V100-SXM2-32GB", Precision.MIXED, 64, 224, _BERT_TORCH),
+    Published("BERT-large", 512, "V100-SXM2-32GB", Precision.MIXED, 8, 31.23, _BERT_TF),
+    Published("BERT-large", 384, "V100-SXM2-32GB", Precision.FP32, 8, 12, _BERT_TORCH),
+    Published("BERT-large", 384, "V100-SXM2-32GB", Precision.MIXED, 16, 52, _BERT_TORCH),
+    Published("BERT-base", 128, _V100, Precision.MIXED, 8, 962.83, _BERT_TF, forward=True),
+    Published("BERT-base", 384, _V100, Precision.MIXED, 8, 421.26, _BERT_TF, forward=True),
+    Published("BERT-base", 128, "T4", Precision.MIXED, 8, 289.52, _BERT_TF, forward=True),
+    Published("BERT-base", 384, "T4", Precision.MIXED, 8, 106.78, _BERT_TF, forward=True),
+    Published("BERT-base", 128, "T4", Precision.FP32, 8, 98.92, _BERT_TF, forward=True),
+    Published("BERT-base", 384, "T4", Precision.FP32, 8, 31.8, _BERT_TF, forward=True),
+    Published("BERT-large", 128, "T4", Precision.MIXED, 8, 107.5, _BERT_TF, forward=True),
+    Published("BERT-large", 384, "T4", Precision.MIXED, 8, 38.29, _BERT_TF, forward=True),
+    Published("BERT-large", 384, "T4", Precision.FP32, 8, 9.75, _BERT_TF, forward=True),
+    Published("GPT-2 small", 1024, "A100-SXM4-40GB", Precision.MIXED, 12, 106_700, _NANO),
+    Published("Llama-1B", 2048, "A100-SXM4-40GB", Precision.MIXED, 8, 24_000, _TINY),
+    Published("Llama-8B", 8192, _A100, Precision.MIXED, 1, 2_973, _TITAN),
+    Published("Llama-8B", 8192, "H100-SXM5-80GB", Precision.MIXED, 2, 5_762, _TITAN),
+)
+_LLAMA = {"model_type": "llama", "num_attention_heads": 32}
+_BERT = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512, "_attn_implementation": "eager"}
+_CONFIGURATIONS = {
+    "BERT-base": {**_BERT, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+                  "intermediate_size": 3072},
+    "BERT-large": {**_BERT, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                   "intermediate_size": 4096},
+    "GPT-2 small": {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+                    "vocab_size": 50257},
+    "Llama-1B": {**_LLAMA, "hidden_size": 2048, "num_hidden_layers": 22, "num_key_value_heads": 4,
+                 "intermediate_size": 5632, "vocab_size": 32000, "max_position_embeddings": 2048},
+    "Llama-8B": {**_LLAMA, "hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 8,
+                 "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192},
+}  # fmt: skip
+
+
+def section(args: argparse.Namespace) -> list[str]:
+    """Lines of the section, bars noted in ``args``."""
+    model, catalog = WorkloadModel.shipped(), load_gpus()
+    requests = [
+        WorkloadRequest(
+            _graph(each.network, each.length),
+            each.batch,
+            Cluster(
+                catalog.resolve(each.device).spec.name,
+                precision=each.precision,
+                channels_last=not each.length and each.precision is Precision.MIXED,
+            ),
+            forward_only=each.forward,
+        )
+        for each in _ROWS
+    ]
+    rows, ratios, inside = [], [], []
+    for each, request, found in zip(_ROWS, requests, model.predict(requests), strict=True):
+        unit = (request.tokens or 0) if each.rate > 2500 and each.length else each.batch
+        said = unit / found.seconds
+        ratios.append(said / each.rate)
+        low, high = unit / found.high_s, unit / found.low_s
+        inside.append(low <= each.rate <= high)
+        what = f"{each.network}{f', {each.length}' if each.length else ''}{', forward' if each.forward else ''}"
+        rows.append(
+            (what, each.device, each.precision.value, str(each.batch), f"{each.rate:,g}", f"{said:,.0f}",
+             f"{low:,.0f} to {high:,.0f}", f"{ratios[-1]:.2f}", each.source)
+        )  # fmt: skip
+    ratio = np.array(ratios)
+    far = int((np.abs(np.log(ratio)) > np.log(2)).sum())
+    near = float((np.abs(ratio - 1) <= 0.3).mean())
+    bar(
+        args,
+        "published rates of well-known networks",
+        "none off by 2x, 80 % within 30 %",
+        f"{far} of {len(ratio)} off by 2x, {percent(near)} within 30 %, inside {percent(float(np.mean(inside)))}",
+        met=not far and near >= 0.8,
+    )
+    columns = ("network", "GPU", "precision", "batch", "published", "model", "90 % interval", "model / published")
+    return ["## Published rates", "", _SAID, "", *table((*columns, "source"), rows)]
+
+
+@functools.cache
+def _graph(network: str, length: int) -> WorkloadGraph:
+    if network == "ResNet-50":
+        return zoo.load("resnet50")
+    return from_config(_CONFIGURATIONS[network], sequence_length=length, name=network)

@@ -1,0 +1,417 @@
+"""Epoch latency on another number of GPUs: ``Placement`` is GPUs on hosts, ``ParallelPredictor`` answers for them.
+
+A data-parallel step on ``n`` GPUs computes and exchanges gradients; the one scales as on a single GPU, the other with
+the links. An epoch is split on the source into the two, both are scaled, and the step is put together again by the
+simulator, with the exchange behind the backward pass as far as it fits there::
+
+    step = forward + max(backward, end of the exchange)        forward : backward = 1 : 2
+
+How much is exchanged follows from NVLink or PCIe rates where the run has them. Else it is assumed, as a distribution
+over jobs that was fitted to a table of timings (docs/results/predictor.md), and its spread is part of the interval.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, Precision
+from gpusonde.errors import MeasurementError
+from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement
+from gpusonde.predictor.crossgpu.features import log_compute_rate
+from gpusonde.simulator.communication import simulate_communications
+from gpusonde.simulator.gradients import DEFAULT_BUCKET_BYTES
+from gpusonde.simulator.iteration import RATED_LOG_SPREAD, RatedNetwork
+
+FloatArray = npt.NDArray[np.float64]
+
+LINKS = ("nvlink", "pcie")
+_MOST_GPUS = 100_000
+# GPUs in a host; more where an offer of the catalogue has them.
+_USUAL_MACHINE = 8
+_BITS = 8.0
+# What a host's network (bytes per second) and a GPU's share of a step (samples) can be.
+_NETWORKS, _BATCHES = (1e6, 1e13), (1.0, 2.0**20)
+# Between hosts where nobody says.
+_ASSUMED_NETWORK = 100e9 / _BITS
+# Bytes per second, lane and direction of each PCI Express generation, after encoding.
+_PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+# Links of a GPU to all others at once, through switches, have at least this; bridges join two cards.
+_SWITCHED_NVLINK = 500e9
+_CUBE_MESH_NVLINK = 250e9
+# What NCCL's large allreduces reach of one direction's peak: switched NVLink A100 .76, H100 .8 to .97, B200 .81; the
+# V100's cube mesh .3 to .4; PCI Express with GeForce cards .28 to .30 (measurements of docs/results/planning.md).
+_SWITCHED_SHARE, _CUBE_MESH_SHARE, _BRIDGE_SHARE, _PCIE_SHARE = 0.75, 0.35, 0.75, 0.3
+# Logarithm of (exchange / computation) for a GPU of 1 (TFLOP/s TB/s)^(1/2) on a bus of 1 GB/s: mean and standard
+# deviation over jobs, fitted to gavel's and ryujaehun's timings on 2 to 8 GPUs (MIT); lambda's were kept back.
+_LOG_EXCHANGE, _LOG_EXCHANGE_SPREAD = -1.5, 0.5
+# Where nothing dynamic is known either, the answer is less by this share of its logarithm: as _STATIC_VARIANCE of the
+# prior, for what several GPUs add; fitted to the same timings.
+_CAUTION = 0.2
+# What is left over, beside the interval of one GPU: chosen for a coverage of nine tenths over all of those timings.
+_JOB_SPREAD = 0.25
+# By how much a sample takes longer in half the batch on one GPU, as a power: profet's timings (MIT), median.
+_BATCH_POWER = 0.2
+# Spread of an exchange that was seen as a rate; PCI Express carries input data too.
+_SEEN_SPREAD = {"nvlink": 0.3, "pcie": 0.7}
+_BUCKETS = 10
+_FORWARD = 1 / 3
+# Nodes and weights of seven equally likely exchanges.
+_NODES = np.array([-1.465, -0.792, -0.366, 0.0, 0.366, 0.792, 1.465])
+_NORMAL_90 = 1.645
+# Of a rate that fills the link, the exchange is as long as this many computations, no longer.
+_LOG_RATIO_GRID = np.linspace(-9.0, 4.0, 261)
+# What is still known of the memory with a smaller (False) and with a larger (True) batch than the run's.
+_STILL_FITS = {False: ("yes", "likely"), True: ("no",)}
+_SYNTAX = re.compile(r"(?:(?:(?P<hosts>\d{1,18})x)?(?P<gpus>-?\d{1,18})x)?(?P<name>[^@]+)(?P<rest>(?:@[^@]*)*)")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """GPUs of one model that a job runs on.
+
+    Attributes:
+        gpu: Their model.
+        gpu_count: All of them.
+        host_count: Over so many hosts, as evenly as can be; the fullest one counts.
+        link: ``nvlink`` or ``pcie`` inside of a host; empty: the better one that the GPU has to all others.
+        network_bytes_per_second: Of one host; 0 where nobody says.
+        batch_per_gpu: Samples per GPU and step; 0 where nobody says, which is taken for the other side's.
+        counted: False where nobody says how many: then as many as the run has are meant (:meth:`as_many_as`).
+
+    Raises:
+        MeasurementError: No such placement can be.
+    """
+
+    gpu: GpuSpec
+    gpu_count: int = 1
+    host_count: int = 1
+    link: str = ""
+    network_bytes_per_second: float = 0.0
+    batch_per_gpu: float = 0.0
+    counted: bool = field(default=True, compare=False)
+
+    def __post_init__(self) -> None:
+        what = f"{self.gpu_count} x {self.gpu.name}"
+        if not 1 <= self.gpu_count <= _MOST_GPUS:
+            raise MeasurementError(f"{what}: a job runs on 1 to {_MOST_GPUS} GPUs")
+        if not 1 <= self.host_count <= self.gpu_count:
+            raise MeasurementError(f"{what} cannot be on {self.host_count} hosts")
+        if self.link not in ("", *LINKS):
+            raise MeasurementError(f"{what}: the link is {' or '.join(LINKS)}, not {self.link[:20]!r}")
+        if self.link == "nvlink" and not self.gpu.nvlink_bytes_per_second:
+            raise MeasurementError(f"{self.gpu.name} has no NVLink")
+        if self.link == "nvlink" and self.gpus_per_host > 2 and not _joins_all(self.gpu):
+            raise MeasurementError(
+                f"{what}: bridges join 2 of them, not {self.gpus_per_host} in a host; leave @nvlink out"
+            )
+        for value, name, (low, high) in (
+            (self.network_bytes_per_second, "network in bytes per second", _NETWORKS),
+            (self.batch_per_gpu, "batch per GPU", _BATCHES),
+        ):
+            if value != 0 and not low <= value <= high:
+                raise MeasurementError(f"{what}: the {name} is {value:g}; it must be from {low:.7g} to {high:.7g}")
+
+    @classmethod
+    def parse(cls, text: str, gpus: GpuCatalog) -> tuple[Placement, str]:
+        """Read ``[[HOSTSx]GPUSx]NAME[@nvlink|@pcie][@GBITgbit][@batchN]``: ``8xV100``, ``2x8xH100@400gbit``.
+
+        Returns:
+            The placement, and what an ambiguous name was taken for.
+
+        Raises:
+            MeasurementError: It is none.
+            UnknownGpuError: The catalogue does not hold the GPU.
+        """
+        found = _SYNTAX.fullmatch(text.strip())
+        if found is None:
+            raise MeasurementError(f"{text[:60]!r} names no GPUs; write 8xV100, 2x8xH100@400gbit or 4xA40@pcie@batch32")
+        hosts = int(found["hosts"] or 1)
+        resolution = gpus.resolve(found["name"])
+        told: dict[str, Any] = {}
+        for part in filter(None, found["rest"].split("@")):
+            number = re.fullmatch(r"(?:(?P<gbit>[\d.]+)gbit|batch(?P<batch>[\d.]+))", part)
+            name = "link" if number is None else "network_bytes_per_second" if number["gbit"] else "batch_per_gpu"
+            if name in told:
+                raise MeasurementError(f"{part[:20]!r} in {text[:60]!r}: that is told twice")
+            try:
+                told[name] = part if number is None else float(number["gbit"] or number["batch"])
+            except ValueError:
+                raise MeasurementError(f"{part[:20]!r} in {text[:60]!r} is no number") from None
+            if told[name] == 0:
+                raise MeasurementError(f"{part[:20]!r} in {text[:60]!r} must be above zero")
+        counted = found["gpus"] is not None
+        if "network_bytes_per_second" in told:
+            if counted and hosts == 1:
+                raise MeasurementError(
+                    f"{text[:60]!r} is one host, which needs no network; write 2x4xT4@100gbit for two"
+                )
+            told["network_bytes_per_second"] *= 1e9 / _BITS
+        count = hosts * int(found["gpus"] or 1)
+        return cls(resolution.spec, count, hosts, counted=counted, **told), resolution.note
+
+    def as_many_as(self, run: Placement) -> Placement:
+        """Return the placement with the run's number of GPUs and hosts, where its own was not said."""
+        if self.counted:
+            return self
+        return replace(self, gpu_count=run.gpu_count, host_count=run.host_count, counted=True)
+
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs in each host; in the fullest where they are unlike."""
+        return -(-self.gpu_count // self.host_count)
+
+    def __str__(self) -> str:
+        """``4 x T4``, ``2 hosts of 8 x V100-SXM2-16GB``."""
+        at = f"@{self.link}" if self.link else ""
+        if self.gpu_count % self.host_count:
+            return f"{self.gpu_count} x {self.gpu.name}{at} on {self.host_count} hosts"
+        hosts = f"{self.host_count} hosts of " if self.host_count > 1 else ""
+        return f"{hosts}{self.gpus_per_host} x {self.gpu.name}{at}"
+
+    @property
+    def inner_link(self) -> str:
+        """The link that allreduces inside of a host use."""
+        return self.link or ("nvlink" if _joins_all(self.gpu) else "pcie")
+
+    @cached_property
+    def bus_bytes_per_second(self) -> float:
+        """Bus bandwidth of large allreduces among all its GPUs; infinite for one."""
+        if self.gpu_count == 1:
+            return math.inf
+        networks = []
+        if self.gpus_per_host > 1:
+            networks.append(self._inside())
+        if self.host_count > 1:
+            networks.append(RatedNetwork(self.network_bytes_per_second or _ASSUMED_NETWORK))
+        sizes = np.array([float(DEFAULT_BUCKET_BYTES)])
+        return min(float(net.bus_bandwidth(sizes, self.gpu_count).bytes_per_second[0]) for net in networks)
+
+    def _inside(self) -> RatedNetwork:
+        gpu = self.gpu
+        if self.inner_link == "nvlink":
+            one_way = (gpu.nvlink_bytes_per_second or 0.0) / 2
+            if not _joins_all(gpu):
+                return RatedNetwork(one_way, _BRIDGE_SHARE)
+            switched = 2 * one_way >= _SWITCHED_NVLINK
+            return RatedNetwork(one_way, _SWITCHED_SHARE if switched else _CUBE_MESH_SHARE)
+        lane = _PCIE_LANE.get(gpu.pcie_generation or 3, _PCIE_LANE[3])
+        return RatedNetwork(lane * (gpu.pcie_lanes or 16), _PCIE_SHARE)
+
+    @property
+    def traffic_share(self) -> float:
+        """Bytes that each GPU sends in a ring, as a multiple of the gradients."""
+        return 2.0 * (self.gpu_count - 1) / self.gpu_count
+
+
+def _joins_all(gpu: GpuSpec) -> bool:
+    """Tell whether NVLink joins all GPUs of a host, and not pairs of cards by bridges."""
+    is_card = "PCIe" in gpu.name or "NVL-" in gpu.name
+    return (gpu.nvlink_bytes_per_second or 0.0) >= _CUBE_MESH_NVLINK and not is_card
+
+
+class SingleGpuModel(Protocol):
+    """Predicts from one GPU to one GPU; ``LatencyModel`` is one."""
+
+    def predict(self, source: SourceMeasurement, targets: Sequence[GpuSpec]) -> list[LatencyPrediction]:
+        """Return one prediction per target, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Exchange / computation on the source: shape (nodes,), and what it rests on."""
+
+    ratio: FloatArray
+    basis: str
+
+
+class ParallelPredictor:
+    """Predicts the epochs of jobs on several GPUs.
+
+    Args:
+        offers: Of the catalogue; they say how many GPUs machines hold.
+    """
+
+    def __init__(self, offers: Iterable[Offer] = ()) -> None:
+        self._machines: dict[str, int] = {}
+        for offer in offers:
+            self._machines[offer.gpu_model] = max(self._machines.get(offer.gpu_model, 1), offer.gpu_count)
+
+    def predict(
+        self, model: SingleGpuModel, source: SourceMeasurement, here: Placement, targets: Sequence[Placement]
+    ) -> list[LatencyPrediction]:
+        """Predict the seconds of one epoch of the same data.
+
+        Args:
+            model: Says how computation scales.
+            source: The run as measured on one of its GPUs; its epoch latency is that of the job.
+            here: What the run had.
+            targets: What is asked about, each ``as_many_as`` the run has where it is not counted. The batch per GPU
+                stays unless both sides tell theirs.
+
+        Returns:
+            One prediction per target, in order.
+
+        Raises:
+            MeasurementError: The run had another GPU than the measurement's. A target with more GPUs in a host than a
+                machine holds, and than the run had, has status ``unsupported_gpu``.
+        """
+        if here.gpu.name != source.gpu.name:
+            raise MeasurementError(f"the run was measured on {source.gpu.name}, not on {here.gpu.name}")
+        targets = [target.as_many_as(here) for target in targets]
+        singles = model.predict(source, [target.gpu for target in targets])
+        exchange = _measure_exchange(source, here) if here.gpu_count > 1 else None
+        return [
+            _refuse(single, target, problem)
+            if (problem := self._find_too_many(target, here))
+            else single
+            if here.gpu_count == 1 and target.gpu_count == 1 and not _batch_ratio(here, target)
+            else self._scale(source, here, target, single, exchange)
+            for single, target in zip(singles, targets, strict=True)
+        ]
+
+    def _find_too_many(self, placement: Placement, here: Placement) -> str:
+        most = max(self._machines.get(placement.gpu.name, 1), _USUAL_MACHINE, here.gpus_per_host)
+        if placement.gpus_per_host <= most:
+            return ""
+        return (
+            f"{placement.gpus_per_host} x {placement.gpu.name} in one host: no machine holds more than {most}; spread "
+            f"them over hosts, for example {math.ceil(placement.gpu_count / most)}x{most}x{placement.gpu.name}"
+        )
+
+    def _scale(
+        self,
+        source: SourceMeasurement,
+        here: Placement,
+        target: Placement,
+        single: LatencyPrediction,
+        exchange: _Exchange | None,
+    ) -> LatencyPrediction:
+        placed = replace(single, gpu_count=target.gpu_count, host_count=target.host_count)
+        if math.isnan(single.epoch_latency_s):
+            return placed
+        batch = math.exp(_batch_ratio(here, target))
+        compute = math.log(single.epoch_latency_s / source.epoch_latency_s) - _BATCH_POWER * math.log(batch)
+        own = exchange or _assume_exchange(source, here=target, gpu=here.gpu)
+        # As a multiple of the source's computation per step; a larger batch computes more for the same gradients.
+        moved = own.ratio * math.exp(-compute) / batch
+        if exchange is None:
+            own_step, step = np.ones_like(own.ratio), _step(moved)
+        else:
+            own_step = _step(own.ratio)
+            if target.gpu_count == 1:
+                step = np.ones_like(own.ratio)
+            else:
+                traffic = target.traffic_share / here.traffic_share
+                step = _step(moved * traffic * here.bus_bytes_per_second / target.bus_bytes_per_second)
+        logs = compute + np.log(step / own_step)
+        if own.basis == "assumed" and "prior only, " in single.method:
+            logs = logs - _CAUTION * abs(float(logs.mean()))
+        logs = logs + math.log(here.gpu_count / target.gpu_count)
+        half_width = math.log(single.epoch_latency_high_s / single.epoch_latency_low_s) / 2
+        link_spread = RATED_LOG_SPREAD * float(np.mean(1 - 1 / step)) if _links_differ(here, target) else 0.0
+        is_same = here == replace(target, batch_per_gpu=here.batch_per_gpu) and batch == 1.0
+        left_over = _JOB_SPREAD if own.basis in ("assumed", "none") and not is_same else 0.0
+        half_width = math.hypot(half_width, _NORMAL_90 * math.hypot(float(logs.std()), link_spread, left_over))
+        latency = source.epoch_latency_s * math.exp(float(logs.mean()))
+        reasons = [single.reason, *_remarks(here, target, own, batch)]
+        return replace(
+            placed,
+            epoch_latency_s=latency,
+            epoch_latency_low_s=latency * math.exp(-half_width),
+            epoch_latency_high_s=latency * math.exp(half_width),
+            status=single.status if is_same or single.status != "ok" else "extrapolated",
+            extrapolated=single.extrapolated or not is_same,
+            method=single.method if is_same else f"{single.method}; communication {own.basis}",
+            reason=single.reason if is_same else "; ".join(filter(None, reasons)),
+            communication_ratio=float(np.mean(1 - 1 / step)),
+            fits=single.fits if batch == 1.0 or single.fits in _STILL_FITS[batch > 1.0] else "unknown",
+        )
+
+
+def _refuse(single: LatencyPrediction, target: Placement, problem: str) -> LatencyPrediction:
+    return replace(
+        single,
+        epoch_latency_s=math.nan,
+        epoch_latency_low_s=math.nan,
+        epoch_latency_high_s=math.nan,
+        status="unsupported_gpu",
+        extrapolated=True,
+        method="none",
+        reason=problem,
+        gpu_count=target.gpu_count,
+        host_count=target.host_count,
+    )
+
+
+def _batch_ratio(here: Placement, target: Placement) -> float:
+    """Logarithm of the target's batch per GPU / the source's; 0 unless both are told."""
+    return math.log(target.batch_per_gpu / here.batch_per_gpu) if here.batch_per_gpu and target.batch_per_gpu else 0.0
+
+
+def _links_differ(here: Placement, target: Placement) -> bool:
+    return here.bus_bytes_per_second != target.bus_bytes_per_second
+
+
+def _remarks(here: Placement, target: Placement, exchange: _Exchange, batch: float) -> list[str]:
+    told = [f"{here} to {target}: communication {exchange.basis}"]
+    if batch != 1.0:
+        told.append(f"{batch:.3g} times the batch per GPU: its gain assumed, as that of most jobs")
+    if here.gpus_per_host > _USUAL_MACHINE:
+        told.append(f"{here}: taken to have {here.gpus_per_host} in one host")
+    for placement in (here, target):
+        if placement.gpu_count % placement.host_count:
+            told.append(f"{placement}: as if {placement.gpus_per_host} were in each")
+        if placement.host_count > 1 and not placement.network_bytes_per_second:
+            told.append(f"network of {placement} assumed: {_ASSUMED_NETWORK * _BITS / 1e9:.0f} Gbit/s per host")
+    if here.gpu_count != target.gpu_count and batch == 1.0:
+        told.append("the batch per GPU is taken to stay")
+    return told
+
+
+def _step(ratio: FloatArray) -> FloatArray:
+    """Return the length of steps whose computation lasts 1 and whose exchange lasts ``ratio``, shape (n,).
+
+    Buckets of one size become ready evenly in the backward pass, and are exchanged one at a time.
+    """
+    ready = (1 - _FORWARD) * np.arange(1, _BUCKETS + 1) / _BUCKETS
+    ready = np.broadcast_to(ready, (ratio.size, _BUCKETS))
+    traffic = np.broadcast_to(ratio[:, None] / _BUCKETS, ready.shape)
+    finish = simulate_communications(ready, traffic, np.ones(ready.shape), max_in_flight=1)
+    return np.asarray(_FORWARD + np.maximum(1 - _FORWARD, finish.max(axis=1)))
+
+
+def _assume_exchange(source: SourceMeasurement, here: Placement, gpu: GpuSpec) -> _Exchange:
+    """Return what jobs of a placement exchange, as a multiple of what they compute on one GPU of a model."""
+    if here.gpu_count == 1:
+        return _Exchange(np.zeros_like(_NODES), "none")
+    precision = source.precision or Precision.TF32
+    rate = log_compute_rate(gpu, precision, 0.5) + math.log(gpu.memory_bandwidth_bytes_per_second / 1e12)
+    mean = _LOG_EXCHANGE + math.log(here.traffic_share) + rate / 2 - math.log(here.bus_bytes_per_second / 1e9)
+    return _Exchange(np.exp(mean + _LOG_EXCHANGE_SPREAD * _NODES), "assumed")
+
+
+def _measure_exchange(source: SourceMeasurement, here: Placement) -> _Exchange:
+    """Split the source's epoch by what its links carried, where it tells; else assume."""
+    link = here.inner_link
+    rates = [
+        source.metrics[name].mean
+        for name in (f"{link}_tx_bytes_per_second", f"{link}_rx_bytes_per_second")
+        if name in source.metrics
+    ]
+    # Across hosts the links inside carry a part of it only.
+    if not rates or here.host_count > 1:
+        return _assume_exchange(source, here, here.gpu)
+    share = sum(rates) / len(rates) / here.bus_bytes_per_second
+    grid = np.exp(_LOG_RATIO_GRID)
+    seen = np.interp(share, grid / _step(grid), _LOG_RATIO_GRID)
+    spread = math.hypot(_SEEN_SPREAD[link], RATED_LOG_SPREAD)
+    return _Exchange(np.exp(seen + spread * _NODES), f"from {'NVLink' if link == 'nvlink' else 'PCIe'} rates")
