@@ -17,8 +17,9 @@ from simulated_cloud import Capacity, SimulatedCloud, SimulatedJob, SimulatedWor
 
 from gpusonde.optimizer.continual.candidates import Solver
 from gpusonde.optimizer.continual.controller import Controller, DecisionKind
-from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
+from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.runtime import Runtime
+from gpusonde.optimizer.preemptions import PreemptionRates
 from gpusonde.optimizer.problem import Billing, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 

@@ -137,7 +137,7 @@ def test_what_is_wrong_is_said_in_one_line(
     _, err = said(capsys, *arguments, code=code)
     assert says in err
     assert "this is a fault in gpusonde" not in err
-    assert err.strip().splitlines()[-1].startswith("gpusonde: error: ")
+    assert [line.startswith("gpusonde: error: ") for line in err.splitlines()].count(True) == 1
 
 
 def test_the_key_at_fault_is_in_the_error_object(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:

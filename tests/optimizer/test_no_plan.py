@@ -149,7 +149,7 @@ def test_what_a_little_more_money_buys_is_said():
     assert tight.status is Status.OPTIMAL
     assert "budget_usd" in tight.binding
     bought = {(each.limit, each.change): each for each in tight.relaxations}
-    more = bought["budget_usd", "+10 %"]
+    more = bought["budget_usd", "+10%"]
     assert more.plan == fastest.plan
     assert more.time_s == pytest.approx(fastest.estimate.time_s)
     assert "faster with" in more.words

@@ -6,7 +6,7 @@ import pytest
 
 from gpusonde.catalog import CatalogError, UnknownGpuError, load_offers
 from gpusonde.errors import ProblemError, TableError
-from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers
+from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers, region_of
 from gpusonde.optimizer.problem import Billing, Problem
 from gpusonde.optimizer.spot_offers import read_spot_rows, spot_offers
 
@@ -79,13 +79,19 @@ def test_a_quota_of_less_than_a_machine_leaves_none():
     assert "0" in found.left_out[0].reason
 
 
-def test_an_unknown_network_needs_a_rate_or_a_fabric_from_the_user():
+@pytest.mark.parametrize(
+    ("zone", "region"),
+    [("us-east-1a", "us-east-1"), ("us-central1-a", "us-central1"), ("eu-north1", "eu-north1"), ("FIN-02", "FIN-02")],
+)
+def test_a_zone_belongs_to_its_region(zone, region):
+    assert region_of(zone) == region
+
+
+def test_of_an_unknown_network_one_machine_is_taken_without_a_rate_or_a_fabric_from_the_user():
     chosen = OfferFilter(gpus=["V100"], billing="spot", instance_types=["p3.8xlarge"])
     spot = {"preemptions_per_hour": {"*": 0.1}}
-    assert (
-        "network rate unknown"
-        in listed_offers(CATALOG, Terms(TERMS.quotas, TERMS.batches, **spot), chosen).left_out[0].reason
-    )
+    alone = listed_offers(CATALOG, Terms(TERMS.quotas, TERMS.batches, **spot), chosen).offers[0]
+    assert (alone.network_bytes_per_second, alone.quota) == (None, 1)
     rate = Terms(TERMS.quotas, TERMS.batches, network_bytes_per_second={"p3.8xlarge": 1.25e9}, **spot)
     assert listed_offers(CATALOG, rate, chosen).offers[0].network_bytes_per_second == 1.25e9
     named = Terms(TERMS.quotas, TERMS.batches, fabrics={"p3.8xlarge": "ours"}, **spot)

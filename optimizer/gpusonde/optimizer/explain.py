@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
-from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
+from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
 from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, find_time_factor
 from gpusonde.optimizer.search.space import make_space
 from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Relaxation, objective_value, violation
@@ -43,17 +43,23 @@ def find_nearest(problem: Problem, steps: StepTimes, out_of_time: Callable[[], b
     """
     for batch in _global_batches(problem):
         asked = _for_batch(problem, batch)
-        space = make_space(asked, steps)
-        if space is None:
-            continue
-        limited = asked.deadline_s is not None or asked.budget_usd is not None
-        objective = (LeastViolation if limited else ProblemObjective)(asked, find_time_factor(asked, steps))
-        found = ExactSearch(asked, space, steps, objective, out_of_time=out_of_time).run()
+        found = search_parts(asked, lambda part, before: _search_nearest(part, before, steps, out_of_time))
         if found.plan is not None and found.estimate is not None:
             return Nearest(found.plan, found.estimate, batch, _words(problem, found.estimate, batch))
         if out_of_time():
             return None
     return None
+
+
+def _search_nearest(
+    asked: Problem, before: SearchResult, steps: StepTimes, out_of_time: Callable[[], bool]
+) -> SearchResult:
+    space = make_space(asked, steps)
+    if space is None:
+        return before
+    limited = asked.deadline_s is not None or asked.budget_usd is not None
+    objective = (LeastViolation if limited else ProblemObjective)(asked, find_time_factor(asked, steps))
+    return ExactSearch(asked, space, steps, objective, out_of_time=out_of_time).run(before=before)
 
 
 def _for_batch(problem: Problem, batch: int) -> Problem:
@@ -75,12 +81,9 @@ def _candidates(problem: Problem, name: str) -> list[int]:
     return list(doubled.candidates(offer)) or [offer.smallest_batch]
 
 
-def _global_batches(problem: Problem) -> list[int]:
-    """The global batch itself, if it can be split, or the nearest ones that can, the nearest first."""
-    reachable, samples = 1, problem.global_batch
-    if 2 * samples > _MOST_UNITS:
-        return [samples]
-    most = 2 * samples + 1
+def _reachable(problem: Problem, most: int) -> int:
+    """The global batches up to ``most`` that offers can share out, as bits."""
+    reachable = 1
     for offer in problem.offers:
         if offer.largest_batch is not None and offer.largest_batch < offer.smallest_batch:
             continue
@@ -95,6 +98,17 @@ def _global_batches(problem: Problem) -> list[int]:
                 machines *= 2
             with_offer |= reached
         reachable = with_offer
+    return reachable
+
+
+def _global_batches(problem: Problem) -> list[int]:
+    """The global batch itself, if it can be split, or the nearest ones that can, the nearest first."""
+    samples = problem.global_batch
+    if 2 * samples > _MOST_UNITS:
+        return [samples]
+    reachable = 0
+    for part in problem.parts():
+        reachable |= _reachable(part, 2 * samples + 1)
     found = []
     for distance in range(samples + 2):
         for batch in {samples - distance, samples + distance}:
@@ -114,7 +128,7 @@ def _words(problem: Problem, estimate: PlanEstimate, batch: int) -> str:
             over_s = estimate.time_at_confidence_s - problem.deadline_s
             said.append(
                 f"it ends {format_seconds(over_s)} after the deadline ({over_s / problem.deadline_s:.1%}), "
-                f"with a confidence of {problem.confidence:.0%}"
+                f"with a confidence of {100 * problem.confidence:.6g}%"
             )
         if problem.budget_usd is not None and estimate.cost_usd > problem.budget_usd * (1 + SLACK):
             over_usd = estimate.cost_usd - problem.budget_usd
@@ -170,7 +184,7 @@ def describe_optimum(problem: Problem, found: SearchResult, tolerance: float) ->
     else:
         proven = f"no plan{kept} is {what}"
     kept_s = estimate.time_at_confidence_s
-    scatter = f" ({format_seconds(kept_s)} with {problem.confidence:.0%})" if kept_s > estimate.time_s else ""
+    scatter = f" ({format_seconds(kept_s)} with {100 * problem.confidence:.6g}%)" if kept_s > estimate.time_s else ""
     return (
         f"{plan}: {devices} GPU{'s' if devices > 1 else ''}, {format_seconds(estimate.time_s)}{scatter}, "
         f"{format_usd(estimate.cost_usd)}; {proven}."
@@ -278,10 +292,10 @@ def _changes(problem: Problem, plan: Plan) -> Iterator[tuple[str, list[tuple[str
     replace = dataclasses.replace
     if problem.deadline_s is not None:
         more = replace(problem, deadline_s=1.1 * problem.deadline_s)
-        yield "deadline_s", [("no limit", replace(problem, deadline_s=None)), ("+10 %", more)]
+        yield "deadline_s", [("no limit", replace(problem, deadline_s=None)), ("+10%", more)]
     if problem.budget_usd is not None:
         more = replace(problem, budget_usd=1.1 * problem.budget_usd)
-        yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10 %", more)]
+        yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10%", more)]
     quotas = [limit for limit in find_reached_limits(problem, plan) if limit.startswith("quota of ")]
     for limit in quotas[:_MOST_QUOTAS]:
         name = limit.removeprefix("quota of ")

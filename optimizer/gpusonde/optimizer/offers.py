@@ -7,6 +7,7 @@ every one that was left out with its reason.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,6 +142,9 @@ class Terms:
         return self.preemptions_per_hour.get(instance_type, self.preemptions_per_hour.get("*"))
 
 
+_NO_LIMITS = "no batch limits for {}; probe the job on it or predict them"
+
+
 @dataclass(frozen=True)
 class ExcludedOffer:
     """An offer that was not taken.
@@ -148,10 +152,12 @@ class ExcludedOffer:
     Attributes:
         offer: Its name: provider, region, instance type, and ``spot`` where it is one.
         reason: What is missing, and who can give it.
+        gpu: The GPU that it is missing of; empty where it is of the offer.
     """
 
     offer: str
     reason: str
+    gpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,8 +175,10 @@ class OfferSelection:
     left_out: tuple[ExcludedOffer, ...]
 
     def reasons(self) -> dict[str, int]:
-        """Return how many offers were left out for each reason, the most frequent first."""
-        return dict(Counter(offer.reason for offer in self.left_out).most_common())
+        """Return how many offers were left out by reason, the most frequent first; GPUs without limits as one."""
+        without = [each.gpu for each in self.left_out if each.gpu]
+        joined = _NO_LIMITS.format(", ".join(sorted(set(without))))
+        return dict(Counter(joined if each.gpu else each.reason for each in self.left_out).most_common())
 
     def __add__(self, other: OfferSelection) -> OfferSelection:
         """Both together, for offers on demand and spot offers from another file."""
@@ -210,6 +218,11 @@ class PricedMachine:
         return f"{where}/spot" if self.billing == "spot" else where
 
 
+def region_of(zone: str) -> str:
+    """Return the region of a zone: zones are the region and a letter (us-east-1a, us-central1-a)."""
+    return re.sub(r"(?<=[0-9])-?[a-z]$", "", zone)
+
+
 def apply_terms(candidate: PricedMachine, terms: Terms) -> MachineOffer | ExcludedOffer:
     """Return the offer that a candidate is under the user's terms, or why it is none."""
     machine = candidate.machine
@@ -223,24 +236,19 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> MachineOffer | Exclud
     if spot and preemptions is None:
         preemptions = terms.preemptions(machine.instance_type)
     if limits is None:
-        return ExcludedOffer(
-            candidate.name, f"no batch limits for {machine.gpu_model}; probe the job on it or predict them"
-        )
+        return ExcludedOffer(candidate.name, _NO_LIMITS.format(machine.gpu_model), machine.gpu_model)
     if quota is None:
         return ExcludedOffer(candidate.name, "no quota; say how many machines of it may be rented")
     if quota == 0:
         return ExcludedOffer(candidate.name, "none can be rented: quota or availability is 0")
-    if network is None and machine.instance_type not in terms.fabrics:
-        return ExcludedOffer(
-            candidate.name, "network rate unknown; give network_bytes_per_second of the instance type, or its fabric"
-        )
     if spot and preemptions is None:
         return ExcludedOffer(candidate.name, "preemption rate unknown; give preemptions_per_hour, or of '*' for all")
     return MachineOffer(
         name=candidate.name,
         device=machine.gpu_model,
         devices=machine.gpu_count,
-        quota=quota,
+        # Nobody knows what several machines would reach together.
+        quota=quota if network is not None or machine.instance_type in terms.fabrics else 1,
         usd_per_hour=candidate.usd_per_hour,
         billing=Billing.SPOT if spot else Billing.ON_DEMAND,
         network_bytes_per_second=network,
@@ -248,7 +256,7 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> MachineOffer | Exclud
         smallest_batch=limits.smallest,
         largest_batch=limits.largest,
         preemptions_per_hour=preemptions or 0.0,
-        region=candidate.region,
+        region=f"{machine.provider}/{region_of(candidate.region)}",
         zone=candidate.zone,
         machine_fabric=terms.machine_fabrics.get(machine.instance_type, ""),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated
 
@@ -16,12 +16,11 @@ from gpusonde.documents import Default, ListOf, Number, Text, Whole
 from gpusonde.errors import ProblemError
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
 
-_MOST_OFFERS = 1000
 _MOST_CANDIDATES = 4096
 _LARGEST_BATCH = 2**31
 _MOST_MACHINES = 100_000
 # What a document may hold.
-MOST_OFFERS = 256
+MOST_OFFERS = 1000
 MOST_MACHINES = 10_000
 OfferName = Annotated[str, Text(longest=256)]
 BatchSize = Annotated[int, Whole(most=LARGEST_BATCH)]
@@ -60,7 +59,7 @@ class MachineOffer:
         largest_batch: Largest batch per GPU that fits into its memory; 0 when the model does not fit at all; None when
             memory is no limit.
         preemptions_per_hour: Expected preemptions per machine and hour, 0 for none.
-        region: Where it stands, for people.
+        region: Where it stands, with its cloud where there are several; a plan stays in one unless told.
         zone: Its zone, for people.
         machine_fabric: Name of the network between the GPUs of one machine; empty when it is ``fabric``.
 
@@ -98,6 +97,11 @@ class MachineOffer:
         if not _is_number(self.preemptions_per_hour) or not 0 <= self.preemptions_per_hour < math.inf:
             raise ProblemError(f"{what}: preemptions_per_hour {self.preemptions_per_hour} must be 0 or more")
 
+    @property
+    def preemption_rate(self) -> float:
+        """How often a machine is taken away per hour; on-demand machines never are."""
+        return self.preemptions_per_hour if self.billing is Billing.SPOT else 0.0
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -112,6 +116,9 @@ class Problem:
         budget_usd: Most that it may cost on average; None for no limit.
         confidence: Probability with which the deadline is met, 0.5 or more, below 1.
         overhead_s: Seconds that pass, and are paid for, before the first iteration.
+        restart_s: Seconds from the loss of a spot machine until the job works again on another one.
+        save_s: Seconds in which saving a checkpoint stops the work.
+        across_regions: A plan may take machines of several regions (``MachineOffer.region``).
         batch_sizes: Batches per GPU to choose from, for all offers; None for powers of two and the divisors of
             ``global_batch``. The limits of each offer hold in any case.
 
@@ -128,6 +135,9 @@ class Problem:
     confidence: float = 0.95
     overhead_s: float = 0.0
     batch_sizes: tuple[int, ...] | None = None
+    restart_s: float = 187.0
+    save_s: float = 5.0
+    across_regions: bool = False
 
     def __post_init__(self) -> None:
         _whole(self.global_batch, "global_batch", 1, _LARGEST_BATCH, "samples of an iteration over all GPUs")
@@ -135,16 +145,17 @@ class Problem:
         object.__setattr__(self, "offers", tuple(self.offers))
         if not self.offers:
             raise ProblemError("there are no offers: give at least one kind of machine that can be rented")
-        if len(self.offers) > _MOST_OFFERS:
-            raise ProblemError(f"{len(self.offers)} offers are too many; {_MOST_OFFERS} is the limit")
+        if len(self.offers) > MOST_OFFERS:
+            raise ProblemError(f"{len(self.offers)} offers are too many; {MOST_OFFERS} is the limit")
         names = [offer.name for offer in self.offers]
         for name in names:
             if names.count(name) > 1:
                 raise ProblemError(f"there are two offers named {name}: every offer needs a name of its own")
         if not isinstance(self.objective, Objective):
             raise ProblemError(f"objective {self.objective!r} must be Objective.TIME or Objective.COST")
-        if not _is_number(self.overhead_s) or not 0 <= self.overhead_s < math.inf:
-            raise ProblemError(f"overhead_s {self.overhead_s} must be 0 or more")
+        for name in ("overhead_s", "restart_s", "save_s"):
+            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) < math.inf:
+                raise ProblemError(f"{name} {getattr(self, name)} must be 0 or more")
         if self.deadline_s is not None:
             if not _is_number(self.deadline_s) or not 0 < self.deadline_s < math.inf:
                 raise ProblemError(
@@ -179,6 +190,20 @@ class Problem:
             if offer.name == name:
                 return offer
         raise KeyError(name)
+
+    def parts(self) -> tuple[Problem, ...]:
+        """Return a problem for every set of offers whose machines may work together: those of a region."""
+        regions = tuple(dict.fromkeys(offer.region for offer in self.offers))
+        if self.across_regions or len(regions) == 1:
+            return (self,)
+        return tuple(
+            replace(self, offers=tuple(offer for offer in self.offers if offer.region == region)) for region in regions
+        )
+
+    def preemptions_per_hour(self, plan: Plan) -> float:
+        """Return how often any machine of a plan is taken away."""
+        rates = {offer.name: offer.preemption_rate for offer in self.offers}
+        return sum(group.machines * rates[group.offer] for group in plan.groups)
 
     def candidates(self, offer: MachineOffer) -> tuple[int, ...]:
         """Return the batches per GPU that an offer may run, ascending; empty when none fits."""

@@ -5,7 +5,7 @@ a long run, and all together, because a run stays where its machines were placed
 this job. So the standard deviation of the whole time is ``sqrt((n * shared) ** 2 + n * own ** 2)`` for ``n``
 iterations. Times are above zero and skewed to the right, hence the whole time is taken as lognormal with that mean and
 standard deviation, and its quantile at the problem's confidence must not exceed the deadline. The quantile is never
-below the mean.
+below the mean. Preemptions add work that is done again, restarts, and scatter of their own (``expected_run``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from enum import Enum
 from scipy.special import ndtri
 
 from gpusonde.errors import ProblemError
+from gpusonde.optimizer.preemptions import expected_run
 from gpusonde.optimizer.problem import Objective, Plan, Problem
 from gpusonde.optimizer.step_times import StepEstimate, StepTimes
 
@@ -35,12 +36,14 @@ class PlanEstimate:
     """What a plan takes and costs until the job is done.
 
     Attributes:
-        time_s: Mean time, overhead included.
+        time_s: Mean time, overhead and preemptions included.
         time_at_confidence_s: Time that is kept with the problem's confidence.
         cost_usd: Mean cost.
         cost_at_confidence_usd: Cost when it takes ``time_at_confidence_s``.
         usd_per_hour: Price of its machines.
         step: One iteration.
+        preemptions: How many are expected.
+        checkpoint_interval_s: Seconds of work between two checkpoints at which it takes least; infinite for none.
     """
 
     time_s: float
@@ -49,6 +52,8 @@ class PlanEstimate:
     cost_at_confidence_usd: float
     usd_per_hour: float
     step: StepEstimate
+    preemptions: float = 0.0
+    checkpoint_interval_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Relaxation:
 
     Attributes:
         limit: ``budget_usd``, ``deadline_s`` or ``quota of NAME``.
-        change: In words, such as "+10 %".
+        change: In words, such as "+10%".
         plan: Best plan then; None when there is still none.
         time_s: Its mean time; None likewise.
         cost_usd: Its mean cost; None likewise.
@@ -157,7 +162,7 @@ def quantile_s(mean_s: float, sd_s: float, confidence: float) -> float:
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
-    """Check that a plan keeps quotas, memory limits, batch limits and the global batch.
+    """Check that a plan keeps quotas, memory limits, batch limits, regions and the global batch.
 
     Raises:
         ProblemError: It does not; the message says where.
@@ -177,6 +182,9 @@ def check_plan(problem: Problem, plan: Plan) -> None:
             raise ProblemError(
                 f"batch {group.batch_size} does not fit into {offer.name}: {offer.largest_batch} is most"
             )
+    regions = sorted({problem.offer(group.offer).region or "no region" for group in plan.groups})
+    if len(regions) > 1 and not problem.across_regions:
+        raise ProblemError(f"the plan spans {' and '.join(regions)}: across_regions = true allows that")
     batch = plan.global_batch(problem.offers)
     if batch != problem.global_batch:
         raise ProblemError(f"the plan runs {batch} samples per iteration, not {problem.global_batch}")
@@ -184,14 +192,26 @@ def check_plan(problem: Problem, plan: Plan) -> None:
 
 def estimate_plan(problem: Problem, plan: Plan, steps: StepTimes) -> PlanEstimate:
     """Return what a plan takes and costs until the job is done."""
-    return estimate_run(problem, plan.usd_per_hour(problem.offers), steps.estimate(plan))
+    per_hour = problem.preemptions_per_hour(plan)
+    return estimate_run(problem, plan.usd_per_hour(problem.offers), steps.estimate(plan), per_hour)
 
 
-def estimate_run(problem: Problem, usd_per_hour: float, step: StepEstimate) -> PlanEstimate:
-    """Return what machines at that price take and cost with iterations like ``step``."""
-    run_s = problem.iterations * step.mean_s
+def estimate_run(
+    problem: Problem, usd_per_hour: float, step: StepEstimate, preemptions_per_hour: float = 0.0
+) -> PlanEstimate:
+    """Return what machines at that price take and cost with iterations like ``step``.
+
+    Machines are paid for while one that was taken away is replaced: others wait for it, and it restores its state.
+    """
+    work_s = problem.iterations * step.mean_s
+    run_s, sd_s = work_s, step.run_sd_s(problem.iterations)
+    preemptions, interval_s = 0.0, math.inf
+    if preemptions_per_hour > 0 and math.isfinite(work_s):
+        run = expected_run(work_s, preemptions_per_hour, problem.restart_s, problem.save_s)
+        run_s, preemptions, interval_s = run.seconds, run.preemptions, run.interval_s
+        sd_s = math.hypot(sd_s * run_s / work_s, run.sd_s)
     time_s = problem.overhead_s + run_s
-    kept_s = problem.overhead_s + quantile_s(run_s, step.run_sd_s(problem.iterations), problem.confidence)
+    kept_s = problem.overhead_s + (quantile_s(run_s, sd_s, problem.confidence) if math.isfinite(run_s) else run_s)
     return PlanEstimate(
         time_s=time_s,
         time_at_confidence_s=kept_s,
@@ -199,6 +219,8 @@ def estimate_run(problem: Problem, usd_per_hour: float, step: StepEstimate) -> P
         cost_at_confidence_usd=kept_s * usd_per_hour / 3600.0,
         usd_per_hour=usd_per_hour,
         step=step,
+        preemptions=preemptions,
+        checkpoint_interval_s=interval_s,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -22,10 +22,20 @@ from gpusonde.optimizer.explain import (
 )
 from gpusonde.optimizer.paper.search import paper_search
 from gpusonde.optimizer.problem import Plan, Problem
-from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
+from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
 from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, find_time_factor
 from gpusonde.optimizer.search.space import brute_force, make_space
-from gpusonde.optimizer.solution import SLACK, PlanEstimate, Proof, Relaxation, Solution, Status, check_plan, satisfies
+from gpusonde.optimizer.solution import (
+    SLACK,
+    PlanEstimate,
+    Proof,
+    Relaxation,
+    Solution,
+    Status,
+    check_plan,
+    rank,
+    satisfies,
+)
 from gpusonde.optimizer.step_times import StepTimes
 
 FloatArray = npt.NDArray[np.float64]
@@ -87,12 +97,16 @@ def pareto(
         raise ProblemError(f"resolution {resolution} must be 0 or more and below 1")
     if not time_limit_s > 0:
         raise ProblemError(f"time_limit_s {time_limit_s} must be above zero")
-    space = make_space(problem, steps)
-    if space is None:
-        return ParetoFront((), True, resolution)
     front = _Front(problem, find_time_factor(problem, steps), resolution)
     ends_s = clock() + time_limit_s
-    found = ExactSearch(problem, space, steps, front, out_of_time=lambda: clock() >= ends_s).run()
+
+    def search(part: Problem, _: SearchResult) -> SearchResult:
+        space = make_space(part, steps)
+        if space is None:
+            return SearchResult(complete=True)
+        return ExactSearch(part, space, steps, front, out_of_time=lambda: clock() >= ends_s).run()
+
+    found = search_parts(problem, search)
     return ParetoFront(_apart(front.points, resolution), found.complete, resolution)
 
 
@@ -187,7 +201,8 @@ def solve(
         raise ProblemError(f"time_limit_s {time_limit_s} must be above zero")
     if method == "paper":
         paper_ends_s = clock() + time_limit_s
-        return paper_search(problem, steps, out_of_time=lambda: clock() >= paper_ends_s)
+        found_of = [paper_search(part, steps, out_of_time=lambda: clock() >= paper_ends_s) for part in problem.parts()]
+        return min(found_of, key=lambda each: rank(problem, each.estimate) if each.estimate else (math.inf, math.inf))
     if method == "brute_force":
         return brute_force(problem, steps)
     if method != "exact":
@@ -197,13 +212,18 @@ def solve(
     if start is not None:
         check_plan(problem, start)
 
-    def search(asked: Problem, known: Plan | None, ends_s: float) -> SearchResult:
+    def search_part(asked: Problem, before: SearchResult, known: Plan | None, ends_s: float) -> SearchResult:
         space = make_space(asked, steps)
         if space is None:
-            return SearchResult(complete=True)
+            return replace(before, bound=math.inf, complete=True, estimated=0, subproblems=0, cells_in_all=0)
         objective = ProblemObjective(asked, find_time_factor(asked, steps))
         search = ExactSearch(asked, space, steps, objective, out_of_time=lambda: clock() >= ends_s, tolerance=tolerance)
-        return search.run(known)
+        names = {offer.name for offer in asked.offers}
+        is_own = known is not None and names.issuperset(group.offer for group in known.groups)
+        return search.run(known if is_own else None, before)
+
+    def search(asked: Problem, known: Plan | None, ends_s: float) -> SearchResult:
+        return search_parts(asked, lambda part, before: search_part(part, before, known, ends_s))
 
     ends_s = clock() + time_limit_s
     found = search(problem, start, ends_s)

@@ -10,6 +10,7 @@ from support.problem_documents import probes, small_problem
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import MOST_OFFERS, parse_plan, parse_problem
+from gpusonde.optimizer.documents.watching import estimate_plan, solve_problem
 from gpusonde.optimizer.problem import Billing, Objective
 from gpusonde.simulator.compute import CurveOrigin
 
@@ -103,7 +104,7 @@ def test_networks_that_nobody_measured_are_assumed_from_their_rating_and_that_is
     for offer in document["offers"]:
         offer["network_bytes_per_second"] = 1.25e9
     found = parse_problem(document, GPUS, OFFERS)
-    assert list(found.rated_fabrics.values()) == [1.25e9]
+    assert [network.bytes_per_second for network in found.rated_fabrics.values()] == [1.25e9]
     assert "the network of 2 offers is not measured" in found.notes[-1]
 
 
@@ -170,6 +171,55 @@ def test_what_cannot_be_is_refused_naming_the_key(path, value, field, says):
     assert found == field
     assert says in text
     assert "\n" not in text
+
+
+def test_one_machine_needs_no_network_rate():
+    document = small_problem()
+    del document["job"]["allreduce"]
+    for offer, devices in zip(document["offers"], (1, 8), strict=True):
+        del offer["fabric"]
+        offer["devices"] = devices
+    document |= {"global_batch": 128, "deadline_s": 1e6}
+    found = parse_problem(document, GPUS, OFFERS)
+    assert [offer.quota for offer in found.problem.offers] == [1, 1]
+    (note,) = [note for note in found.notes if "network_bytes_per_second" in note]
+    assert "t4, v100" in note
+    fastest = solve_problem(parse_problem({**document, "objective": "time"}, GPUS, OFFERS))
+    cheapest = solve_problem(found)
+    assert cheapest["status"] == "optimal"
+    assert [each["machines"] for each in fastest["plan"]["groups"]] == [1]
+    # The GPUs of one machine exchange gradients over what its data sheet says.
+    assert fastest["plan"]["groups"][0]["offer"] == "v100"
+    assert fastest["estimate"]["step"]["mean_s"] > 0.016
+    mixed = {**document, "across_regions": True}
+    mixed["offers"][1]["network_bytes_per_second"] = 1e9
+    assert [offer.name for offer in parse_problem(mixed, GPUS, OFFERS).problem.offers] == ["v100"]
+
+
+def test_a_region_that_is_misspelt_is_named_with_the_one_that_was_meant():
+    query = {"providers": ["aws"], "regions": ["us-east-1", "us-esat-1"], "quota": 2}
+    at, text = refusal(small_problem(catalog=[query]))
+    assert at == "catalog[0].regions[1]"
+    assert "did you mean 'us-east-1'?" in text
+
+
+def test_some_hundred_offers_are_taken():
+    offers = [{**small_problem()["offers"][0], "name": f"t4-{i}", "quota": 2} for i in range(300)]
+    assert len(parse(offers=offers).problem.offers) == 300
+
+
+def test_gpus_without_a_curve_are_named_in_one_note():
+    query = {"providers": ["aws"], "regions": ["us-east-1"], "quota": 2}
+    (said,) = [note for note in parse(catalog=[query]).notes if "no batch limits" in note]
+    assert "A10G" in said
+    assert "H100-SXM" in said
+
+
+def test_a_confidence_is_written_as_it_was_given():
+    document = parse(confidence=0.999)
+    plan = parse_plan({"groups": [{"offer": "t4", "machines": 4, "batch_size": 64}]}, document.problem, "plan")
+    assert "with 99.9% confidence" in estimate_plan(document, plan)["why"]
+    assert "with 99.9%" in solve_problem(parse(confidence=0.999))["why"]
 
 
 def test_thousands_of_offers_are_refused():

@@ -5,8 +5,14 @@ from support.problem_documents import small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError
-from gpusonde.optimizer.documents.problem import parse_problem
-from gpusonde.optimizer.documents.watching import read_reports, start_watch, take_report
+from gpusonde.optimizer.continual import ContinualOptions
+from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
+from gpusonde.optimizer.documents.watching import estimate_plan as estimate_given
+from gpusonde.optimizer.documents.watching import read_reports, solve_problem, start_watch, take_report
+from gpusonde.optimizer.problem import Group, Plan
+from gpusonde.optimizer.solution import estimate_plan
+
+GPUS = load_gpus()
 
 PLAN = {"groups": [{"offer": "t4", "machines": 4, "batch_size": 64}]}
 
@@ -81,3 +87,50 @@ def test_reports_are_read_line_by_line():
     assert [row["elapsed_s"] for row in found] == [1, 2]
     with pytest.raises(DocumentError, match="f:1: "):
         list(read_reports(["nothing\n"], "f"))
+
+
+def two_kinds(confidence, late):
+    """One GPU at a time: a cheap T4 that takes its mean time, a deadline so much beyond it, and a dear V100."""
+    changes = {"confidence": confidence, "batch_sizes": [64], "global_batch": 64, "iterations": 2_000_000}
+    document = parse_problem(small_problem(**changes, deadline_s=1e9, overhead_s=180.0), GPUS, load_offers(gpus=GPUS))
+    mean_s = estimate_plan(document.problem, Plan((Group("t4", 1, 64),)), document.step_times()).time_s
+    return small_problem(**changes, deadline_s=mean_s * late, overhead_s=180.0)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("late", [1.03, 1.1, 1.15, 1.2, 1.5])
+def test_solve_and_monitor_say_the_same_of_the_same_file_at_the_job_s_start(confidence, late):
+    document = parse_problem(two_kinds(confidence, late), GPUS, load_offers(gpus=GPUS))
+    solved = solve_problem(document)
+    assert start_watch(document, {}).recommend(0.0)["plan"] == solved["plan"]
+
+
+def test_what_a_change_of_machines_takes_comes_from_the_file():
+    def options(**changes):
+        return parse_problem(small_problem(**changes), GPUS, load_offers(gpus=GPUS)).options
+
+    assert options() == ContinualOptions()
+    given = options(continual={"launch_s": 600, "restore_s": 60, "save_s": 90, "window_s": 900, "improvement": 1.5})
+    assert (given.launch_s, given.launch_slowest_s, given.restore_s, given.save_s) == (600, 1200, 60, 90)
+    assert (given.window_s, given.improvement) == (900, 1.5)
+    assert options(overhead_s=330.0).launch_s == 300.0
+    with pytest.raises(DocumentError, match=r"continual\.improvement"):
+        options(continual={"improvement": 0.9})
+
+
+def test_spot_machines_are_told_which_costs_of_a_preemption_are_assumed():
+    document = small_problem(deadline_s=36_000.0)
+    document["offers"][0] |= {"billing": "spot", "preemptions_per_hour": 0.1, "usd_per_hour": 0.2}
+
+    def parsed():
+        return parse_problem(document, GPUS, load_offers(gpus=GPUS))
+
+    assert any("save_s" in note and "[continual]" in note for note in parsed().notes)
+    cheap = solve_problem(parsed())
+    assert cheap["estimate"]["preemptions"] > 0
+    assert cheap["estimate"]["checkpoint_interval_s"] > 0
+    document["continual"] = {"save_s": 60, "launch_s": 900}
+    assert not any("[continual]" in note for note in parsed().notes)
+    assert (parsed().problem.save_s, parsed().problem.restart_s) == (60, 937)
+    plan = parse_plan(cheap["plan"], parsed().problem, "plan")
+    assert estimate_given(parsed(), plan)["estimate"]["time_s"] > cheap["estimate"]["time_s"]

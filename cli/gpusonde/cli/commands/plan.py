@@ -15,7 +15,7 @@ from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen, to_json
-from gpusonde.cli.parsing import Parser, positive_number
+from gpusonde.cli.parsing import Parser, duration_s, positive_number
 from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_plan_options(parser: Parser) -> None:
         help="estimate: N machines of an offer with this batch per GPU; repeatable",
     )
     parser.add_argument(
-        "--time-limit-s", type=positive_number, metavar="S", help="solve, pareto: longest search here (default: 30)"
+        "--time-limit-s", type=duration_s, metavar="TIME", help="solve, pareto: longest search here (default: 30)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="solve, estimate: also write the solution to a file")
     add_collector_options(parser, default=None, otherwise="computing here")
@@ -239,7 +239,7 @@ def add_monitor_options(parser: Parser) -> None:
     parser.add_argument("--progress", metavar="FILE", help="reports, one JSON object per line; - for stdin")
     parser.add_argument("--run", metavar="ID", help="run of the collector ('gpusonde runs' lists them)")
     parser.add_argument(
-        "--elapsed-s", type=positive_number, metavar="X", help="seconds since the job began (default: 0, or the run's)"
+        "--elapsed-s", type=duration_s, metavar="TIME", help="seconds since the job began (default: 0, or the run's)"
     )
     parser.add_argument("--spent-usd", type=positive_number, metavar="X", help="spent so far (default: 0)")
     parser.add_argument(
@@ -456,6 +456,13 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
     )
     time, kept, cost, cost_kept, per_hour = _figures(estimate)
     step = estimate["step"]
+    if estimate["checkpoint_interval_s"] is not None:
+        screen.line(
+            f"{formatting.number(estimate['preemptions'])} preemptions are reckoned with, and a checkpoint after every"
+            f" {hours(estimate['checkpoint_interval_s'])} of work"
+        )
+    elif estimate["preemptions"]:
+        screen.line(f"{formatting.number(estimate['preemptions'])} preemptions are reckoned with, and no checkpoint")
     screen.line(
         f"takes {time} and costs {cost}; with the wanted confidence at most {kept} and {cost_kept}; {per_hour} per hour"
     )

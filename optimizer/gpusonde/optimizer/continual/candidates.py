@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from scipy.special import ndtri
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.continual.options import ContinualOptions, ExpectedRun, PreemptionRates, expected_run
+from gpusonde.optimizer.continual.options import ContinualOptions
+from gpusonde.optimizer.preemptions import ExpectedRun, PreemptionRates, expected_run
 from gpusonde.optimizer.problem import Billing, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.solution import Solution
 from gpusonde.optimizer.solve import solve
@@ -110,7 +111,7 @@ class CandidateFinder:
         self._solver = solver
         self._offers = {offer.name: offer for offer in problem.offers}
         self._known: dict[tuple[tuple[MachineOffer, ...], Objective], Plan | None] = {}
-        self._deviations = float(ndtri(options.confidence))
+        self._deviations = float(ndtri(problem.confidence))
 
     def replace_problem(self, problem: Problem) -> None:
         """Search among the same job's offers as they are now."""
@@ -212,8 +213,9 @@ class CandidateFinder:
             if per_hour > 0:
                 run = expected_run(_HOUR_S, per_hour, self._options.restart_s, self._options.save_s)
                 rise = min(_LARGEST_RISE, run.seconds / _HOUR_S)
-            region = "" if self._options.across_regions else offer.region
-            raised = replace(offer, quota=quota, usd_per_hour=offer.usd_per_hour * rise)
+            region = "" if self._problem.across_regions else offer.region
+            # The raised price counts the preemptions, and a guard keeps the deadline.
+            raised = replace(offer, quota=quota, usd_per_hour=offer.usd_per_hour * rise, preemptions_per_hour=0.0)
             regions.setdefault(region, []).append(raised)
         return regions.values()
 
@@ -222,7 +224,10 @@ class CandidateFinder:
     ) -> PlanCandidate | None:
         problem, options = self._problem, self._options
         deadline_s = budget_usd = None
-        certain = math.exp(self._deviations * options.spread) * at.slowdown
+        certain = at.slowdown
+        if getattr(self._steps, "least_spread", 0.0) < options.spread:
+            # Step times that know their own scatter are asked for confidence by the search.
+            certain *= math.exp(self._deviations * options.spread)
         # Machines that run need no launch; what does is found out by evaluating the plan.
         ready = all(at.ready.get(offer.name, 0) >= offer.quota for offer in offers)
         wait_s = options.solve_s + options.restore_s + (0.0 if ready else options.launch_s)
@@ -242,7 +247,6 @@ class CandidateFinder:
                 objective=objective,
                 deadline_s=deadline_s,
                 budget_usd=budget_usd,
-                confidence=options.confidence,
                 overhead_s=0.0,
             )
         except ProblemError:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.continual.candidates import CandidateFinder, PlanCandidate, Solver, WatchedJob, solve_exactly
 from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
-from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
+from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.policy import Policy, PolicyDecision
 from gpusonde.optimizer.continual.progress import ProgressWindow, Projection, Throughput, project
+from gpusonde.optimizer.preemptions import PreemptionRates
 from gpusonde.optimizer.problem import Billing, MachineOffer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 
@@ -192,7 +193,7 @@ class Controller:
         self.options = options or ContinualOptions()
         rates = rates or PreemptionRates()
         self.fleet = Fleet(cloud, problem.offers, rates)
-        self.window = ProgressWindow(self.options.window_s, confidence=self.options.confidence)
+        self.window = ProgressWindow(self.options.window_s)
         self._finder = CandidateFinder(problem, steps, self.options, rates, solver or solve_exactly)
         self._policy = Policy(problem, self.options, self._finder)
         self._steps = steps
@@ -245,7 +246,7 @@ class Controller:
             iterations_per_epoch: Iterations of one epoch.
             before: Iterations before the first of these epochs.
         """
-        self.window = ProgressWindow(self.options.window_s, confidence=self.options.confidence)
+        self.window = ProgressWindow(self.options.window_s)
         finite = sorted(filter(math.isfinite, ends_s))
         for count, end_s in enumerate(finite, start=1):
             self.window.observe(end_s, before + count * iterations_per_epoch)
@@ -417,8 +418,9 @@ class Controller:
         """Whether spot machines that boot may still be waited for, or something else must be launched by now."""
         if not target.candidate.spot or target.ruling.at_risk:
             return True
-        spot = self._finder.evaluate(self.running, at, stay=True) if self.running is not None else None
-        fallback = self._policy.fallback(at, spot)
+        runs = None if self.running is None else self._finder.evaluate(self.running, at, stay=True)
+        # On-demand machines save nothing on the way, since they are not taken away: none of their work can be lost.
+        fallback = self._policy.fallback(at, runs if runs is not None and runs.spot else None)
         return fallback is None or fallback.slack_s > 0
 
     def _measured(self) -> Throughput | None:

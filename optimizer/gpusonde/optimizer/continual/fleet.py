@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from gpusonde.optimizer.continual.options import PreemptionRates
+from gpusonde.optimizer.preemptions import PreemptionRates
 from gpusonde.optimizer.problem import Billing, MachineOffer, Plan
 
 

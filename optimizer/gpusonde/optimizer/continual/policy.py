@@ -12,7 +12,7 @@ a dozen restarts, so the time that the expected preemptions will need is set asi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusonde.optimizer.continual.candidates import CandidateFinder, PlanCandidate, WatchedJob, score
 from gpusonde.optimizer.continual.options import ContinualOptions
@@ -83,11 +83,7 @@ class Policy:
         fastest = self._finder.best(at, on_demand_only=True, deadline=False, objective=Objective.TIME)
         if fastest is None:
             return None
-        lost_s = 0.0
-        if spot is not None and spot.step_s > 0:
-            # Work since the last checkpoint, which the fallback would have to do again.
-            work_s = min(spot.run.interval_s, at.remaining * spot.step_s)
-            lost_s = work_s * fastest.step_s / spot.step_s if math.isfinite(work_s) else 0.0
+        lost_s = 0.0 if spot is None else _lost_s(spot, fastest)
         options = self._options
         reserve_s = options.detect_s + options.release_s + options.review_s + lost_s
         return Fallback(fastest, self._problem.deadline_s - fastest.bound_s - reserve_s)
@@ -228,13 +224,16 @@ class Policy:
             return candidate.bound_s <= deadline_s or (stay is not None and candidate.bound_s <= stay.bound_s)
         if fallback is None:
             return candidate.end_s <= deadline_s
+        if stay is not None and not stay.spot:
+            # What runs is known better than what ran before: the guard has to hold after the switch, too, or the spot
+            # machines are left as soon as they work.
+            fallback = self.fallback(replace(at, running=None), None) or fallback
         # Until the machines are there nothing is gained, unless something else works meanwhile.
         options = self._options
         wasted_s = options.solve_s + options.restore_s + options.save_s
         if stay is None and candidate.wait_s > options.launch_s:
             wasted_s += options.launch_slowest_s
-        work_s = min(candidate.run.interval_s, candidate.run.running_s)
-        return fallback.slack_s > wasted_s + options.restart_s + (work_s if math.isfinite(work_s) else 0.0)
+        return fallback.slack_s > wasted_s + options.restart_s + _lost_s(candidate, fallback.candidate)
 
     def _waits_until(self, at: WatchedJob, best: PlanCandidate | None, idle_since_s: float | None) -> float:
         """Return until when waiting for spot capacity beats going on without."""
@@ -259,6 +258,12 @@ def _optimistic_end_s(stay: PlanCandidate, at: WatchedJob, throughput: Throughpu
     if throughput is None:
         return stay.optimistic_s
     return at.now_s + at.remaining / throughput.high if throughput.high > 0 else math.inf
+
+
+def _lost_s(spot: PlanCandidate, fastest: PlanCandidate) -> float:
+    """Return the seconds in which an on-demand plan does again what spot machines did since the last checkpoint."""
+    work_s = min(spot.run.interval_s, spot.run.running_s)
+    return work_s * fastest.step_s / spot.step_s if spot.step_s > 0 and math.isfinite(work_s) else 0.0
 
 
 def _risk_s(candidate: PlanCandidate, options: ContinualOptions) -> float:

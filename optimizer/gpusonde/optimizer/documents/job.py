@@ -1,7 +1,7 @@
 """The ``job`` of a problem: its keys, and what the optimizer makes of them.
 
 ``JobKeys`` are compute curves, gradients and allreduces, as measured, predicted or assumed; ``parse_job`` turns them
-into a ``Job``. ``RatedNetwork`` is what to assume of a network that nobody has measured.
+into a ``Job``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
-
-import numpy as np
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError
 from gpusonde.documents import ListOf, Number, Text, Whole
@@ -30,15 +28,8 @@ from gpusonde.simulator.compute import (
     compute_curve,
 )
 from gpusonde.simulator.compute.fitting import LONGEST_S
-from gpusonde.simulator.gradients import MOST_LISTED_BUCKETS, FloatArray, Gradients, GradientTrace
-from gpusonde.simulator.iteration import BusBandwidth
+from gpusonde.simulator.gradients import MOST_LISTED_BUCKETS, Gradients, GradientTrace
 
-# What allreduces of large buffers reach of a rated bandwidth over TCP: between a half and nine tenths of it are
-# usual, and the spread covers that.
-_REACHED_SHARE = 0.65
-_LOG_SPREAD = 0.25
-# Of one of the 2 (world - 1) steps of a ring.
-_STEP_LATENCY_S = 30e-6
 _MOST_CURVES = 512
 _MOST_PROBES = 1_000
 _MOST_MEASUREMENTS = 20_000
@@ -160,23 +151,6 @@ class Job:
     allreduce_model: ModelKind
     sharing: BandwidthSharing
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RatedNetwork:
-    """A ring of devices whose machines are connected at a rated bandwidth.
-
-    Attributes:
-        bytes_per_second: Rated bandwidth of one machine.
-    """
-
-    bytes_per_second: float
-
-    def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
-        """Return what single transfers reach among ``world_size`` devices."""
-        sizes = np.asarray(transfer_bytes, dtype=np.float64)
-        per_byte = 1.0 / (_REACHED_SHARE * self.bytes_per_second) + world_size * _STEP_LATENCY_S / sizes
-        return BusBandwidth(1.0 / per_byte, np.full(sizes.shape, _LOG_SPREAD))
 
 
 def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:

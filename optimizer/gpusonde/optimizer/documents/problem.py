@@ -6,16 +6,19 @@ is written with the names of its dataclasses.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from gpusonde.catalog import CatalogError, GpuCatalog, OfferCatalog
+from gpusonde.catalog import CatalogError, GpuCatalog, OfferCatalog, UnknownGpuError
 from gpusonde.documents import ListOf, Number, Whole, parse, to_plain
 from gpusonde.errors import DocumentError, ProblemError
-from gpusonde.optimizer.documents.job import Job, JobKeys, RatedNetwork, device_name, parse_job
-from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers
+from gpusonde.optimizer.continual.options import ContinualOptions
+from gpusonde.optimizer.documents.job import Job, JobKeys, device_name, parse_job
+from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers, region_of
 from gpusonde.optimizer.problem import (
     MOST_MACHINES,
     MOST_OFFERS,
@@ -33,7 +36,7 @@ from gpusonde.optimizer.step_times import SimulatedSteps
 from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
-from gpusonde.simulator.iteration import NetworkModel
+from gpusonde.simulator.iteration import NetworkModel, RatedNetwork
 
 SOLUTION_FORMAT = "gpusonde.solution/1"
 PARETO_FORMAT = "gpusonde.pareto/1"
@@ -43,6 +46,9 @@ _MOST_BATCH_SIZES = 256
 # Offers times batch sizes times machines; what is searched grows with it.
 _MOST_COMBINATIONS = 200_000
 _MOST_ITERATIONS = 2**53
+# Fabrics of one machine whose network to others is unknown.
+_INSIDE = "inside of "
+_MOST_NAMED = 5
 _Texts = Annotated[tuple[str, ...], ListOf(64)]
 
 
@@ -102,6 +108,40 @@ class CatalogKeys(QueryKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContinualKeys:
+    """The keys of ``continual``: what a change of machines takes, and when it is worth it.
+
+    Attributes:
+        launch_s: Seconds to boot a machine; without it what ``overhead_s`` leaves beside ``restore_s``, or 150.
+        restore_s: Seconds from the last machine being ready to the first iteration.
+        save_s: Seconds in which saving a checkpoint stops the work.
+        window_s: Seconds over which the throughput is taken.
+        improvement: A running plan is left for one that is better by this factor.
+    """
+
+    launch_s: Annotated[float, Number(least=0.0, most=86_400.0)] | None = None
+    restore_s: Annotated[float, Number(least=0.0, most=86_400.0)] = 30.0
+    save_s: Annotated[float, Number(least=0.0, most=86_400.0)] = 5.0
+    window_s: Annotated[float, Number(most=86_400.0)] = 300.0
+    improvement: Annotated[float, Number(least=1.0, most=100.0)] = 1.15
+
+    def options(self, overhead_s: float) -> ContinualOptions:
+        """Return how a controller judges; a slow launch takes twice as long as a usual one."""
+        launch_s = self.launch_s
+        if launch_s is None:
+            launch_s = max(0.0, overhead_s - self.restore_s) if overhead_s else ContinualOptions.launch_s
+        return ContinualOptions(
+            launch_s=launch_s,
+            launch_slowest_s=2.0 * launch_s,
+            launch_timeout_s=max(ContinualOptions.launch_timeout_s, 6.0 * launch_s),
+            restore_s=self.restore_s,
+            save_s=self.save_s,
+            window_s=self.window_s,
+            improvement=self.improvement,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProblemKeys:
     """The keys of a problem: a job, the machines to choose from and what counts.
 
@@ -120,6 +160,8 @@ class ProblemKeys:
         job: What was measured of the job, and of the network.
         offers: Kinds of machines that can be rented.
         catalog: Offers of the catalogue, besides those.
+        continual: What a change of machines takes, and when it is worth it.
+        across_regions: A plan may take machines of several regions or clouds, whose network is taken to be that of one.
     """
 
     name: str = ""
@@ -137,6 +179,8 @@ class ProblemKeys:
     job: JobKeys
     offers: Annotated[tuple[MachineOffer, ...], ListOf(MOST_OFFERS)] = ()
     catalog: Annotated[tuple[CatalogKeys, ...], ListOf(_MOST_QUERIES)] = ()
+    continual: ContinualKeys = ContinualKeys()
+    across_regions: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,16 +192,18 @@ class ProblemDocument:
         problem: What is to be decided.
         job: What is known of the job.
         iterations_per_epoch: Iterations of one epoch; None where the file counts no epochs.
-        rated_fabrics: Fabrics that nobody measured -> rated bandwidth of a machine, bytes per second.
+        rated_fabrics: Fabrics that nobody measured -> what their rating says.
         notes: What was assumed or left out, for a reader.
+        options: How a watch of the job judges.
     """
 
     name: str
     problem: Problem
     job: Job
     iterations_per_epoch: float | None
-    rated_fabrics: Mapping[str, float]
+    rated_fabrics: Mapping[str, RatedNetwork]
     notes: tuple[str, ...]
+    options: ContinualOptions
 
     def step_times(self) -> SimulatedSteps:
         """Return step times: measured fabrics as the allreduce model has them, others as their rating says.
@@ -176,9 +222,7 @@ class ProblemDocument:
         )
 
     def _networks(self) -> Mapping[str, NetworkModel]:
-        networks: dict[str, NetworkModel] = {
-            name: RatedNetwork(bytes_per_second) for name, bytes_per_second in self.rated_fabrics.items()
-        }
+        networks: dict[str, NetworkModel] = dict(self.rated_fabrics)
         measured = {measurement.fabric for measurement in self.job.allreduce}
         if measured:
             model = AllreduceModel.fit(self.job.allreduce, kind=self.job.allreduce_model)
@@ -214,8 +258,16 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
     if not offers:
         raise DocumentError("offers", 'is missing; give what can be rented, or [[catalog]] with gpus = ["NAME"]')
     offers = [_add_memory_limit(offer, job) for offer in offers]
-    offers, rated = _add_fabrics(offers, job, notes)
+    offers, rated = _add_fabrics(offers, job, gpus, notes)
+    offers = _without_strangers(offers, keys.across_regions, notes)
     iterations, per_epoch = _count_iterations(keys)
+    options = keys.continual.options(keys.overhead_s)
+    preempted = [offer for offer in offers if offer.preemption_rate]
+    if preempted and (document.get("continual") or {}).get("save_s") is None:
+        notes.append(
+            f"a checkpoint of {len(preempted)} spot offers is assumed to stop the work for {options.save_s:g} s and a"
+            f" restart to take {options.restart_s:g} s; save_s, restore_s and launch_s of [continual] say better"
+        )
     try:
         problem = Problem(
             global_batch=keys.global_batch,
@@ -227,11 +279,14 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
             confidence=keys.confidence,
             overhead_s=keys.overhead_s,
             batch_sizes=keys.batch_sizes or None,
+            restart_s=options.restart_s,
+            save_s=options.save_s,
+            across_regions=keys.across_regions,
         )
     except ProblemError as error:
         raise DocumentError("", str(error)) from None
     _check_size(problem)
-    return ProblemDocument(keys.name, problem, job, per_epoch, rated, tuple(notes))
+    return ProblemDocument(keys.name, problem, job, per_epoch, rated, tuple(notes), options)
 
 
 def parse_plan(document: Mapping[str, Any], problem: Problem, path: str = "") -> Plan:
@@ -283,10 +338,54 @@ def _add_memory_limit(offer: MachineOffer, job: Job) -> MachineOffer:
     return replace(offer, largest_batch=curve.largest_batch) if offer.largest_batch is None else offer
 
 
-def _add_fabrics(offers: list[MachineOffer], job: Job, notes: list[str]) -> tuple[list[MachineOffer], dict[str, float]]:
+def _without_strangers(offers: list[MachineOffer], across_regions: bool, notes: list[str]) -> list[MachineOffer]:
+    """Return offers of which those whose network nobody knows stand alone, or are left out where all may be mixed."""
+    alone = [offer for offer in offers if offer.fabric.startswith(_INSIDE)]
+    if not alone:
+        return offers
+    names = ", ".join(sorted({offer.name for offer in alone})[:_MOST_NAMED])
+    more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
+    done = "is left out" if across_regions else "is used for one machine only"
+    notes.append(
+        f"what is offered without a network rate {done} ({names}{more}); network_bytes_per_second, or measurements of"
+        " its fabric, let several work together"
+    )
+    if across_regions:
+        return [offer for offer in offers if offer not in alone]
+    # A plan stays in one region.
+    return [
+        replace(offer, quota=min(1, offer.quota), region=offer.name) if offer in alone else offer for offer in offers
+    ]
+
+
+def _inside_network(offer: MachineOffer, gpus: GpuCatalog) -> RatedNetwork:
+    """Return what the GPUs of one machine reach among each other, by their data sheet."""
+    # It brings the models of predictions, which few problems need.
+    from gpusonde.simulator.parallel import Placement  # noqa: PLC0415
+
+    # Offers of the catalogue name a fabric that nobody need have measured; a name of one's own without one is a slip.
+    provider, _, machine = offer.fabric.partition("/")
+    named = offer.fabric and not (
+        offer.name.startswith(f"{provider}/") and offer.name.removesuffix("/spot").endswith(f"/{machine}")
+    )
+    if not named:
+        with contextlib.suppress(UnknownGpuError):
+            alone = offer.devices == 1
+            reached = math.inf if alone else Placement(gpus.get(offer.device), offer.devices).bus_bytes_per_second
+            return RatedNetwork(reached, 1.0)
+    raise DocumentError(
+        "job.allreduce",
+        f"nothing is known of the network of offer {offer.name}: measure it ('gpusonde probe allreduce') and name its"
+        " fabric, or give the offer's network_bytes_per_second",
+    )
+
+
+def _add_fabrics(
+    offers: list[MachineOffer], job: Job, gpus: GpuCatalog, notes: list[str]
+) -> tuple[list[MachineOffer], dict[str, RatedNetwork]]:
     """Return offers of which those whose network nobody measured share fabrics by its rating."""
     measured = {measurement.fabric for measurement in job.allreduce}
-    rated: dict[str, float] = {}
+    rated: dict[str, RatedNetwork] = {}
     found = []
     for offer in offers:
         if offer.fabric in measured:
@@ -294,13 +393,11 @@ def _add_fabrics(offers: list[MachineOffer], job: Job, notes: list[str]) -> tupl
             continue
         rating = offer.network_bytes_per_second
         if rating is None:
-            raise DocumentError(
-                "job.allreduce",
-                f"nothing is known of the network of offer {offer.name}: measure it ('gpusonde probe allreduce') and"
-                " name its fabric, or give the offer's network_bytes_per_second",
-            )
-        fabric = f"rated {rating:.6g} bytes/s"
-        rated[fabric] = rating
+            fabric = f"{_INSIDE}{offer.devices} x {offer.device}"
+            rated[fabric] = _inside_network(offer, gpus)
+        else:
+            fabric = f"rated {rating:.6g} bytes/s"
+            rated[fabric] = RatedNetwork(rating)
         found.append(replace(offer, fabric=fabric))
     for offer in found:
         if offer.machine_fabric and offer.machine_fabric not in measured:
@@ -308,9 +405,10 @@ def _add_fabrics(offers: list[MachineOffer], job: Job, notes: list[str]) -> tupl
                 "job.allreduce",
                 f"there is no measurement of {offer.machine_fabric!r}, the machine_fabric of {offer.name}",
             )
-    if rated:
+    if any(offer.network_bytes_per_second is not None and offer.fabric in rated for offer in found):
+        count = sum(offer.fabric in rated and not offer.fabric.startswith(_INSIDE) for offer in found)
         notes.append(
-            f"the network of {sum(offer.fabric in rated for offer in found)} offers is not measured but assumed from"
+            f"the network of {count} offers is not measured but assumed from"
             " its rating; 'gpusonde probe allreduce' measures it"
         )
     return found, rated
@@ -336,6 +434,13 @@ def _list_offers(
     query: CatalogKeys, path: str, catalog: OfferCatalog, curves: Mapping[str, ComputeCurve], notes: list[str]
 ) -> list[MachineOffer]:
     """Return the catalogue's offers that a query asks for."""
+    zones = {part for offer in catalog.all for part in offer.region.split("/")}
+    regions = zones | {region_of(zone) for zone in zones}
+    for place, region in enumerate(query.regions):
+        if region not in regions:
+            near = difflib.get_close_matches(region, regions, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else "; 'gpusonde offers' lists them"
+            raise DocumentError(f"{path}.regions[{place}]", f"the catalogue has no offer in {region!r}{meant}")
     try:
         terms = Terms(
             quotas=[Quota(machines=query.quota)],

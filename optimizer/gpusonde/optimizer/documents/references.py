@@ -32,14 +32,13 @@ from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
 from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
 from gpusonde.optimizer.spot_offers import read_spot_rows, spot_offers
-from gpusonde.predictor.workload.engine import WorkloadPrediction
+from gpusonde.predictor.workload.engine import Optimizer, StepMemory, WorkloadPrediction
 from gpusonde.predictor.workload.graph import WorkloadGraph, read_graph
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
 from gpusonde.simulator.compute.sources import (
     WorkloadPredictor,
     gradient_bytes,
-    largest_batch_estimate,
     latency_estimate,
     predict_steps,
 )
@@ -368,7 +367,8 @@ def _largest_batch(keys: GraphKeys, graph: WorkloadGraph, spec: GpuSpec, documen
         return keys.largest_batch
     wanted = document.get("global_batch")
     most = wanted if isinstance(wanted, int) and 0 < wanted < LARGEST_BATCH else LARGEST_BATCH
-    return min(largest_batch_estimate(graph, spec.memory_bytes), most)
+    memory = StepMemory.of(graph, Precision(keys.precision), Optimizer.ADAMW)
+    return min(memory.largest_batch(spec.memory_bytes), most)
 
 
 def _graph_gpus(keys: GraphKeys, document: Mapping[str, Any], gpus: GpuCatalog) -> list[GpuSpec]:

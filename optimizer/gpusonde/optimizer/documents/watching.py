@@ -86,8 +86,8 @@ def _judgement(problem: Problem, found: PlanEstimate) -> list[str]:
     if problem.deadline_s is not None:
         is_kept = found.time_at_confidence_s <= problem.deadline_s
         words.append(
-            f"with {problem.confidence:.0%} confidence it takes {found.time_at_confidence_s:,.0f} s, the deadline of"
-            f" {problem.deadline_s:,.0f} s is {'kept' if is_kept else 'missed'}"
+            f"with {100 * problem.confidence:.6g}% confidence it takes {found.time_at_confidence_s:,.0f} s,"
+            f" the deadline of {problem.deadline_s:,.0f} s is {'kept' if is_kept else 'missed'}"
         )
     if problem.budget_usd is not None:
         is_kept = found.cost_usd <= problem.budget_usd
@@ -130,7 +130,7 @@ class JobWatch:
     ) -> None:
         self._per_epoch = document.iterations_per_epoch
         self._cloud = ReportedCloud()
-        self._controller = Controller(document.problem, document.step_times(), self._cloud, _solve)
+        self._controller = Controller(document.problem, document.step_times(), self._cloud, _solve, document.options)
         self._controller.fleet.spent_usd = spent_usd
         self._before = completed_iterations
         self._completed = completed_iterations

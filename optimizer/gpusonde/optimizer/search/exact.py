@@ -171,6 +171,24 @@ class SearchResult:
     cells_in_all: int = 0
 
 
+def search_parts(problem: Problem, search: Callable[[Problem, SearchResult], SearchResult]) -> SearchResult:
+    """Search every set of offers that may work together, each knowing the best of those before; return all of it."""
+    best, results = SearchResult(), []
+    for part in problem.parts():
+        best = search(part, best)
+        results.append(best)
+    return SearchResult(
+        plan=best.plan,
+        estimate=best.estimate,
+        value=best.value,
+        bound=min(each.bound for each in results),
+        complete=all(each.complete for each in results),
+        estimated=sum(each.estimated for each in results),
+        subproblems=sum(each.subproblems for each in results),
+        cells_in_all=sum(each.cells_in_all for each in results),
+    )
+
+
 class ExactSearch:
     """Finds the best plan for an objective.
 
@@ -203,9 +221,16 @@ class ExactSearch:
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
 
-    def run(self, start: Plan | None = None) -> SearchResult:
-        """Return the best plan. ``start`` is one that is known already; good ones make the search shorter."""
+    def run(self, start: Plan | None = None, before: SearchResult | None = None) -> SearchResult:
+        """Return the best plan.
+
+        Args:
+            start: One that is known already; good ones make the search shorter.
+            before: The best of other offers; it is returned unless a better one is found.
+        """
         found = self._found
+        if before is not None:
+            found.plan, found.estimate, found.value = before.plan, before.estimate, before.value
         for plan in self._space.single if start is None else (start, *self._space.single):
             self._take(plan)
         found.cells_in_all += len(self._space.single)
@@ -277,7 +302,7 @@ class ExactSearch:
 
     def _search_cell(self, anchor: Anchor) -> None:
         place = anchor.best_place(self._objective)
-        plans = self._cheapest(anchor, place) if self._steps.exact else self._every(anchor, place)
+        plans = self._cheapest(anchor, place) if self._space.exact else self._every(anchor, place)
         try:
             for plan in plans:
                 self._take(plan)

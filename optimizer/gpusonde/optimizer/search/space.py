@@ -6,6 +6,7 @@ problems one by one, the oracle that the searches are tested against.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def brute_force(problem: Problem, steps: StepTimes) -> Solution:
         ProblemError: There are too many combinations.
     """
     best, explored = None, 0
-    for plan in every_plan(problem):
+    for plan in itertools.chain.from_iterable(map(every_plan, problem.parts())):
         explored += 1
         estimate = estimate_plan(problem, plan, steps)
         if satisfies(problem, estimate) and (best is None or rank(problem, estimate) < rank(problem, best[1])):
@@ -114,6 +115,7 @@ class Space:
         options: One entry per offer that can take part.
         unit: Samples that all options and, where a plan exists, the global batch are multiples of.
         samples: The global batch in units.
+        exact: Iterations follow from latency, GPUs and network, and time and price from iterations: no preemptions.
         single: Plans on one machine only. They are no options: their network is the machine's own, so they are
             estimated one by one.
     """
@@ -121,6 +123,7 @@ class Space:
     options: tuple[Options, ...]
     unit: int
     samples: int
+    exact: bool
     single: tuple[Plan, ...]
 
 
@@ -150,7 +153,8 @@ def make_space(problem: Problem, steps: StepTimes) -> Space | None:
     if problem.global_batch % unit:
         return None
     found = tuple(_options(problem, offer, counted, unit, steps) for offer, counted in groups)
-    return Space(found, unit, problem.global_batch // unit, tuple(single))
+    exact = steps.exact and not any(offer.preemption_rate for offer, _ in groups)
+    return Space(found, unit, problem.global_batch // unit, exact, tuple(single))
 
 
 def _options(

@@ -1,0 +1,90 @@
+"""What the controller orders is used, and is worth its money, where spot machines never go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
+
+from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, TableSteps
+from gpusonde.optimizer.continual import Controller, DecisionKind, Runtime
+
+HOUR = 3600.0
+SPOT = MachineOffer("spot", "A", 1, 1, 0.31, Billing.SPOT, largest_batch=64)
+SURE = MachineOffer("sure", "A", 1, 1, 1.0, largest_batch=64)
+
+
+@dataclass
+class Outcome:
+    """A job's end."""
+
+    hours: float
+    usd: float
+    ordered: set[str]
+    used: set[str]
+
+
+def outcome(
+    offers: Sequence[MachineOffer], work_h: float, deadline_h: float, factor: float = 1.0, launch_s: float = 150.0
+) -> Outcome:
+    """Run a job whose machines are always there."""
+    iterations = round(work_h * 360)
+    task = Problem(64, iterations, tuple(offers), Objective.COST, deadline_s=deadline_h * HOUR, batch_sizes=(32, 64))
+    steps = TableSteps(offers, {(o.name, b): s for o in offers for b, s in ((64, 10.0), (32, 5.5))})
+    cloud = SimulatedCloud(
+        {offer.name: StepCapacity([0.0], [offer.quota]) for offer in offers},
+        {offer.name: offer.usd_per_hour for offer in offers},
+        lambda _: launch_s,
+    )
+    job = SimulatedJob(iterations, lambda plan: factor * steps.estimate(plan).mean_s, save_s=5.0, restore_s=30.0)
+    world = SimulatedWorld(cloud, job)
+    controller = Controller(task, steps, cloud)
+    runtime = Runtime(controller, cloud, world, world, solve_s=1.0)
+    ordered: set[str] = set()
+    used: set[str] = set()
+    while world.now_s() < 4 * deadline_h * HOUR:
+        decision = runtime.step()
+        ordered |= {machine.identifier for machine in cloud.machines()}
+        used |= set(decision.machines)
+        if decision.kind is DecisionKind.DONE:
+            break
+        world.wait_for_event(decision.next_step_s)
+    assert job.finished_s is not None
+    return Outcome(job.finished_s / HOUR, cloud.spent_usd, ordered, used)
+
+
+# Deadlines within a fifth of the work are those at which a job begins on demand and turns to spot machines later.
+@pytest.mark.parametrize("deadline_h", [25.5, 26.4, 27.6])
+def test_a_spot_machine_that_is_always_there_is_ordered_once_and_used(deadline_h: float) -> None:
+    found = outcome((SPOT, SURE), 24.0, deadline_h)
+    assert found.hours <= deadline_h
+    assert found.ordered == found.used
+    assert len(found.ordered) <= 3
+    assert found.usd < 0.75 * 24.0
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    work_h=st.floats(1.0, 12.0),
+    loose=st.floats(1.16, 1.6),
+    price=st.floats(0.1, 1.2),
+    quotas=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    factor=st.floats(0.9, 1.02),
+    launch_s=st.floats(0.0, 300.0),
+)
+def test_what_is_ordered_is_used_and_costs_no_more_than_on_demand(
+    work_h: float, loose: float, price: float, quotas: tuple[int, int], factor: float, launch_s: float
+) -> None:
+    spot, sure = replace(SPOT, quota=quotas[0], usd_per_hour=price), replace(SURE, quota=quotas[1])
+    deadline_h = loose * work_h + 0.2
+    found = outcome((spot, sure), work_h, deadline_h, factor, launch_s)
+    alone = outcome((sure,), work_h, deadline_h, factor, launch_s)
+    assert found.ordered == found.used
+    # A switch costs its checkpoint and restoring, on machines that are paid for.
+    assert found.usd <= 1.02 * alone.usd
+    looser = outcome((spot, sure), work_h, 1.3 * deadline_h, factor, launch_s)
+    assert looser.usd <= 1.02 * found.usd
