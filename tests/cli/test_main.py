@@ -15,7 +15,8 @@ import pytest
 
 from gpusonde.cli import main
 from gpusonde.cli.errors import describe
-from gpusonde.errors import CommandError
+from gpusonde.cli.main import build_parser
+from gpusonde.errors import CommandError, UsageError
 from gpusonde.service import process
 from gpusonde.telemetry import TraceError
 
@@ -49,6 +50,37 @@ def test_a_wrong_command_line_exits_2_with_usage_on_stderr(
     assert "gpusonde: error:" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "guess", "usage"),
+    [
+        (["detcet"], "detect", "usage: gpusonde [-h]"),
+        (["detect", "--gpuu", "0", "x.csv"], "--gpu", "usage: gpusonde detect"),
+        (["detect", "x.csv", "--inter=1"], "--interval-s", "usage: gpusonde detect"),
+        (["store", "exprt"], "export", "usage: gpusonde store"),
+        (["detect", "x.csv", "--mode", "papr"], "paper", "usage: gpusonde detect"),
+    ],
+)
+def test_misspelt_words_get_a_guess_and_the_error_comes_before_the_usage(
+    arguments: list[str], guess: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(arguments) == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("gpusonde: error: ")
+    assert first.endswith(f"; did you mean {guess}?")
+    assert rest[0].startswith(usage)
+
+
+def test_ctrl_c_between_parsing_and_running_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "configure", interrupted)
+    assert main.main(["metrics"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
 def test_a_wrong_command_line_under_json_prints_one_error_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["metrics", "--json", "--nonsense"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
@@ -58,6 +90,17 @@ def test_a_wrong_command_line_under_json_prints_one_error_object(capsys: pytest.
 
 def test_options_are_never_guessed_from_a_prefix() -> None:
     assert main.main(["metrics", "--js"]) == 2
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("1.5h", 5400.0), ("2min", 120.0), ("0.25", 0.25)])
+def test_durations_are_seconds_or_have_a_unit(text: str, seconds: float) -> None:
+    assert build_parser().parse_args(["detect", "x.csv", "--interval-s", text]).interval_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "0ms", "10 parsecs", "fast", "nan"])
+def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None:
+    with pytest.raises(UsageError, match=r"write 100ms, 1\.5h or a number of seconds"):
+        build_parser().parse_args(["detect", "x.csv", f"--interval-s={text}"])
 
 
 def test_version_names_the_distribution() -> None:

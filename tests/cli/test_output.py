@@ -93,6 +93,40 @@ def test_a_narrow_terminal_gets_fewer_columns(width: int, shown: list[str], monk
     assert heading.split() == shown
 
 
+@pytest.mark.parametrize("width", [60, 30, 18])
+def test_what_names_a_row_is_neither_left_out_nor_wrapped_and_what_is_left_out_is_told(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    run = "20261122T081716-e95949f0"
+    cells = (run, "NVIDIA H100 80GB HBM3", "gpu-node-17", "4711", "13.2", "slower since the last evaluation " * 3)
+    RichScreen(stream).table(("run", "GPU", "host", "job", "epoch (s)", "why"), [cells], numeric=("epoch (s)",))
+    heading, _, row, *_, told = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    assert row.startswith(run)
+    assert told.startswith("left out for width: ")
+    missing = told.removeprefix("left out for width: ").removesuffix("; --wide shows them").split(", ")
+    assert [name for name in ("GPU", "host", "job", "epoch (s)", "why") if name not in heading] == missing
+
+
+def test_long_text_is_wrapped_before_columns_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    RichScreen(stream).table(("job", "state", "why"), [("4711", "slower", "clocks fell " * 10)], optional=("state",))
+    assert "left out" not in stream.getvalue()
+    assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines())) <= 60
+
+
+def test_wide_tables_keep_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(RichScreen, "wide", True)
+    stream = Terminal()
+    cells = [f"column {i} with a rather long text" for i in range(9)]
+    RichScreen(stream).table([str(i) for i in range(9)], [cells])
+    assert any(all(cell in line for cell in cells) for line in stream.getvalue().splitlines())
+
+
 def test_brackets_in_a_users_text_are_not_taken_for_markup() -> None:
     stream = io.StringIO()
     RichScreen(stream).line("[bold]GPU[/bold]")

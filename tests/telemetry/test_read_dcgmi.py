@@ -48,10 +48,11 @@ def test_entities_become_traces_and_headings_may_repeat(tmp_path: Path) -> None:
     assert read_trace(_file(tmp_path, _HEADING + tick), gpu=1, interval_s=1.0).gpu_uuid == "GPU-1"
 
 
-def test_without_an_interval_ticks_are_one_second_apart_and_a_warning_says_so(tmp_path: Path) -> None:
-    trace = read_trace(_file(tmp_path, _HEADING + _row("GPU 0") * 3))
-    assert trace.time_s.tolist() == [0.0, 1.0, 2.0]
-    assert "taken to be 1 s apart" in trace.warnings[0]
+def test_a_log_without_times_is_refused_with_the_option_that_tells_them(tmp_path: Path) -> None:
+    path = _file(tmp_path, _HEADING + _row("GPU 0") * 3)
+    with pytest.raises(TraceFormatError, match="--interval-s 100ms where dcgmi dmon ran with -d 100"):
+        read_trace(path)
+    assert read_trace(path, interval_s=0.1).time_s == pytest.approx([0.0, 0.1, 0.2])
 
 
 def test_a_tick_in_which_an_entity_is_missing_keeps_the_others_in_step(tmp_path: Path) -> None:

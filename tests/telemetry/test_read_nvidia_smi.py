@@ -212,7 +212,12 @@ def test_a_last_row_that_was_cut_is_left_out_with_a_warning(tmp_path: Path, cut:
         ),
         ("timestamp, index, power.draw [W]\n" + _row(1, "0", "1 W") * 2, 3, "timestamp", "is the same as"),
         ("timestamp, power.draw [W]\n" + _row(0, "1 W")[:-1], 1, None, "no complete row"),
-        ("# gpu   pwr  gtemp\n# Idx     W      C\n    0    70     40\n", 1, None, "nvidia-smi dmon, which is not read"),
+        (
+            "# gpu   pwr  gtemp\n# Idx     W      C\n    0    70     40\n",
+            1,
+            None,
+            "nvidia-smi dmon without dates and times",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_its_line_and_field(

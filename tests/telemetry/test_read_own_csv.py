@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -134,12 +135,62 @@ def test_an_unknown_column_is_kept_out_with_a_warning_that_names_the_nearest(tmp
     )
 
 
-@pytest.mark.parametrize("value", ["-0.1", "9.5", "2147483632", "140737488355328", "9223372036854775794", "inf"])
+@pytest.mark.parametrize("value", ["-0.1", "950", "2147483632", "140737488355328", "9223372036854775794", "inf"])
 def test_sentinels_and_impossible_values_are_missing_and_counted(tmp_path: Path, value: str) -> None:
     trace = read_trace(_file(tmp_path, f"time_s,sm_active\n0,0.5\n1,{value}\n2,{value}\n"))
     assert np.isnan(trace.values["sm_active"][1:]).all()
     assert len(trace.warnings) == 1
     assert "2 values are sentinels or impossible (the first on line 3)" in trace.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "says", "unit"),
+    [
+        ("gpu_utilization", [0, 1, 57, 98, 100, 0, 0, 2], "per cent?", "%"),
+        ("gpu_utilization", [0] * 90 + [1] * 6 + [2, 3], "per cent?", "%"),
+        ("sm_active", [0.0, 3.5, 4.25, 2.0, 0.5], "per cent?", "%"),
+        ("dram_active", [0.9, 0.8, 12.0, 0.2], "per cent?", "%"),
+        ("framebuffer_used_bytes", [0, 132, 16280, 40960], "MiB?", "MiB"),
+        ("power_watts", [69320, 110450, 250000], "mW?", "mW"),
+    ],
+)
+def test_values_in_another_unit_are_refused_and_read_where_the_header_states_it(
+    tmp_path: Path, metric: str, values: list[float], says: str, unit: str
+) -> None:
+    rows = "\n".join(f"{i},{value}" for i, value in enumerate(values))
+    error = _refusal(_file(tmp_path, f"time_s,{metric}\n{rows}\n"))
+    assert says in str(error)
+    assert f"name the column '{metric} [{unit}]'" in str(error)
+    assert error.field == metric
+    trace = read_trace(_file(tmp_path, f"time_s,{metric} [{unit}]\n{rows}\n"))
+    scale = {"%": 0.01, "MiB": 2.0**20, "mW": 1e-3}[unit]
+    assert trace.values[metric] == pytest.approx(np.array(values) * scale)
+    assert trace.warnings == (f"{metric} [{unit}]: read in the unit that the header states, as {metric}",)
+
+
+@pytest.mark.parametrize("header", ["gpu_utilization (%)", "gpu_utilization_percent", "gpu_utilization_pct"])
+def test_a_header_says_per_cent_in_several_ways(tmp_path: Path, header: str) -> None:
+    trace = read_trace(_file(tmp_path, f"time_s,{header}\n0,57\n1,100\n"))
+    assert trace.values["gpu_utilization"].tolist() == [0.57, 1.0]
+
+
+def test_activity_above_one_here_and_there_is_read_as_it_is(tmp_path: Path) -> None:
+    trace = read_trace(_file(tmp_path, "time_s,sm_active\n0,0.5\n1,1.2\n2,0.9\n3,0.8\n"))
+    assert trace.values["sm_active"].tolist() == [0.5, 1.2, 0.9, 0.8]
+
+
+def test_a_clock_in_the_wrong_unit_is_refused(tmp_path: Path) -> None:
+    assert "not mhz?" in str(_refusal(_file(tmp_path, "time_s,sm_clock_mhz\n0,1410000\n1,1980000\n")))
+
+
+def test_milliseconds_since_1970_in_time_s_are_refused(tmp_path: Path) -> None:
+    error = _refusal(_file(tmp_path, "time_s,power_watts\n1753572729703,1\n1753572729803,2\n"))
+    assert "milliseconds? Name the column timestamp" in str(error)
+
+
+def test_whole_times_far_apart_are_said_to_be_perhaps_milliseconds(tmp_path: Path) -> None:
+    trace = read_trace(_file(tmp_path, "time_s,power_watts\n0,100\n100,100\n200,100\n301,100\n"))
+    assert trace.warnings == ("ticks are 100 s apart; if time_s holds milliseconds, divide it by 1000",)
 
 
 def test_a_sentinel_that_could_be_a_number_of_bytes_is_missing_all_the_same(tmp_path: Path) -> None:
@@ -257,6 +308,17 @@ def test_a_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
     path = _file(tmp_path, "time_s,power_watts\n0,1\n1,2\n")
     with pytest.raises(TraceFormatError, match="more than the limit of 10"):
         read_traces(path, max_bytes=10)
+
+
+def test_a_file_that_gzip_compressed_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
+    packed = gzip.compress(b"time_s,power_watts\n0,100\n1,200\n")
+    path = _file(tmp_path, packed, "t.csv.gz")
+    assert read_trace(path).values["power_watts"].tolist() == [100.0, 200.0]
+    assert "damaged or was cut" in str(_refusal(_file(tmp_path, packed[:-9], "cut.gz")))
+    assert "empty" in str(_refusal(_file(tmp_path, gzip.compress(b""), "empty.gz")))
+    bomb = _file(tmp_path, gzip.compress(b"time_s,power_watts\n" + b"0,100\n" * 100_000), "bomb.gz")
+    with pytest.raises(TraceFormatError, match="when unpacked"):
+        read_trace(bomb, max_bytes=100_000)
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ def test_rows_of_several_traces_become_one_trace_each(tmp_path: Path, kind: str)
     assert read_trace(path, gpu="3").attributes["trace_id"] == "3"
 
 
+def test_per_cent_is_refused_and_read_where_the_name_of_the_column_states_it(tmp_path: Path) -> None:
+    error = _refusal(_file(tmp_path, {"time_s": [0.0, 1.0, 2.0], "gpu_utilization": [0, 57, 100]}))
+    assert "per cent?" in str(error)
+    trace = read_trace(_file(tmp_path, {"time_s": [0.0, 1.0, 2.0], "gpu_utilization [%]": [0, 57, 100]}))
+    assert trace.values["gpu_utilization"].tolist() == [0.0, 0.57, 1.0]
+
+
 def test_unknown_columns_are_kept_out_with_a_warning(tmp_path: Path) -> None:
     path = _file(tmp_path, {"time_s": [0.0], "power_watts": [1.0], "note": ["x"], "__index_level_0__": [0]})
     assert read_trace(path).warnings == ("columns left out, as they are no metrics: 'note'",)

@@ -179,19 +179,26 @@ def run_command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``gpusonde`` with the given arguments (the process's own by default) and return the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        # Importing a command takes a moment, on a busy machine a long one.
+        return _report_interrupt()
+
+
+def _main(arguments: list[str]) -> int:
     replace_closed_streams()
     try:
         args = build_parser().parse_args(arguments)
     except UsageError as error:
         return _report_usage(error, as_json="--json" in arguments)
-    except KeyboardInterrupt:
-        # Importing a command takes a moment, on a busy machine a long one.
-        return _report_interrupt()
     spare_loopback_from_proxies(os.environ)
     import logging
 
+    from gpusonde.cli.output import RichScreen
     from gpusonde.service import process
+
+    RichScreen.wide = args.wide
 
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
     process.configure("text", verbose=args.verbose, level=level)
@@ -252,9 +259,9 @@ def _report(report: ErrorReport, *, as_json: bool, has_traceback: bool) -> int:
 def _report_usage(error: UsageError, *, as_json: bool) -> int:
     from gpusonde.cli.errors import ErrorReport, one_line
 
+    print(f"gpusonde: error: {one_line(str(error))}", file=sys.stderr)
     if error.usage:
         print(error.usage, file=sys.stderr)
-    print(f"gpusonde: error: {one_line(str(error))}", file=sys.stderr)
     if as_json:
         _print_error_object(ErrorReport("UsageError", one_line(str(error))))
     return EXIT_USAGE

@@ -16,9 +16,11 @@ import numpy as np
 
 from gpusonde.catalog import Precision
 from gpusonde.cli import formatting
+from gpusonde.cli.exchange_rates import ExchangeRates, ExchangeRatesPayload
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.errors import CommandError
 from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement, summarise_metrics
+from gpusonde.simulator.parallel import Placement
 from gpusonde.telemetry import Unit, metric
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class PredictionPayload(TypedDict):
     """The epoch latency on one GPU."""
 
     gpu_model: str
+    gpu_count: Annotated[int, JsonKey("GPUs of the job there")]
+    host_count: Annotated[int, JsonKey("hosts that they are spread over")]
     epoch_latency_s: Annotated[float, JsonKey("null when it cannot be predicted")]
     epoch_latency_low_s: Annotated[float, JsonKey("interval")]
     epoch_latency_high_s: Annotated[float, JsonKey("interval")]
@@ -46,6 +50,8 @@ class PredictionPayload(TypedDict):
     extrapolated: Annotated[bool, JsonKey("target or run lie outside of what the model was fitted on")]
     method: Annotated[str, JsonKey("how the number came about")]
     reason: Annotated[str | None, JsonKey("why the status is not `ok`")]
+    communication_ratio: Annotated[float, JsonKey("share of the epoch in which the GPUs only wait for gradients")]
+    fits: Annotated[str, JsonKey("what the run holds, into this GPU's memory: `yes`, `likely`, `unknown` or `no`")]
     measured_epoch_latency_s: Annotated[float | None, JsonKey("in the runs table, for the same workload")]
     relative_error: Annotated[float | None, JsonKey("predicted / measured - 1")]
 
@@ -54,10 +60,13 @@ class PredictPayload(TypedDict):
     """What ``gpusonde predict`` prints."""
 
     source_gpu_model: str
+    source_gpu_count: Annotated[int, JsonKey("GPUs of the job")]
+    source_host_count: Annotated[int, JsonKey("hosts that they are spread over")]
     source_epoch_latency_s: float
     model_version: str
     notes: Annotated[list[str], JsonKey("also models that could not be used")]
     predictions: list[PredictionPayload]
+    exchange_rates: Annotated[ExchangeRatesPayload | None, JsonKey("null without `--matrix`")]
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class Predictions:
         model_version: Version of the model that answered.
         notes: What ambiguous names were taken for.
         measured_s: Target GPU -> epoch latency measured there, where somebody knows it.
+        source_gpu_count: GPUs of the job.
+        source_host_count: Hosts that they are spread over.
     """
 
     source_gpu: str
@@ -79,21 +90,32 @@ class Predictions:
     model_version: str
     notes: Sequence[str] = ()
     measured_s: Mapping[str, float] = field(default_factory=dict)
+    source_gpu_count: int = 1
+    source_host_count: int = 1
 
     def payload(self) -> PredictPayload:
         """The predictions as they appear in JSON."""
         return {
             "source_gpu_model": self.source_gpu,
+            "source_gpu_count": self.source_gpu_count,
+            "source_host_count": self.source_host_count,
             "source_epoch_latency_s": self.epoch_latency_s,
             "model_version": self.model_version,
             "notes": list(self.notes),
             "predictions": [self._row(row) for row in self.rows],
+            "exchange_rates": None,
         }
 
+    def exchange_rates(self) -> ExchangeRates:
+        """What the GPUs are worth to the run."""
+        return ExchangeRates.from_predictions(self.source_gpu, self.epoch_latency_s, self.source_gpu_count, self.rows)
+
     def _row(self, row: LatencyPrediction) -> PredictionPayload:
-        measured = self.measured_s.get(row.target_gpu)
+        measured = self._measured(row)
         return {
             "gpu_model": row.target_gpu,
+            "gpu_count": row.gpu_count,
+            "host_count": row.host_count,
             "epoch_latency_s": row.epoch_latency_s,
             "epoch_latency_low_s": row.epoch_latency_low_s,
             "epoch_latency_high_s": row.epoch_latency_high_s,
@@ -102,6 +124,8 @@ class Predictions:
             "extrapolated": row.extrapolated,
             "method": row.method,
             "reason": row.reason or None,
+            "communication_ratio": row.communication_ratio,
+            "fits": row.fits,
             "measured_epoch_latency_s": measured,
             "relative_error": None if measured is None else row.epoch_latency_s / measured - 1.0,
         }
@@ -110,7 +134,8 @@ class Predictions:
         """Print the predictions, fastest first."""
         for note in self.notes:
             screen.note(f"note: {note}")
-        screen.heading(f"one epoch takes {formatting.seconds(self.epoch_latency_s)} on {self.source_gpu}")
+        here = _name_gpus(self.source_gpu, self.source_gpu_count, self.source_host_count)
+        screen.heading(f"one epoch takes {formatting.seconds(self.epoch_latency_s)} on {here}")
         coverage = self.rows[0].interval_coverage if self.rows else math.nan
         measured = ("measured (s)", "error") if self.measured_s else ()
         latency = ("epoch latency (s)", f"{formatting.percent(coverage)} interval (s)")
@@ -118,7 +143,7 @@ class Predictions:
             ("GPU", *latency, *measured, "extrapolated", "method"),
             [
                 (
-                    row.target_gpu,
+                    _name_gpus(row.target_gpu, row.gpu_count, row.host_count),
                     formatting.number(row.epoch_latency_s),
                     formatting.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
                     *(self._measured_cells(row) if measured else ()),
@@ -128,31 +153,46 @@ class Predictions:
                 for row in fastest_first(self.rows)
             ],
             numeric=(*latency, *measured),
-            optional=("method",),
+            optional=("method", "extrapolated"),
         )
         self._explain(screen)
         screen.line(f"model {self.model_version}")
 
     def _explain(self, screen: Screen) -> None:
-        """Print why answers are what they are, what holds for most of them first."""
+        """Print why answers are what they are: all of why there is none, then what holds for most."""
         told: dict[str, list[str]] = {}
         for row in fastest_first(self.rows):
+            name = _name_gpus(row.target_gpu, row.gpu_count, row.host_count)
+            if math.isnan(row.epoch_latency_s):
+                screen.line(f"{name}: {row.reason}")
+                continue
             for reason in filter(None, row.reason.split("; ")):
-                told.setdefault(reason, []).append(row.target_gpu)
+                told.setdefault(reason, []).append(name)
         ranked = sorted(told.items(), key=lambda item: -len(item[1]))
         for reason, gpus in ranked[:_MOST_NOTES]:
             which = f"{len(gpus)} of {len(self.rows)} answers" if len(gpus) > _MOST_NAMES else ", ".join(gpus)
             screen.line(f"{which}: {reason}" if len(gpus) < len(self.rows) else reason)
         if ranked[_MOST_NOTES:]:
-            screen.line(
-                f"{len(ranked) - _MOST_NOTES} more remarks of this kind: ask for fewer GPUs (--targets) or --json"
-            )
+            screen.line(f"{len(ranked) - _MOST_NOTES} more of this kind: ask for fewer GPUs (--targets) or --json")
+
+    def _measured(self, row: LatencyPrediction) -> float | None:
+        """Seconds that somebody measured on as many GPUs, None where nobody did."""
+        alike = (row.gpu_count, row.host_count) == (self.source_gpu_count, self.source_host_count)
+        return self.measured_s.get(row.target_gpu) if alike else None
 
     def _measured_cells(self, row: LatencyPrediction) -> tuple[str, str]:
-        measured = self.measured_s.get(row.target_gpu)
+        measured = self._measured(row)
         if measured is None:
             return formatting.ABSENT, formatting.ABSENT
         return formatting.number(measured), f"{100 * (row.epoch_latency_s / measured - 1):+.0f} %"
+
+
+def _name_gpus(gpu: str, count: int, hosts: int) -> str:
+    if count == 1:
+        return gpu
+    if count % hosts:
+        return f"{count}x{gpu} on {hosts} hosts"
+    return f"{hosts}x{count // hosts}x{gpu}" if hosts > 1 else f"{count}x{gpu}"
 
 
 def from_answer(
@@ -171,6 +211,10 @@ def from_answer(
             method=row.method,
             reason=row.reason,
             model_version=answer.model_version,
+            gpu_count=row.gpu_count,
+            host_count=row.host_count,
+            communication_ratio=row.communication_ratio,
+            fits=row.fits,
         )
         for row in answer.predictions
     ]
@@ -181,6 +225,8 @@ def from_answer(
         model_version=answer.model_version,
         notes=notes,
         measured_s=measured_s,
+        source_gpu_count=answer.source_gpu_count,
+        source_host_count=answer.source_host_count,
     )
 
 
@@ -203,11 +249,13 @@ class SourceRun:
         measurement: What a model needs.
         note: What an ambiguous GPU name was taken for; empty otherwise.
         measured_s: Target GPU -> epoch latency measured there, where the user's table knows it.
+        here: GPUs that the job had, where the user says so.
     """
 
     measurement: SourceMeasurement
     note: str = ""
     measured_s: Mapping[str, float] = field(default_factory=dict)
+    here: Placement | None = None
 
 
 def from_trace(
@@ -217,7 +265,7 @@ def from_trace(
 
     Args:
         trace: The ticks.
-        gpu_model: GPU it was recorded on; the trace's own if None.
+        gpu_model: GPU it was recorded on, with the job's number of them (``8xV100``); the trace's own if None.
         epoch_s: Seconds per epoch as the user knows it, or None to detect it.
         gpus: Catalogue to look the GPU up in.
         precision: Of the job's products, a value of ``Precision``; None where the user does not say.
@@ -231,25 +279,25 @@ def from_trace(
     name = gpu_model or trace.gpu_model
     if not name:
         raise CommandError("the trace does not say which GPU it was recorded on; name it: --gpu-model NAME")
-    resolution = gpus.resolve(name)
+    here, note = Placement.parse(name, gpus)
     metrics = summarise_metrics(active_part(trace))
     if epoch_s is not None:
-        known = SourceMeasurement(resolution.spec, epoch_s, metrics, precision=_precision(precision))
-        return SourceRun(known, resolution.note)
+        known = SourceMeasurement(here.gpu, epoch_s, metrics, precision=_precision(precision))
+        return SourceRun(known, note, here=here)
     detection = detect(trace)
     if detection.verdict != "epochs":
         raise CommandError(
             f"no epochs found in the trace ({detection.reason}); give their duration yourself: --epoch-s SECONDS"
         )
     measurement = SourceMeasurement(
-        gpu=resolution.spec,
+        gpu=here.gpu,
         epoch_latency_s=detection.period_s,
         metrics=metrics,
         epoch_latency_relative_error=relative_error(detection),
         epoch_count=len(detection.epoch_starts_s),
         precision=_precision(precision),
     )
-    return SourceRun(measurement, resolution.note)
+    return SourceRun(measurement, note, here=here)
 
 
 def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str | None) -> SourceRun:
@@ -258,8 +306,8 @@ def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: st
     Raises:
         UnknownGpuError: The catalogue does not hold the GPU.
     """
-    resolution = gpus.resolve(gpu_model)
-    return SourceRun(SourceMeasurement(resolution.spec, epoch_s, precision=_precision(precision)), resolution.note)
+    here, note = Placement.parse(gpu_model, gpus)
+    return SourceRun(SourceMeasurement(here.gpu, epoch_s, precision=_precision(precision)), note, here=here)
 
 
 def _precision(name: str | None) -> Precision | None:

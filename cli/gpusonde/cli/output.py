@@ -12,12 +12,16 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TextIO
+from typing import Any, ClassVar, NamedTuple, TextIO
 
 # Tables that go to a file or pipe are not squeezed into 80 columns.
 PIPE_WIDTH = 180
+# With --wide no table is squeezed, into a terminal neither.
+_WIDE = 10_000
 # Between two columns of a Rich table.
 _GAP = 3
+# A column of longer cells is wrapped, to no less than this; a shorter one never.
+_SHORT_TEXT = 20
 
 
 class JsonKey(NamedTuple):
@@ -106,6 +110,7 @@ class Screen:
         *,
         numeric: Sequence[str] = (),
         optional: Sequence[str] = (),
+        naming: int = 1,
     ) -> None:
         """Print a table.
 
@@ -113,7 +118,8 @@ class Screen:
             columns: Headings.
             rows: Cells, one per column.
             numeric: Columns to align to the right.
-            optional: Columns to leave out, the first one first, while a terminal is too narrow for the table.
+            optional: Columns to leave out first, in this order, while a terminal is too narrow for the table.
+            naming: How many columns from the left name the row: they are neither left out nor wrapped.
         """
         widths = _widths(columns, rows)
 
@@ -131,7 +137,13 @@ class Screen:
 
 
 class RichScreen(Screen):
-    """The same through Rich: colours on a terminal, box-drawn tables."""
+    """The same through Rich: colours on a terminal, box-drawn tables.
+
+    Attributes:
+        wide: Whether tables keep all their columns, however narrow the terminal is.
+    """
+
+    wide: ClassVar[bool] = False
 
     def __init__(self, stream: TextIO) -> None:
         """Write to ``stream``."""
@@ -145,7 +157,11 @@ class RichScreen(Screen):
                 raise BrokenPipeError
 
         self._console = PlainConsole(
-            file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False
+            file=stream,
+            width=_WIDE if self.wide else None if stream.isatty() else PIPE_WIDTH,
+            highlight=False,
+            markup=False,
+            emoji=False,
         )
 
     def line(self, text: str = "") -> None:
@@ -168,23 +184,44 @@ class RichScreen(Screen):
         *,
         numeric: Sequence[str] = (),
         optional: Sequence[str] = (),
+        naming: int = 1,
     ) -> None:
         """Print a table."""
         from rich import box
         from rich.table import Table
 
-        for name in optional:
-            if sum(_widths(columns, rows)) + _GAP * (len(columns) - 1) <= self._console.width:
-                break
-            kept = [i for i, column in enumerate(columns) if column != name]
-            columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+        short = dict(zip(columns, _widths(columns, rows), strict=True))
+        for name in columns[naming:]:
+            if name not in numeric:
+                short[name] = min(short[name], _SHORT_TEXT)
+        named = columns[:naming]
+        # What is left out last is what stands next to the names.
+        spare = [*(name for name in optional if name not in named)]
+        spare += [name for name in reversed(columns) if name not in (*spare, *named)]
+        left_out: list[str] = []
+        while len(left_out) < len(spare) and _total(short, left_out) > self._console.width:
+            left_out.append(spare[len(left_out)])
+        kept = [i for i, column in enumerate(columns) if column not in left_out]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-        for column in columns:
-            is_number = column in numeric
-            table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+        widths = _widths(columns, rows)
+        for i in kept:
+            table.add_column(
+                columns[i],
+                justify="right" if columns[i] in numeric else "left",
+                no_wrap=widths[i] == short[columns[i]],
+                min_width=short[columns[i]],
+                overflow="fold",
+            )
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(row[i] for i in kept))
+        width = self._console.width
+        # A terminal narrower than the names wraps them itself; Rich would cut them.
+        self._console.width = max(width, _total(short, left_out))
         self._console.print(table)
+        self._console.width = width
+        if left_out:
+            told = ", ".join(column for column in columns if column in left_out)
+            self.line(f"left out for width: {told}; --wide shows them")
 
 
 def make_screen(stream: TextIO) -> Screen:
@@ -215,6 +252,11 @@ def _plain(value: Any) -> Any:
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(len(column), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
+
+
+def _total(widths: Mapping[str, int], left_out: Sequence[str]) -> int:
+    kept = [width for column, width in widths.items() if column not in left_out]
+    return sum(kept) + _GAP * (len(kept) - 1)
 
 
 def _rich_is_installed() -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from gpusonde.errors import UsageError
+from gpusonde.errors import ConfigError, UsageError
 
 # Where the collector listens and the agent sends unless told otherwise.
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
@@ -36,15 +36,36 @@ class Parser(argparse.ArgumentParser):
             declare(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Complete the parser, then parse."""
+        """Complete the parser, then parse; leftovers are errors here, where the command's own usage is known."""
         self.complete()
-        return super().parse_known_args(args, namespace)
+        namespace, left = super().parse_known_args(args, namespace)
+        if left:
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(f"unrecognized arguments: {' '.join(left)}{_guess(left[0].partition('=')[0], known)}")
+        return namespace, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Guess what a misspelt command or choice means, in place of argparse's list of all."""
+        choices = [str(choice) for choice in action.choices or ()]
+        if choices and str(value) not in choices and (guess := _guess(str(value), choices)):
+            raise argparse.ArgumentError(action, f"invalid choice: {str(value)!r}{guess}")
+        super()._check_value(action, value)
+
+
+def _guess(word: str, known: Sequence[str]) -> str:
+    """Return a question for the known word that is the nearest, or nothing."""
+    import difflib
+
+    begins = [each for each in known if len(word) > len("--") and each.startswith(word)]
+    nearest = begins[:1] or difflib.get_close_matches(word[:80], known, n=1, cutoff=0.6)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def add_output_options(parser: Parser) -> None:
     """Declare the options that every command takes."""
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
+    group.add_argument("--wide", action="store_true", help="print all columns of tables on narrow terminals, too")
     group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
 
 
@@ -53,6 +74,22 @@ def positive_number(text: str) -> float:
     value = _number(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return value
+
+
+def duration_s(text: str) -> float:
+    """Argument type: a time above zero in seconds, from ``100ms``, ``1.5h`` or, in seconds, a number alone."""
+    from gpusonde.service.config import parse_duration_s
+
+    try:
+        return positive_number(text)
+    except argparse.ArgumentTypeError:
+        try:
+            value = parse_duration_s(text)
+        except ConfigError:
+            value = 0.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above zero; write 100ms, 1.5h or a number of seconds")
     return value
 
 

@@ -230,6 +230,7 @@ _UNIT_LABELS = {
     Unit.CELSIUS: ("_celsius", "°C", 1.0),
     Unit.MEGAHERTZ: ("_mhz", "MHz", 1.0),
     Unit.COUNT: ("", "count", 1.0),
+    Unit.BITS: ("_bits", "bits", 1.0),
 }
 
 

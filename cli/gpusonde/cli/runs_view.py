@@ -443,7 +443,7 @@ def render_runs(screen: Screen, runs: Sequence[RunInfo]) -> None:
             for run in runs
         ],
         numeric=("duration (s)", "epochs", "epoch (s)", "95 % interval (s)"),
-        optional=("job", "host", "duration (s)", "95 % interval (s)", "started"),
+        optional=("job", "host", "duration (s)", "95 % interval (s)", "started", "state"),
     )
 
 

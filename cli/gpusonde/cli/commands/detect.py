@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import JsonKey, Output, Screen
-from gpusonde.cli.parsing import Parser, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, duration_s, positive_integer
 from gpusonde.cli.runs_view import (
     EstimatePayload,
     LevelPayload,
@@ -47,8 +47,8 @@ def add_trace_options(parser: argparse.ArgumentParser, every: str = "") -> None:
     )
     group.add_argument(
         "--interval-s",
-        type=positive_number,
-        metavar="S",
+        type=duration_s,
+        metavar="TIME",
         help="seconds between ticks, for files that do not say",
     )
 
@@ -150,8 +150,8 @@ class DetectPayload(TotalsPayload):
 def add_detect_options(parser: Parser) -> None:
     """Declare ``gpusonde detect``."""
     parser.description = (
-        "Find the cycles of one job and its training epochs: in gpusonde's CSV or Parquet, an nvidia-smi -lms log or a "
-        "dcgmi dmon log. Several files, or --gpu all, are the GPUs of one job."
+        "Find the cycles of one job and its training epochs: in gpusonde's CSV or Parquet, a log of nvidia-smi, "
+        "nvidia-smi dmon -o DT or dcgmi dmon. Several files, or --gpu all, are the GPUs of one job."
     )
     parser.add_argument("trace", type=Path, nargs="+", metavar="TRACE", help="trace file")
     add_trace_options(parser, every="; all for one answer of all")
@@ -211,7 +211,7 @@ def _told_role(text: str) -> tuple[float, CycleRole]:
     roles = [str(role) for role in CycleRole if role is not CycleRole.UNKNOWN]
     if name not in roles:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form 36s=evaluation, with one of {', '.join(roles)}")
-    return positive_number(period.removesuffix("s")), CycleRole(name)
+    return duration_s(period), CycleRole(name)
 
 
 def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:

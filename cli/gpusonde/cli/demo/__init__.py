@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import Parser, positive_number
+from gpusonde.cli.parsing import Parser, duration_s, positive_number
 
 
 def add_demo_options(parser: Parser) -> None:
@@ -22,7 +22,7 @@ def add_demo_options(parser: Parser) -> None:
         "--speed", type=positive_number, default=25.0, metavar="N", help="replay N times faster (default: 25)"
     )
     parser.add_argument(
-        "--watch-s", type=positive_number, default=45.0, metavar="S", help="seconds to watch a live GPU (default: 45)"
+        "--watch-s", type=duration_s, default=45.0, metavar="TIME", help="seconds to watch a live GPU (default: 45)"
     )
 
 

@@ -7,8 +7,8 @@
     GPU 0     98      0.951
     GPU 1     97      N/A
 
-The heading comes again from time to time. There are no times: ticks are taken to be ``interval_s`` apart, unless each
-line begins with a time stamp, as ``| ts '%Y-%m-%dT%H:%M:%.S'`` puts there.
+The heading comes again from time to time. There are no times: ticks are ``interval_s`` apart, unless each line begins
+with a time stamp, as ``| ts '%Y-%m-%dT%H:%M:%.S'`` puts there. Without either the log is refused.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from gpusonde.telemetry.readers.delimited import (
 )
 from gpusonde.telemetry.readers.table import Column, GpuLabels, IntArray, Rows, split_by_gpu, warn_of_columns
 from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
-
-# "dcgmi dmon --help": -d, default 1000 ms.
-DEFAULT_INTERVAL_S = 1.0
 
 _STAMP = r"(?:(?P<stamp>\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}\S*|\d{9,19}(?:\.\d+)?)\s+)?"
 _HEADER = re.compile(_STAMP + r"#\s*Entity(?:Id)?\s+(?P<fields>\S.*)", re.ASCII)
@@ -74,7 +71,8 @@ def read_dcgmi(
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: The file is not a trace, or larger than ``max_bytes``; the error names line and field.
+        TraceFormatError: The file is not a trace, has no times and ``interval_s`` is None, or is larger than
+            ``max_bytes``; the error names line and field.
     """
     log = _Log(path, max_bytes)
     labels = GpuLabels(path)
@@ -255,10 +253,10 @@ class _Ticks:
             if self._interval_s is not None:
                 self.warnings.append("interval_s was not used: the log has time stamps")
             return self._parser.seconds(times)
-        interval_s = DEFAULT_INTERVAL_S if self._interval_s is None else self._interval_s
         if self._interval_s is None:
-            self.warnings.append(
-                f"the log has no times; ticks are taken to be {DEFAULT_INTERVAL_S:g} s apart, as dcgmi dmon does by "
-                "default: say interval_s if it ran with -d, or record with | ts '%Y-%m-%dT%H:%M:%.S'"
+            raise TraceFormatError(
+                self._path,
+                "the log has no times; say how far its ticks are apart, --interval-s 100ms where dcgmi dmon ran with "
+                "-d 100 and --interval-s 1s without -d, or record with | ts '%Y-%m-%dT%H:%M:%.S'",
             )
-        return times.astype(np.float64) * interval_s, None, {}
+        return times.astype(np.float64) * self._interval_s, None, {}

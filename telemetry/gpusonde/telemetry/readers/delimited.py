@@ -9,12 +9,15 @@ from __future__ import annotations
 import codecs
 import csv
 import datetime
+import gzip
 import os
 import re
 import stat
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,7 @@ from gpusonde.telemetry.trace import too_large
 DEFAULT_MAX_BYTES = 2 << 30
 MAX_LINE_CHARACTERS = 1 << 20
 _CHUNK_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,12 @@ class LineBlock:
 
 
 def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO, int]:
-    """Open a regular file and return it with its size.
+    """Open a regular file and return it with its size; what gzip compressed is inflated into a file without a name.
 
     Raises:
         OSError: The file cannot be opened.
-        TraceFormatError: It is not a regular file (readers look at a file twice), empty, or larger than ``max_bytes``.
+        TraceFormatError: It is not a regular file (readers look at a file twice), empty, damaged, or larger than
+            ``max_bytes``, also when inflated.
     """
     # Non-blocking, so that a FIFO is refused instead of waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -64,7 +69,35 @@ def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO
     if refusal is not None:
         os.close(descriptor)
         raise refusal
-    return os.fdopen(descriptor, "rb"), status.st_size
+    file = os.fdopen(descriptor, "rb")
+    compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    file.seek(0)
+    return _inflate(path, file, max_bytes) if compressed else (file, status.st_size)
+
+
+def _inflate(path: str | os.PathLike[str], compressed: BinaryIO, max_bytes: int) -> tuple[BinaryIO, int]:
+    inflated = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
+    size = 0
+    refusal = ""
+    try:
+        with compressed, gzip.open(compressed) as source:
+            while size <= max_bytes and (chunk := source.read(_CHUNK_BYTES)):
+                size += len(chunk)
+                inflated.write(chunk)
+        if size > max_bytes:
+            refusal = too_large(size, max_bytes, "bytes or more when unpacked")
+        elif size == 0:
+            refusal = "the file is empty; a trace needs a header line and at least one tick"
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        refusal = f"the gzip file is damaged or was cut: {error}; copy it again, or unpack what is left"
+    except BaseException:
+        inflated.close()
+        raise
+    if refusal:
+        inflated.close()
+        raise TraceFormatError(path, refusal)
+    inflated.seek(0)
+    return inflated, size
 
 
 def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Iterator[LineBlock]:

@@ -20,7 +20,6 @@ from gpusonde.telemetry.readers.delimited import (
 )
 from gpusonde.telemetry.readers.table import (
     TIME_S,
-    Column,
     GpuLabels,
     IntArray,
     Rows,
@@ -44,7 +43,7 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
     columns = find_columns(path, file.header, file.header_line)
     times = _CsvTimes(path, columns, decimal_comma=file.delimiter == ";")
     labels = GpuLabels(path)
-    metrics = [Column(name, name, decimal_comma=file.delimiter == ";") for name in columns.metrics]
+    metrics = [columns.column(name, file.header, decimal_comma=file.delimiter == ";") for name in columns.metrics]
     lines: list[IntArray] = []
     codes: list[IntArray] = []
     for block in file.rows():
@@ -86,6 +85,7 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
             metrics,
             columns.time_field,
             warnings=(*columns.warnings, *file.warnings),
+            exact=any(uuid is not None for uuid in described),
         )
     )
 

@@ -16,7 +16,6 @@ from gpusonde.telemetry.readers.delimited import (
 )
 from gpusonde.telemetry.readers.table import (
     TIME_S,
-    Column,
     GpuLabels,
     IntArray,
     Numbers,
@@ -77,9 +76,10 @@ def _read(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> list[Tr
     unpacked = parquet.metadata.num_rows * len(chosen) * np.dtype(np.float64).itemsize
     if unpacked > max_bytes:
         raise TraceFormatError(path, too_large(unpacked, max_bytes, "bytes when unpacked"))
-    metrics = [Column(name, name) for name in columns.metrics]
+    metrics = [columns.column(name, header) for name in columns.metrics]
     for column in metrics:
         _check_numeric(path, schema.field(column.header).type, column.header)
+    described = _metadata(path, schema)
     times = _ParquetTimes(path, columns.time_field, schema.field(columns.time_field).type)
     labels = GpuLabels(path)
     codes: list[IntArray] = []
@@ -90,7 +90,7 @@ def _read(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> list[Tr
         rows = range(row, row + batch.num_rows)
         times.add(_column(batch, columns.time_field), rows)
         for column in metrics:
-            column.take(Numbers(_floats(_column(batch, column.header)), 1.0, 1.0), rows)
+            column.take(Numbers(_floats(_column(batch, column.header)), column.factor, column.divisor), rows)
         codes.append(_codes(labels, [_column(batch, header[index]) for index in columns.keys], rows))
         row += batch.num_rows
     if row == 1:
@@ -102,11 +102,12 @@ def _read(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> list[Tr
             time_s,
             np.arange(1, row, dtype=np.int64),
             np.concatenate(codes),
-            join_metadata(list(labels.codes) or [()], columns, _metadata(path, schema), origin_unix_s, attributes),
+            join_metadata(list(labels.codes) or [()], columns, described, origin_unix_s, attributes),
             metrics,
             columns.time_field,
             place=_ROW,
             warnings=columns.warnings,
+            exact=bool(described),
         )
     )
 

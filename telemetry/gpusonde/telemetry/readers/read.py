@@ -10,18 +10,23 @@ from dataclasses import replace
 from enum import Enum
 
 from gpusonde.errors import TraceError, TraceFormatError, shown
-from gpusonde.telemetry.readers import dcgmi, nvidia_smi
+from gpusonde.telemetry.readers import dcgmi, nvidia_smi, smi_dmon
 from gpusonde.telemetry.readers.dcgmi import read_dcgmi
 from gpusonde.telemetry.readers.delimited import DEFAULT_MAX_BYTES, blocks, guess_delimiter, open_regular, split_row
 from gpusonde.telemetry.readers.nvidia_smi import MAX_GPUS, read_nvidia_smi
 from gpusonde.telemetry.readers.own_csv import read_own_csv
 from gpusonde.telemetry.readers.own_parquet import read_own_parquet
+from gpusonde.telemetry.readers.smi_dmon import read_smi_dmon
 from gpusonde.telemetry.readers.table import TIME_S, TIMESTAMP
 from gpusonde.telemetry.trace import Trace
 
 _PARQUET_MAGIC = b"PAR1"
 _NVIDIA_SMI_ROW = re.compile(r"\d{4}/\d{2}/\d{2} \d{2}:\d{2}:\d{2}(\.\d+)?\s*,")
-_NVIDIA_SMI_DMON = re.compile(r"#\s*gpu\b")
+# Headings of dmon and pmon, with and without -o D or T.
+_NVIDIA_SMI_MON = re.compile(r"\s*#\s*(?:(?:Date|Time)[,\s]+)*gpu\b(?P<process>[,\s]+pid\b)?")
+_NVIDIA_SMI_TABLE = re.compile(
+    r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d{2}:\d{2}:\d{2} \d{4}\s*|\+-{20}.*|\| NVIDIA-SMI .*"
+)
 _DCGMI_HEADER = re.compile(r"#\s*Entity")
 _NUMBERS = re.compile(r"[-+0-9.eE,;\s]+")
 
@@ -32,6 +37,7 @@ class Format(Enum):
     PARQUET = "Parquet file"
     OWN_CSV = "CSV file"
     NVIDIA_SMI = "nvidia-smi log"
+    SMI_DMON = "nvidia-smi dmon log"
     DCGMI_DMON = "dcgmi dmon log"
 
 
@@ -52,11 +58,15 @@ def sniff(path: str | os.PathLike[str], max_bytes: int) -> Format:
                 continue
             if dcgmi.is_header(line):
                 return Format.DCGMI_DMON
-            if _NVIDIA_SMI_DMON.match(line):
+            monitor = _NVIDIA_SMI_MON.match(line)
+            if monitor is not None and not monitor["process"] and smi_dmon.is_header(line):
+                return Format.SMI_DMON
+            if monitor is not None:
+                tool = "pmon, which tells of processes" if monitor["process"] else "dmon without dates and times"
                 raise TraceFormatError(
                     path,
-                    "this is a log of nvidia-smi dmon, which is not read; record with "
-                    "nvidia-smi --query-gpu=timestamp,index,... --format=csv -lms 100, or with dcgmi dmon",
+                    f"this is a log of nvidia-smi {tool}; record with nvidia-smi dmon -o DT, or, many times a second, "
+                    "with nvidia-smi --query-gpu=timestamp,index,... --format=csv -lms 100",
                     line=number,
                 )
             if not line.startswith("#"):
@@ -77,6 +87,11 @@ def _by_header(path: str | os.PathLike[str], line: str, number: int) -> Format:
         return Format.OWN_CSV
     if _NVIDIA_SMI_ROW.match(line):
         what = "an nvidia-smi log without a header; record it again without 'noheader' in --format=csv,noheader"
+    elif _NVIDIA_SMI_TABLE.fullmatch(line):
+        what = (
+            "this is the table that nvidia-smi prints for people; record with "
+            "nvidia-smi --query-gpu=timestamp,index,power.draw,utilization.gpu,memory.used --format=csv -lms 100"
+        )
     elif dcgmi.is_row(line):
         what = "rows of dcgmi dmon without their header; keep the lines that begin with #Entity"
     elif _DCGMI_HEADER.search(line):
@@ -103,13 +118,14 @@ def read_traces(
 ) -> list[Trace]:
     """Read all traces of a file.
 
-    Reads our own CSV and Parquet, ``nvidia-smi --query-gpu=timestamp,... --format=csv -lms N`` logs and ``dcgmi dmon``
-    logs (``docs/trace_files.md``). What was left out or repaired is in each trace's ``warnings``.
+    Reads our own CSV and Parquet, logs of ``nvidia-smi --query-gpu=timestamp,... --format=csv -lms N``, ``nvidia-smi
+    dmon -o DT`` and ``dcgmi dmon`` (``docs/trace_files.md``). What was left out or repaired stands in each trace's
+    ``warnings``.
 
     Args:
         path: The file; its format is told by content.
         gpus: Number of GPUs whose rows take turns in an nvidia-smi log that names none; found from the times if None.
-        interval_s: Seconds between the ticks of a ``dcgmi dmon`` log without time stamps; its default, 1 s, if None.
+        interval_s: Seconds between the ticks of a ``dcgmi dmon`` log without time stamps, which is refused if None.
         max_bytes: Largest file to read, which also bounds what a Parquet file may unpack to.
 
     Returns:
@@ -137,6 +153,8 @@ def read_traces(
         traces = read_nvidia_smi(path, gpus=gpus, max_bytes=max_bytes)
     elif kind is Format.DCGMI_DMON:
         traces = read_dcgmi(path, interval_s=interval_s, max_bytes=max_bytes)
+    elif kind is Format.SMI_DMON:
+        traces = read_smi_dmon(path, max_bytes=max_bytes)
     else:
         traces = read_own_csv(path, max_bytes=max_bytes)
     return [replace(trace, warnings=(*trace.warnings, *unused)) for trace in traces] if unused else traces

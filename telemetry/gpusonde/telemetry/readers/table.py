@@ -38,7 +38,8 @@ class TraceColumns:
         keys: Positions of the columns that tell traces apart: ``trace_id`` and ``gpu_uuid``, where they are there.
         has_gpu_uuid: Whether the last of the keys is ``gpu_uuid``.
         metrics: Metric name to position, in the file's order.
-        warnings: Columns left out.
+        warnings: Columns left out, and units that a header states.
+        conversions: Metric name to (factor, divisor), where the header states another unit than the catalogue's.
     """
 
     time: int
@@ -47,6 +48,27 @@ class TraceColumns:
     has_gpu_uuid: bool
     metrics: dict[str, int]
     warnings: tuple[str, ...]
+    conversions: Mapping[str, tuple[float, float]]
+
+    def column(self, metric: str, header: Sequence[str], *, decimal_comma: bool = False) -> Column:
+        """Return the column that reads a metric below this header."""
+        return Column(
+            metric, header[self.metrics[metric]], *self.conversions.get(metric, (1.0, 1.0)), decimal_comma=decimal_comma
+        )
+
+
+# "gpu_utilization [%]", "power_watts (mW)"; "gpu_utilization_percent".
+_STATED_UNIT = re.compile(r"(\w+?)(?: ?[\[(]\s*(.+?)\s*[\])]|_(percent|pct))", re.ASCII)
+
+
+def _metric_and_unit(name: str) -> tuple[str, tuple[float, float] | None]:
+    """Return the metric that a header names with the unit it states, or the header as it is."""
+    match = _STATED_UNIT.fullmatch(name)
+    entry = METRIC_BY_NAME.get(match[1]) if match else None
+    if match is None or entry is None:
+        return name, None
+    known = conversion(entry.unit, match[2] or "%")
+    return (name, None) if known is None else (entry.name, known)
 
 
 def find_columns(path: str | os.PathLike[str], header: Sequence[str], line: int | None) -> TraceColumns:
@@ -57,7 +79,13 @@ def find_columns(path: str | os.PathLike[str], header: Sequence[str], line: int 
     """
     positions: dict[str, int] = {}
     unknown = []
-    for index, name in enumerate(header):
+    conversions = {}
+    warnings = []
+    for index, written in enumerate(header):
+        name, stated = _metric_and_unit(written)
+        if stated is not None:
+            conversions[name] = stated
+            warnings.append(f"{written}: read in the unit that the header states, as {name}")
         if name in METRIC_BY_NAME or name in _KNOWN:
             if name in positions:
                 raise TraceFormatError(path, "the column is there twice; rename or remove one", line=line, field=name)
@@ -80,7 +108,6 @@ def find_columns(path: str | os.PathLike[str], header: Sequence[str], line: int 
             "such as gpu_utilization or power_watts",
             line=line,
         )
-    warnings = []
     if unknown:
         warnings.append(warn_of_columns(unknown))
     if time_field == TIME_S and TIMESTAMP in positions:
@@ -92,6 +119,7 @@ def find_columns(path: str | os.PathLike[str], header: Sequence[str], line: int 
         GPU_UUID in positions,
         metrics,
         tuple(warnings),
+        conversions,
     )
 
 
@@ -154,6 +182,12 @@ _SENTINELS = np.array(
 _INT64_BLANK = float(0x7FFFFFFFFFFFFFF0)
 _ABSOLUTE_ZERO = -273.15
 
+_ALL_PER_CENT = 100.0
+_MOSTLY = 0.5
+_MANY_IMPOSSIBLE = 0.05
+# No GPU counts its memory in pieces this small: numbers below are MiB or GiB.
+_LEAST_BYTES = 1 << 20
+
 _NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*)?", re.ASCII)
 
 # Unit as written -> (multiply by, divide by). Percent is divided: 57 * 0.01 is not 0.57.
@@ -169,6 +203,7 @@ _CONVERSIONS: dict[Unit, dict[str, tuple[float, float]]] = {
     },
     Unit.BYTES_PER_SECOND: {"B/s": (1.0, 1.0)},
     Unit.COUNT: {},
+    Unit.BITS: {},
 }  # fmt: skip
 
 
@@ -200,6 +235,10 @@ class Column:
         missing: How many cells held a tool's word for "no value".
         impossible: How many values were sentinels or outside of the metric's range.
         first_impossible: Line of the first of them.
+        above: How many values, sentinels aside, were above the metric's range (of a ratio: and at most 100).
+        over_one: How many were above 1 (the same).
+        positive: How many were above zero.
+        largest: The largest of them all.
         parts: Converted blocks.
     """
 
@@ -211,6 +250,10 @@ class Column:
     missing: int = 0
     impossible: int = 0
     first_impossible: int = 0
+    above: int = 0
+    over_one: int = 0
+    positive: int = 0
+    largest: float = 0.0
     parts: list[FloatArray] = field(default_factory=list)
 
     def parse(self, cells: Sequence[str], path: str | os.PathLike[str], lines: Sequence[int]) -> Numbers:
@@ -265,7 +308,14 @@ class Column:
         lowest = _ABSOLUTE_ZERO if entry.unit is Unit.CELSIUS else 0.0
         highest = math.inf if entry.maximum is None else entry.maximum
         wrong = (values < lowest) | (values > highest) | np.isinf(values) | (raw >= _INT64_BLANK)
-        wrong |= np.isin(raw, _SENTINELS)
+        blank = np.isin(raw, _SENTINELS) | (raw >= _INT64_BLANK)
+        wrong |= blank
+        meant = values[~blank & (values > 0) & np.isfinite(values)]
+        self.positive += meant.size
+        in_range = meant <= _ALL_PER_CENT if entry.unit is Unit.RATIO else True
+        self.above += int(np.count_nonzero((meant > highest) & in_range))
+        self.over_one += int(np.count_nonzero((meant > 1) & in_range))
+        self.largest = max(self.largest, float(meant.max(initial=0.0)))
         count = int(np.count_nonzero(wrong))
         if count:
             if not self.impossible:
@@ -278,6 +328,28 @@ class Column:
     def values(self) -> FloatArray:
         """Return all values taken so far, shape (n,)."""
         return np.concatenate(self.parts) if self.parts else np.empty(0)
+
+    def doubt(self) -> str:
+        """Say which other unit the values must be in, and what to do; empty where they may well be what they say.
+
+        Values in a wrong unit are mostly impossible ones: left out, the few that remain would give a confident answer.
+        """
+        unit = METRIC_BY_NAME[self.metric].unit
+        if unit is Unit.RATIO:
+            # Activity a little above 1 is seen under MIG.
+            if self.over_one > _MOSTLY * self.positive or self.above > _MANY_IMPOSSIBLE * self.positive:
+                return self._advise("per cent? A ratio lies in 0..1", "%")
+        elif unit is Unit.BYTES and 0 < self.largest < _LEAST_BYTES:
+            return self._advise(f"MiB? No value is larger than {self.largest:,.10g} bytes", "MiB")
+        elif self.above > _MOSTLY * self.positive:
+            larger = {Unit.WATTS: "mW", Unit.JOULES: "mJ"}.get(unit)
+            if larger is not None:
+                return self._advise(f"{larger}? Most values are impossible as {unit.value}", larger)
+            return f"not {unit.value}? Most values are impossible, up to {self.largest:,.10g}; convert them"
+        return ""
+
+    def _advise(self, doubt: str, unit: str) -> str:
+        return f"{doubt}: name the column '{self.metric} [{unit}]', or convert the values"
 
     def warnings(self, place: str, scope: str) -> list[str]:
         """Say what was read as missing; ``place`` is the word before a line number, ``scope`` follows the counts."""
@@ -313,6 +385,9 @@ MAX_TRACES = 65_536
 _MAX_REPEATED_SHARE = 0.01
 _FEW_REPEATED = 3  # of which that share says nothing, in a file of a few hundred ticks
 _SHARE_OF_SHORT_FILE = 0.1
+
+_MOST_SECONDS = 1e11  # the year 5138
+_LONG_STEP_S = 90.0  # slower than the samplers of fleets, once a minute at most
 
 
 @dataclass
@@ -352,6 +427,7 @@ class Rows:
         time_field: Name of the time column, for messages.
         place: The word before a line or row number in messages.
         warnings: What was left out or repaired so far.
+        exact: Whether gpusonde wrote the file, so that its units are beyond doubt.
     """
 
     path: str | os.PathLike[str]
@@ -363,17 +439,20 @@ class Rows:
     time_field: str
     place: str = ""
     warnings: Sequence[str] = ()
+    exact: bool = False
 
 
 def split_by_gpu(rows: Rows) -> list[Trace]:
     """Return one trace per GPU, in the order of ``rows.gpus``; GPUs without rows are left out.
 
     Raises:
-        TraceFormatError: The times of one GPU do not increase.
+        TraceFormatError: The times of one GPU do not increase, or a metric's values are in another unit.
     """
+    said_of_times = [] if rows.exact else _check_units(rows)
     word = rows.place or "line "
     scope = " in all GPUs of the file" if len(rows.gpus) > 1 else ""
-    warnings = (*rows.warnings, *(text for column in rows.columns for text in column.warnings(word, scope)))
+    told = (text for column in rows.columns for text in column.warnings(word, scope))
+    warnings = (*rows.warnings, *said_of_times, *told)
     values = {column.metric: column.values() for column in rows.columns}
     order = np.argsort(rows.codes, kind="stable")
     bounds = np.searchsorted(rows.codes[order], np.arange(len(rows.gpus) + 1))
@@ -393,6 +472,24 @@ def split_by_gpu(rows: Rows) -> list[Trace]:
             chosen = chosen[kept]
         traces.append(gpu.trace(rows.time_s[chosen], {name: column[chosen] for name, column in values.items()}, said))
     return traces
+
+
+def _check_units(rows: Rows) -> list[str]:
+    """Refuse metrics, and a ``time_s``, that are certainly in another unit; say where the times may be."""
+    for column in rows.columns:
+        doubt = column.doubt()
+        if doubt:
+            raise TraceFormatError(rows.path, doubt, field=column.header)
+    if rows.time_field != TIME_S:
+        return []
+    if abs(rows.time_s).max() >= _MOST_SECONDS:
+        what = "milliseconds? Name the column timestamp, which takes Unix time in any unit, or convert it to seconds"
+        raise TraceFormatError(rows.path, what, field=TIME_S)
+    steps = np.diff(rows.time_s[rows.codes == rows.codes[0]])
+    usual = float(np.median(steps)) if steps.size else 0.0
+    if usual >= _LONG_STEP_S and not np.any(rows.time_s % 1):
+        return [f"ticks are {usual:g} s apart; if time_s holds milliseconds, divide it by 1000"]
+    return []
 
 
 def _distinct_times(rows: Rows, time_s: FloatArray, lines: IntArray, gpu: TraceMetadata) -> BoolArray:

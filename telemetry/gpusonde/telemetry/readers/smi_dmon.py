@@ -1,0 +1,139 @@
+"""Reader of ``nvidia-smi dmon -o DT`` logs, as text or, with ``--format csv``, separated by commas.
+
+Two heading lines name the columns and their units, again every few ticks; times are local, in whole seconds::
+
+    #Date       Time        gpu    pwr  gtemp  mtemp     sm    mem    enc    dec   mclk   pclk
+    #YYYYMMDD   HH:MM:SS    Idx      W      C      C      %      %      %      %    MHz    MHz
+     20251204   01:22:31      0     18     61      -      0      0      0      0    405    300
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+
+from gpusonde.errors import TraceFormatError, shown
+from gpusonde.telemetry.metrics import METRIC_BY_NAME
+from gpusonde.telemetry.readers.delimited import DEFAULT_MAX_BYTES, TIME_ZONE_NOTE, TimestampParser, blocks
+from gpusonde.telemetry.readers.table import (
+    Column,
+    GpuLabels,
+    IntArray,
+    Rows,
+    conversion,
+    split_by_gpu,
+    warn_of_columns,
+)
+from gpusonde.telemetry.trace import Trace, TraceMetadata
+
+_TIME = "time"
+_DAY = re.compile(r"\d{8}", re.ASCII)
+_SEPARATOR = re.compile(r"\s*,\s*|\s+")
+# Column of "nvidia-smi dmon --help" -> metric; "sm" is what --query-gpu calls utilization.gpu.
+_METRICS = {
+    "pwr": "power_watts",
+    "gtemp": "gpu_temperature_celsius",
+    "temp": "gpu_temperature_celsius",
+    "mtemp": "memory_temperature_celsius",
+    "sm": "gpu_utilization",
+    "mem": "memory_utilization",
+    "enc": "encoder_utilization",
+    "dec": "decoder_utilization",
+    "mclk": "memory_clock_mhz",
+    "pclk": "sm_clock_mhz",
+    "fb": "framebuffer_used_bytes",
+}
+
+
+def is_header(line: str) -> bool:
+    """Whether these are the names of the columns of a log with dates and times."""
+    return line.lstrip().startswith("#") and _cells(line)[:3] == ["Date", "Time", "gpu"]
+
+
+def read_smi_dmon(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Trace]:
+    """Read the traces of the log, one per GPU; a last row that was cut is left out with a warning.
+
+    Raises:
+        OSError: The file cannot be read.
+        TraceFormatError: The file is not such a log, or larger than ``max_bytes``; the error names line and field.
+    """
+    header: list[str] = []
+    columns: list[tuple[int, Column]] = []
+    warnings: list[str] = []
+    parser, labels = TimestampParser(), GpuLabels(path)
+    times: list[IntArray] = []
+    lines: list[IntArray] = []
+    codes: list[IntArray] = []
+    held: tuple[int, str] | None = None
+    for block in blocks(path, max_bytes=max_bytes):
+        numbers, rows = [], []
+        for number, line in enumerate(block.lines, start=block.first_line):
+            if not line.strip():
+                continue
+            if held is not None:
+                raise TraceFormatError(path, held[1], line=held[0])
+            cells = _cells(line)
+            if is_header(line):
+                if header and cells != header:
+                    raise TraceFormatError(path, "another heading; cut the log there", line=number)
+                header = cells
+            elif line.lstrip().startswith("#"):
+                if header and not columns:
+                    columns = _columns(path, header, cells, number, warnings)
+            elif not columns:
+                raise TraceFormatError(path, "a row before the two lines of the heading; delete it", line=number)
+            elif block.ends_file and not block.terminated and number == block.first_line + len(block.lines) - 1:
+                held = (number, "the row was cut")
+            elif len(cells) != len(header) or not _DAY.fullmatch(cells[0]):
+                held = (number, f"{shown(line.strip())} is no row of nvidia-smi dmon -o DT; delete the line")
+            else:
+                numbers.append(number)
+                rows.append(cells)
+        if not rows:
+            continue
+        by_column = list(zip(*rows, strict=True))
+        stamps = [f"{day[:4]}-{day[4:6]}-{day[6:]}T{time}" for day, time in zip(*by_column[:2], strict=True)]
+        times.append(parser.parse(stamps, path, numbers, _TIME))
+        for index, column in columns:
+            column.take(column.parse(by_column[index], path, numbers), numbers)
+        lines.append(np.array(numbers, dtype=np.int64))
+        codes.append(labels.add([(gpu,) for gpu in by_column[2]], numbers))
+    if held is not None:
+        warnings.append(f"line {held[0]}: the last row is incomplete and was left out; the file was cut there")
+    if not lines:
+        raise TraceFormatError(path, "only a heading, no complete row below it")
+    time_s, origin_unix_s, _ = parser.seconds(np.concatenate(times))
+    common = {"time_zone": TIME_ZONE_NOTE, "source": "nvidia-smi dmon"}
+    gpus = [TraceMetadata(f"GPU-{gpu}", "", origin_unix_s, {**common, "gpu_index": gpu}) for (gpu,) in labels.codes]
+    read = [column for _, column in columns]
+    return split_by_gpu(
+        Rows(path, time_s, np.concatenate(lines), np.concatenate(codes), gpus, read, _TIME, warnings=warnings)
+    )
+
+
+def _cells(line: str) -> list[str]:
+    return _SEPARATOR.split(line.strip().lstrip("#").strip().rstrip(","))
+
+
+def _columns(
+    path: str | os.PathLike[str], header: list[str], units: list[str], line: int, warnings: list[str]
+) -> list[tuple[int, Column]]:
+    """Return the position and column of each metric."""
+    if len(units) != len(header):
+        raise TraceFormatError(path, f"{len(units)} units below {len(header)} names of columns", line=line)
+    found = []
+    for index, (name, unit) in enumerate(zip(header, units, strict=True)):
+        if name not in _METRICS:
+            continue
+        known = conversion(METRIC_BY_NAME[_METRICS[name]].unit, unit)
+        if known is None:
+            raise TraceFormatError(path, f"unknown unit {shown(unit)}", line=line, field=name)
+        found.append((index, Column(_METRICS[name], name, *known)))
+    if not found:
+        raise TraceFormatError(path, "no column is a metric; record with nvidia-smi dmon -s pucm -o DT", line=line)
+    unknown = [name for name in header[3:] if name not in _METRICS]
+    if unknown:
+        warnings.append(warn_of_columns(unknown))
+    return found
