@@ -27,7 +27,7 @@ from pictures import draw_reliability, draw_scatter
 from queries import queries_section
 from several_sources import combine_predictions
 from sklearn.ensemble import HistGradientBoostingRegressor
-from static import precision_section, static_section, utilisation_section
+from static import precision_section, several_gpus_section, static_section, utilisation_section
 from text import log, percent, table, with_spread
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, PaperStack, RunsTable, read_runs
@@ -110,6 +110,7 @@ def main() -> None:
         section_prior(runs),
         static_section(timings),
         utilisation_section(timings),
+        several_gpus_section(timings),
         precision_section(timings.with_name("neusight_transformers.csv")),
         section_combined(runs),
         fleet_section(runs),

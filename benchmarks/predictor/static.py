@@ -1,4 +1,4 @@
-"""What is said without any metric, or with utilisation alone, on timings of the same jobs on many GPUs."""
+"""What is said without any metric, or with utilisation alone, on timings of the same jobs on many GPUs, or several."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from text import percent, table
 from gpusonde.catalog import Precision, load_gpus
 from gpusonde.predictor.crossgpu import LatencyModel, LatencyPrediction, MetricDistribution, SourceMeasurement
 from gpusonde.predictor.crossgpu.evaluation import LatencyEvaluation, evaluate_timings, read_timings
+from gpusonde.simulator.parallel import ParallelPredictor, Placement
+
+# Of the hosts that gavel's jobs were spread over.
+_SLOW_NETWORK = 10e9 / 8
 
 
 def static_section(path: Path) -> str:
@@ -101,6 +105,66 @@ def _score(answer: LatencyPrediction, true_s: float) -> tuple[float, bool]:
 def _summary(scores: np.ndarray) -> Sequence[str]:
     errors, inside = scores.T
     return percent(float(errors.mean())), percent(float(np.median(errors))), percent(float(inside.mean()))
+
+
+def several_gpus_section(path: Path) -> str:
+    """Scores of jobs on several GPUs, as one GPU would be answered and with the exchange of gradients."""
+    frame = pd.read_csv(path, low_memory=False)
+    frame = frame[frame["main"].astype(str).eq("True") & (frame["n_gpus"] > 1) & (frame["t_rel"] > 0)]
+    gpus, model, several = load_gpus(), LatencyModel.shipped(), ParallelPredictor()
+    specs = {name: gpus.resolve(name).spec for name in frame["gpu"].unique()}
+    precisions = {"amp": Precision.MIXED, "fp16": Precision.MIXED, "fp64": Precision.FP64}
+    rows = []
+    for _, job in frame.groupby("pair_key"):
+        ran = job.groupby("gpu", as_index=False).agg({"t_rel": _log_median, "batch_per_gpu": "median"})
+        if len(ran) < 2:
+            continue
+        first = job.iloc[0]
+        count, between = int(first["n_gpus"]), str(first["interconnect"])
+        placed = [
+            Placement(
+                specs[name], count, count if between.startswith("unconsolidated") else 1,
+                "nvlink" if between.startswith("nvlink") and count == 2 else "", _SLOW_NETWORK,
+            )
+            for name in ran["gpu"]
+        ]  # fmt: skip
+        for source, (seconds, batch) in enumerate(ran[["t_rel", "batch_per_gpu"]].itertuples(index=False)):
+            others = [place for place in range(len(ran)) if place != source]
+            known = SourceMeasurement(placed[source].gpu, seconds, precision=precisions.get(str(first["precision"])))
+            batches = ran["batch_per_gpu"].fillna(0.0)
+            asked = [placed[place] for place in others]
+            told = [replace(placed[place], batch_per_gpu=batches[place]) for place in others]
+            here = replace(placed[source], batch_per_gpu=batch if batch > 0 else 0.0)
+            answers = (
+                model.predict(known, [each.gpu for each in asked]),
+                several.predict(model, known, placed[source], asked),
+                several.predict(model, known, here, told),
+            )
+            for place, *found in zip(others, *answers, strict=True):
+                true_s = ran["t_rel"][place]
+                rows.append((first["dataset"], count, *(score for each in found for score in _score(each, true_s))))
+    found = pd.DataFrame(rows)
+    cells = []
+    for count, dataset in [
+        *((each, "all") for each in (2, 3, 4, 8)),
+        *((each, name) for name in ("lambda", "gavel", "ryujaehun") for each in (4, 8)),
+    ]:
+        of = found[(found[1] == count) & ((found[0] == dataset) | (dataset == "all"))]
+        for first_column, known in ((2, "one GPU"), (4, "exchange"), (6, "exchange, batch told")):
+            if len(of):
+                scores = of[[first_column, first_column + 1]].to_numpy(dtype=float)
+                cells.append((count, dataset, len(of), known, *_summary(scores)))
+    return (
+        "\nJobs on several GPUs, asked for as many of the target: as one GPU is answered, with the exchange of "
+        "gradients (`simulator/parallel.py`), and with the batch per GPU told for both. The exchange was fitted to "
+        "gavel and ryujaehun (DataParallel, whose single process binds it), all of lambda was kept back; how wide "
+        "intervals are was chosen on all of them:\n\n"
+        + table(("GPUs", "dataset", "predictions", "answered", "mean error", "median", "coverage of 90 %"), cells)
+    )
+
+
+def _log_median(seconds: pd.Series) -> float:
+    return math.exp(float(np.median(np.log(seconds))))
 
 
 def precision_section(path: Path) -> str:
