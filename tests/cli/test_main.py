@@ -313,12 +313,3 @@ def test_json_log_lines_are_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry["message"] == "collector c1 is away"
     assert (entry["level"], entry["logger"]) == ("warning", "gpusonde.agent.uplink")
     assert entry["time"].endswith("+00:00")
-
-
-def test_grpc_asks_no_proxy_for_a_collector_on_this_host() -> None:
-    environment = {"http_proxy": "http://proxy:3128", "no_proxy": "example.org"}
-    main.spare_loopback_from_proxies(environment)
-    assert environment["no_grpc_proxy"] == "example.org,localhost,127.0.0.1,::1"
-    without = {"HOME": "/root"}
-    main.spare_loopback_from_proxies(without)
-    assert without == {"HOME": "/root"}

@@ -1,10 +1,12 @@
-"""How commands reach a collector: its address, TLS and a token, from flags or the environment."""
+"""How commands reach a collector: its address, TLS and a token, from flags, the environment or the user's profile."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, address
@@ -14,15 +16,74 @@ if TYPE_CHECKING:
     from gpusonde.collector.client import Client
     from gpusonde.service.tls import ClientSecurity
 
-# Destination of the flag, its environment variable, what it holds.
+# Destination of the flag and key of the profile, environment variable, what it holds.
 _FILES = (
     ("tls_ca", "GPUSONDE_TLS_CA", "PEM file with the authority of the collector's certificate; turns TLS on"),
     ("tls_cert", "GPUSONDE_TLS_CERT", "PEM file with your certificate and its chain"),
     ("tls_key", "GPUSONDE_TLS_KEY", "PEM file with its key"),
     ("token_file", "GPUSONDE_TOKEN_FILE", "file with a token of 'gpusonde token new', instead of a certificate"),
 )
-# The name in the collector's certificate where that is not the address's host: rare enough for the environment alone.
+_COLLECTOR = "GPUSONDE_COLLECTOR"
+# The name in the collector's certificate where that is not the address's host: rare enough to need no flag.
 _SERVER_NAME = "GPUSONDE_TLS_SERVER_NAME"
+_LARGEST_PROFILE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class ClientProfile:
+    """What a user's commands are to know of the collector, from ``~/.config/gpusonde/client.toml``.
+
+    Attributes:
+        collector: Address of the collector, ``host:port``.
+        tls_ca: PEM file with the authority of its certificate; relative paths lie beside the profile.
+        tls_cert: PEM file with the user's certificate and its chain.
+        tls_key: PEM file with its key.
+        token_file: File with a token, instead of a certificate.
+        tls_server_name: Name in the collector's certificate, if not the address's host.
+    """
+
+    collector: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    token_file: str = ""
+    tls_server_name: str = ""
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> ClientProfile:
+        """Read the user's profile; one without keys where there is none.
+
+        Raises:
+            UsageError: It cannot be read or is not what it should be.
+        """
+        from gpusonde.documents import parse, read_document
+        from gpusonde.errors import DocumentError
+
+        path = _profile_path(environment)
+        if path is None or not path.exists():
+            return cls()
+        try:
+            profile = parse(cls, read_document(path, _LARGEST_PROFILE_BYTES))
+            if profile.collector:
+                address(profile.collector)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{path}: collector: {error}") from None
+        except DocumentError as error:
+            raise UsageError(str(DocumentError(error.field, error.problem, path))) from None
+        return profile
+
+    def file(self, name: str, environment: Mapping[str, str] = os.environ) -> str:
+        """Return the path that a key names; empty for none."""
+        path, text = _profile_path(environment), str(getattr(self, name))
+        return str(path.parent / Path(text).expanduser()) if path and text else text
+
+
+def _profile_path(environment: Mapping[str, str]) -> Path | None:
+    home = environment.get("HOME", "")
+    folder = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    return Path(folder) / "gpusonde" / "client.toml" if folder else None
 
 
 def add_collector_options(
@@ -37,15 +98,15 @@ def add_collector_options(
     """
     group = parser.add_argument_group(
         "the collector",
-        f"Each option has an environment variable, named in brackets; {_SERVER_NAME} is the name in the collector's "
-        "certificate, if not the address's host.",
+        f"Each option has an environment variable, named in brackets, and a key of ~/.config/gpusonde/client.toml; "
+        f"{_SERVER_NAME} is the name in the collector's certificate, if not the address's host.",
     )
     group.add_argument(
         "--collector",
         type=address,
-        default=default,
+        default=default and (os.environ.get(_COLLECTOR) or ClientProfile.read().collector or default),
         metavar="HOST:PORT",
-        help=f"address of the collector (default: {DEFAULT_COLLECTOR})"
+        help=f"address of the collector (default: {DEFAULT_COLLECTOR}) [{_COLLECTOR}]"
         if default
         else f"ask this collector instead of {otherwise}",
     )
@@ -54,19 +115,23 @@ def add_collector_options(
 
 
 def client_security(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> ClientSecurity:
-    """Return the files to use; flags win over the environment.
+    """Return the files to use; flags win over the environment, and that over the user's profile.
 
     Raises:
-        UsageError: They do not go together.
+        UsageError: They do not go together, or the profile is not what it should be.
     """
     from gpusonde.service.tls import ClientSecurity
 
-    values = {name: getattr(args, name) or environment.get(variable, "") for name, variable, _ in _FILES}
+    profile = ClientProfile.read(environment)
+    values = {
+        name: getattr(args, name) or environment.get(variable, "") or profile.file(name, environment)
+        for name, variable, _ in _FILES
+    }
     security = ClientSecurity(
         ca=values["tls_ca"],
         certificate=values["tls_cert"],
         key=values["tls_key"],
-        server_name=environment.get(_SERVER_NAME, ""),
+        server_name=environment.get(_SERVER_NAME, "") or profile.tls_server_name,
         token_file=values["token_file"],
     )
     if problem := security.problem(args.collector):

@@ -14,7 +14,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from gpusonde.cli.parsing import Parser, Subparsers, add_output_options
@@ -192,7 +192,8 @@ def _main(arguments: list[str]) -> int:
         args = build_parser().parse_args(arguments)
     except UsageError as error:
         return _report_usage(error, as_json="--json" in arguments)
-    spare_loopback_from_proxies(os.environ)
+    # What its TLS library says of a handshake that failed is told in our own words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import logging
 
     from gpusonde.cli.output import RichScreen
@@ -212,14 +213,6 @@ def replace_closed_streams() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-
-
-def spare_loopback_from_proxies(environment: MutableMapping[str, str]) -> None:
-    """Keep gRPC from asking an HTTP proxy for a collector on this very host, which it does by itself."""
-    if any(environment.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
-        # The first of the two that is set hides the other one.
-        exempt = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
-        environment["no_grpc_proxy"] = ",".join(filter(None, (exempt, "localhost", "127.0.0.1", "::1")))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -130,8 +130,12 @@ def address(text: str) -> str:
     if text.startswith("unix:"):
         return text
     host, separator, port = text.rpartition(":")
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is a URL; write HOST:PORT, for example {DEFAULT_COLLECTOR}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise argparse.ArgumentTypeError(f"{text!r}: an IPv6 host stands in brackets, for example [::1]:7433")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:7433")
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example {DEFAULT_COLLECTOR}")
     return text
 
 

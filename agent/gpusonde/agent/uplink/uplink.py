@@ -36,7 +36,7 @@ from gpusonde.agent.uplink.session import (
 from gpusonde.errors import TlsError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, late_timers, within
-from gpusonde.service.tls import Access, ExpiryWarning, hangs_up_on_strangers, is_loopback
+from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, find_obstacle, is_loopback
 
 
 class Backoff:
@@ -135,8 +135,19 @@ _INGEST_SERVICE = b"gpusonde.ingest.v1.IngestService"
 _HEALTH_REQUEST = b"\x0a" + bytes([len(_INGEST_SERVICE)]) + _INGEST_SERVICE
 _SERVING = b"\x08\x01"
 _RENEWAL_GRACE_S = 5.0
-# How gRPC says, under the status UNAVAILABLE, that it reached somebody.
-_TLS_WORDS = ("handshake", "certificate", "verification")
+_LOOK_TIMEOUT_S = 2.0
+# What to do about obstacles that do not pass by themselves.
+_ADVICE = {
+    "proxy": "unset grpc_proxy, or make the proxy pass connections on to it",
+    "host": "correct uplink.collector",
+    "http": "give the port of the collector's server.listen, not that of its metrics",
+    "encrypted": "set uplink.tls_ca, and tls_certificate with tls_key or token_file",
+    "plain": "correct the port, or leave uplink.tls_ca empty if it is meant to have no TLS",
+    "authority": "set uplink.tls_ca to the authority that its certificate comes from",
+    "expired": "have its certificate renewed, or this host's clock set",
+    "name": "use one of these names in uplink.collector, or set uplink.server_name to one",
+    "stranger": "set uplink.tls_certificate and tls_key to a certificate from the collector's client authority",
+}
 
 
 class Uplink:
@@ -242,11 +253,14 @@ class Uplink:
         except TlsError:
             return None
 
-    def _load_access(self, address: Address) -> Access:
+    def _security_for(self, address: Address) -> ClientSecurity:
         security = self._config.security
         if address.server_name and security.encrypts and not security.server_name:
-            security = replace(security, server_name=address.server_name)
-        return security.load(address.target)
+            return replace(security, server_name=address.server_name)
+        return security
+
+    def _load_access(self, address: Address) -> Access:
+        return self._security_for(address).load(address.target)
 
     async def wait_drained(self) -> None:
         """Return once the collector has acknowledged everything that is committed."""
@@ -288,7 +302,7 @@ class Uplink:
             return self._go_on(left, address)
         except SessionFailed as failure:
             self._counters.count_failure(failure.code)
-            return self._report_failure(address, failure)
+            return await self._report_failure(address, failure)
         except OSError as error:
             # Sampling goes on: the disk may recover, and what it refuses is counted by the spool.
             self._counters.count_failure("SPOOL")
@@ -545,7 +559,7 @@ class Uplink:
         self._retried_at_once = True
         return 0.0
 
-    def _report_failure(self, address: Address, failure: SessionFailed) -> float:
+    async def _report_failure(self, address: Address, failure: SessionFailed) -> float:
         target = address.target
         # What only a person can change is the same everywhere, but for an address that is no collector.
         lasting = failure.advice and failure.code != grpc.StatusCode.UNIMPLEMENTED.name
@@ -563,24 +577,18 @@ class Uplink:
                 f"Samples are kept in {self._spool.directory} meanwhile",
             )  # fmt: skip
             return self._backoff.slow_s()
-        if any(word in failure.details.lower() for word in _TLS_WORDS):
-            self._say(
-                "no TLS", logging.ERROR,
-                f"collector {target} and this agent do not agree on TLS ({failure}): check uplink.tls_ca, "
-                "tls_certificate, server_name and the dates of both certificates; keeping samples in "
-                f"{self._spool.directory}",
-            )  # fmt: skip
-            return self._backoff.next_s()
-        full = failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.name
-        what = "takes no records now" if full else "is not there"
-        if hangs_up_on_strangers(failure.details):
-            # No state of its own: a collector that is just ending does the same for a moment.
-            what += ", or wants TLS: then set uplink.tls_ca, and tls_certificate with tls_key or token_file"
-        self._say(
-            "full" if full else "away", logging.WARNING,
-            f"collector {target} {what} ({failure}); keeping samples in {self._spool.directory} and trying again",
-        )  # fmt: skip
+        if failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.name:
+            self._say_kept("full", f"collector {target} takes no records now ({failure})")
+        else:
+            obstacle = await asyncio.to_thread(find_obstacle, target, self._security_for(address), _LOOK_TIMEOUT_S)
+            if obstacle and (advice := _ADVICE.get(obstacle.kind)):
+                self._say_kept(f"no way {obstacle.kind}", f"no way to collector {target}: {obstacle.words}; {advice}")
+            else:
+                self._say_kept("away", f"collector {target} is not there ({obstacle.words if obstacle else failure})")
         return self._backoff.next_s()
+
+    def _say_kept(self, state: str, what: str) -> None:
+        self._say(state, logging.WARNING, f"{what}; keeping samples in {self._spool.directory} and trying again")
 
     def _say(self, state: str, level: int, message: str) -> None:
         """Log a change of state once, however often the state is entered again."""

@@ -9,10 +9,25 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from gpusonde.errors import CollectorError
-from gpusonde.service.tls import ClientSecurity, hangs_up_on_strangers
+from gpusonde.service.tls import ClientSecurity, find_obstacle
 
 # What gRPC says of the client's deadline; other words are the collector's.
 _OWN_DEADLINE = "Deadline Exceeded"
+# What to do about each kind of obstacle.
+_ADVICE = {
+    "proxy": "unset grpc_proxy, or make the proxy pass connections on to it",
+    "host": "check the address",
+    "silent": "check the address, and that no firewall drops connections to it",
+    "nobody": "start one with 'gpusonde collector', or give its address",
+    "path": "check the address and this host's network",
+    "http": "give the port of server.listen (7433), not that of its metrics",
+    "encrypted": "give --tls-ca, and --tls-cert with --tls-key, or --token-file",
+    "plain": "leave --tls-ca out if it is meant to have no TLS, or check the port",
+    "authority": "give with --tls-ca the authority that its certificate comes from",
+    "expired": "have its certificate renewed, or this host's clock set",
+    "name": "ask for it by one of these names, or set GPUSONDE_TLS_SERVER_NAME to one",
+    "stranger": "give --tls-cert and --tls-key of a certificate from the collector's client authority",
+}
 
 
 _Client = TypeVar("_Client", bound="ServiceClient")
@@ -33,7 +48,8 @@ class ServiceClient:
     def __init__(self, target: str, timeout_s: float, security: ClientSecurity | None = None) -> None:
         self._target = target
         self._timeout_s = timeout_s
-        access = (security or ClientSecurity()).load(target)
+        self._security = security or ClientSecurity()
+        access = self._security.load(target)
         self._metadata = access.metadata
         options = [("grpc.max_receive_message_length", 64 << 20), *access.options]
         self._channel = (
@@ -71,15 +87,10 @@ class ServiceClient:
             advice = ""
             details = call.details() or code
             if code == "UNAVAILABLE":
-                details = f"no collector answers at {self._target} ({details})"
-                advice = "start one with 'gpusonde collector', or give its address"
-                if any(word in details.lower() for word in ("handshake", "certificate", "verification")):
-                    advice = "check --tls-ca, --tls-cert and --tls-key, and that no certificate has expired"
-                elif hangs_up_on_strangers(details):
-                    advice = (
-                        "if somebody listens there, it hangs up as a collector with TLS does: give --tls-ca, and "
-                        "--tls-cert with --tls-key, or --token-file"
-                    )
+                obstacle = find_obstacle(self._target, self._security)
+                words = obstacle.words if obstacle else details
+                details = f"no collector answers at {self._target}: {words}"
+                advice = _ADVICE[obstacle.kind] if obstacle else "try again, or look at its log"
             elif code == "DEADLINE_EXCEEDED" and details == _OWN_DEADLINE:
                 details = f"the collector at {self._target} did not answer in time"
                 advice = "try again, or look at its log"

@@ -33,9 +33,27 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of ``host:port`` or of a gRPC target with one; IPv6 hosts without their brackets."""
+    for scheme in _SCHEMES:
+        address = address.removeprefix(scheme)
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def proxy_of(target: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the HTTP proxy that gRPC asks for a target, without its password; empty for none.
+
+    Only ``grpc_proxy`` counts, which nobody sets by chance. ``http_proxy``, which gRPC would take too, is for the web,
+    and the proxies that clusters have refuse anything else.
+    """
+    proxy = environment.get("grpc_proxy", "")
+    if not proxy or is_loopback(target):
+        return ""
+    return proxy.rpartition("@")[2].removeprefix("http://")
+
+
 _LONGEST_TOKEN = 512
-# How the end of a connection reads that nothing ever came through.
-_HANG_UPS = ("socket closed", "connection reset", "end of tcp stream", "broken pipe")
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,7 @@ class Access:
     """
 
     credentials: grpc.ChannelCredentials | None = None
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str | int], ...] = ()
     metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     expiry_unix_s: float | None = None
     fingerprint: str = ""
@@ -100,8 +118,11 @@ class ClientSecurity:
         """
         if problem := self.problem(target):
             raise TlsError(self.token_file or self.certificate or self.ca, problem)
+        options: tuple[tuple[str, str | int], ...] = (
+            ("grpc.enable_http_proxy", int(proxy_of(target, environment) != "")),
+        )
         if not self.ca and not self.token_file:
-            return Access()
+            return Access(options=options)
         import grpc  # noqa: PLC0415 - commands that ask nobody do not wait for its import
 
         digest = hashlib.sha256()
@@ -111,7 +132,7 @@ class ClientSecurity:
             digest.update(token.encode())
             metadata = (("authorization", f"Bearer {token}"),)
         if not self.ca:
-            return Access(metadata=metadata, fingerprint=digest.hexdigest())
+            return Access(options=options, metadata=metadata, fingerprint=digest.hexdigest())
         authorities = read_authorities(locate(self.ca, environment))
         digest.update(authorities)
         pair: KeyPair | None = None
@@ -121,7 +142,8 @@ class ClientSecurity:
         credentials = grpc.ssl_channel_credentials(
             authorities, pair.key if pair else None, pair.certificate if pair else None
         )
-        options = (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
+        if self.server_name:
+            options = (*options, ("grpc.ssl_target_name_override", self.server_name))
         return Access(credentials, options, metadata, pair.expiry_unix_s if pair else None, digest.hexdigest())
 
 
@@ -139,12 +161,3 @@ def read_token(path: str, environment: Mapping[str, str] = os.environ) -> str:
     if not token or len(token) > _LONGEST_TOKEN or not token.isprintable() or " " in token:
         raise TlsError(str(file), "holds no token; write it alone into the file, as 'gpusonde token new' prints it")
     return token
-
-
-def hangs_up_on_strangers(details: str) -> bool:
-    """Whether gRPC's words under UNAVAILABLE mean that somebody took the connection and closed it without a word.
-
-    So does a server with TLS to a client without, and one that wants a certificate to a client that shows none.
-    """
-    words = details.lower()
-    return "failed to connect" in words and any(end in words for end in _HANG_UPS)
