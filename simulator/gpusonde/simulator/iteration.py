@@ -22,10 +22,6 @@ from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic
 
 # A step never takes less than this share of its usual latency, however far a normal distribution reaches.
 _LEAST_SHARE = 0.5
-# Of what is reached of a rated bandwidth.
-RATED_LOG_SPREAD = 0.25
-# Of one of the 2 (world - 1) steps of a ring.
-_STEP_LATENCY_S = 30e-6
 # Their roots are irrational and unrelated.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
 
@@ -49,25 +45,6 @@ class NetworkModel(Protocol):
     def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
         """Return the bus bandwidth of single transfers, sizes of shape (n,), among ``world_size`` devices."""
         ...
-
-
-@dataclass(frozen=True)
-class RatedNetwork:
-    """A ring of devices connected at a rated bandwidth: what to assume of a network that nobody has measured.
-
-    Attributes:
-        bytes_per_second: Rated bandwidth of one machine, or of one device's link where all are in one machine.
-        reached_share: What allreduces of large buffers reach of it. Over TCP between a half and nine tenths.
-    """
-
-    bytes_per_second: float
-    reached_share: float = 0.65
-
-    def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
-        """Return what single transfers reach among ``world_size`` devices."""
-        sizes = np.asarray(transfer_bytes, dtype=np.float64)
-        per_byte = 1.0 / (self.reached_share * self.bytes_per_second) + world_size * _STEP_LATENCY_S / sizes
-        return BusBandwidth(1.0 / per_byte, np.full(sizes.shape, RATED_LOG_SPREAD))
 
 
 @dataclass(frozen=True)

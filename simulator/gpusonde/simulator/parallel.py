@@ -28,7 +28,7 @@ from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement
 from gpusonde.predictor.crossgpu.features import log_compute_rate
 from gpusonde.simulator.communication import simulate_communications
 from gpusonde.simulator.gradients import DEFAULT_BUCKET_BYTES
-from gpusonde.simulator.iteration import RATED_LOG_SPREAD, RatedNetwork
+from gpusonde.simulator.links import SWITCHED_NVLINK, joins_all, pcie_bytes_per_second
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -41,14 +41,11 @@ _BITS = 8.0
 _NETWORKS, _BATCHES = (1e6, 1e13), (1.0, 2.0**20)
 # Between hosts where nobody says.
 _ASSUMED_NETWORK = 100e9 / _BITS
-# Bytes per second, lane and direction of each PCI Express generation, after encoding.
-_PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-# Links of a GPU to all others at once, through switches, have at least this; bridges join two cards.
-_SWITCHED_NVLINK = 500e9
-_CUBE_MESH_NVLINK = 250e9
-# What NCCL's large allreduces reach of one direction's peak: switched NVLink A100 .76, H100 .8 to .97, B200 .81; the
-# V100's cube mesh .3 to .4; PCI Express with GeForce cards .28 to .30 (measurements of docs/results/planning.md).
-_SWITCHED_SHARE, _CUBE_MESH_SHARE, _BRIDGE_SHARE, _PCIE_SHARE = 0.75, 0.35, 0.75, 0.3
+# Of one direction's peak and of a network. These and the seconds per step of a ring belong to the fit of the exchange
+# below; of links as they were measured, see ``links``.
+_SWITCHED_SHARE, _CUBE_MESH_SHARE, _BRIDGE_SHARE, _PCIE_SHARE, _NETWORK_SHARE = 0.75, 0.35, 0.75, 0.3, 0.65
+_RING_STEP_S = 30e-6
+_LINK_SPREAD = 0.25
 # Logarithm of (exchange / computation) for a GPU of 1 (TFLOP/s TB/s)^(1/2) on a bus of 1 GB/s: mean and standard
 # deviation over jobs, fitted to gavel's and ryujaehun's timings on 2 to 8 GPUs (MIT); lambda's were kept back.
 _LOG_EXCHANGE, _LOG_EXCHANGE_SPREAD = -1.5, 0.5
@@ -108,7 +105,7 @@ class Placement:
             raise MeasurementError(f"{what}: the link is {' or '.join(LINKS)}, not {self.link[:20]!r}")
         if self.link == "nvlink" and not self.gpu.nvlink_bytes_per_second:
             raise MeasurementError(f"{self.gpu.name} has no NVLink")
-        if self.link == "nvlink" and self.gpus_per_host > 2 and not _joins_all(self.gpu):
+        if self.link == "nvlink" and self.gpus_per_host > 2 and not joins_all(self.gpu):
             raise MeasurementError(
                 f"{what}: bridges join 2 of them, not {self.gpus_per_host} in a host; leave @nvlink out"
             )
@@ -179,42 +176,33 @@ class Placement:
     @property
     def inner_link(self) -> str:
         """The link that allreduces inside of a host use."""
-        return self.link or ("nvlink" if _joins_all(self.gpu) else "pcie")
+        return self.link or ("nvlink" if joins_all(self.gpu) else "pcie")
 
     @cached_property
     def bus_bytes_per_second(self) -> float:
         """Bus bandwidth of large allreduces among all its GPUs; infinite for one."""
         if self.gpu_count == 1:
             return math.inf
-        networks = []
+        links = []
         if self.gpus_per_host > 1:
-            networks.append(self._inside())
+            links.append(self._inside())
         if self.host_count > 1:
-            networks.append(RatedNetwork(self.network_bytes_per_second or _ASSUMED_NETWORK))
-        sizes = np.array([float(DEFAULT_BUCKET_BYTES)])
-        return min(float(net.bus_bandwidth(sizes, self.gpu_count).bytes_per_second[0]) for net in networks)
+            links.append(_NETWORK_SHARE * (self.network_bytes_per_second or _ASSUMED_NETWORK))
+        return 1.0 / (1.0 / min(links) + self.gpu_count * _RING_STEP_S / DEFAULT_BUCKET_BYTES)
 
-    def _inside(self) -> RatedNetwork:
+    def _inside(self) -> float:
         gpu = self.gpu
         if self.inner_link == "nvlink":
-            one_way = (gpu.nvlink_bytes_per_second or 0.0) / 2
-            if not _joins_all(gpu):
-                return RatedNetwork(one_way, _BRIDGE_SHARE)
-            switched = 2 * one_way >= _SWITCHED_NVLINK
-            return RatedNetwork(one_way, _SWITCHED_SHARE if switched else _CUBE_MESH_SHARE)
-        lane = _PCIE_LANE.get(gpu.pcie_generation or 3, _PCIE_LANE[3])
-        return RatedNetwork(lane * (gpu.pcie_lanes or 16), _PCIE_SHARE)
+            both_ways = gpu.nvlink_bytes_per_second or 0.0
+            if not joins_all(gpu):
+                return both_ways / 2 * _BRIDGE_SHARE
+            return both_ways / 2 * (_SWITCHED_SHARE if both_ways >= SWITCHED_NVLINK else _CUBE_MESH_SHARE)
+        return pcie_bytes_per_second(gpu) * _PCIE_SHARE
 
     @property
     def traffic_share(self) -> float:
         """Bytes that each GPU sends in a ring, as a multiple of the gradients."""
         return 2.0 * (self.gpu_count - 1) / self.gpu_count
-
-
-def _joins_all(gpu: GpuSpec) -> bool:
-    """Tell whether NVLink joins all GPUs of a host, and not pairs of cards by bridges."""
-    is_card = "PCIe" in gpu.name or "NVL-" in gpu.name
-    return (gpu.nvlink_bytes_per_second or 0.0) >= _CUBE_MESH_NVLINK and not is_card
 
 
 class SingleGpuModel(Protocol):
@@ -317,7 +305,7 @@ class ParallelPredictor:
             logs = logs - _CAUTION * abs(float(logs.mean()))
         logs = logs + math.log(here.gpu_count / target.gpu_count)
         half_width = math.log(single.epoch_latency_high_s / single.epoch_latency_low_s) / 2
-        link_spread = RATED_LOG_SPREAD * float(np.mean(1 - 1 / step)) if _links_differ(here, target) else 0.0
+        link_spread = _LINK_SPREAD * float(np.mean(1 - 1 / step)) if _links_differ(here, target) else 0.0
         is_same = here == replace(target, batch_per_gpu=here.batch_per_gpu) and batch == 1.0
         left_over = _JOB_SPREAD if own.basis in ("assumed", "none") and not is_same else 0.0
         half_width = math.hypot(half_width, _NORMAL_90 * math.hypot(float(logs.std()), link_spread, left_over))
@@ -413,5 +401,5 @@ def _measure_exchange(source: SourceMeasurement, here: Placement) -> _Exchange:
     share = sum(rates) / len(rates) / here.bus_bytes_per_second
     grid = np.exp(_LOG_RATIO_GRID)
     seen = np.interp(share, grid / _step(grid), _LOG_RATIO_GRID)
-    spread = math.hypot(_SEEN_SPREAD[link], RATED_LOG_SPREAD)
+    spread = math.hypot(_SEEN_SPREAD[link], _LINK_SPREAD)
     return _Exchange(np.exp(seen + spread * _NODES), f"from {'NVLink' if link == 'nvlink' else 'PCIe'} rates")

@@ -104,8 +104,22 @@ def test_networks_that_nobody_measured_are_assumed_from_their_rating_and_that_is
     for offer in document["offers"]:
         offer["network_bytes_per_second"] = 1.25e9
     found = parse_problem(document, GPUS, OFFERS)
-    assert [network.bytes_per_second for network in found.rated_fabrics.values()] == [1.25e9]
+    assert {network.between.bytes_per_second for network in found.rated_fabrics.values()} == {1.25e9}
     assert "the network of 2 offers is not measured" in found.notes[-1]
+
+
+def test_gpus_of_one_machine_exchange_over_nvlink_whatever_its_network_is_rated():
+    document = small_problem()
+    del document["job"]["allreduce"]
+    curve = document["job"]["curves"][0]
+    document["job"]["curves"] = [{**curve, "device": "A100-SXM4-40GB"}]
+    p4d = {"name": "aws/us-east-1/p4d", "device": "A100-SXM4-40GB", "devices": 8, "quota": 4, "usd_per_hour": 30.0}
+    document["offers"] = [{**p4d, "network_bytes_per_second": 50e9}]
+    (network,) = parse_problem(document, GPUS, OFFERS).rated_fabrics.values()
+    one, two = (network.bus_bandwidth([256e6], world).bytes_per_second[0] for world in (8, 16))
+    # Measured: 218 and 69 GB/s.
+    assert 150e9 < one < 300e9
+    assert 45e9 < two < 100e9
 
 
 def test_the_catalogue_answers_queries_under_the_jobs_curves():

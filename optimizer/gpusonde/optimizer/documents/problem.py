@@ -36,7 +36,8 @@ from gpusonde.optimizer.step_times import SimulatedSteps
 from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
-from gpusonde.simulator.iteration import NetworkModel, RatedNetwork
+from gpusonde.simulator.iteration import NetworkModel
+from gpusonde.simulator.links import RatedLink, RatedNetwork, inner_link, outer_link
 
 SOLUTION_FORMAT = "gpusonde.solution/1"
 PARETO_FORMAT = "gpusonde.pareto/1"
@@ -193,6 +194,7 @@ class ProblemDocument:
         job: What is known of the job.
         iterations_per_epoch: Iterations of one epoch; None where the file counts no epochs.
         rated_fabrics: Fabrics that nobody measured -> what their rating says.
+        beyond: Measured fabrics -> what the rating says of several machines, where only one was measured.
         notes: What was assumed or left out, for a reader.
         options: How a watch of the job judges.
     """
@@ -202,6 +204,7 @@ class ProblemDocument:
     job: Job
     iterations_per_epoch: float | None
     rated_fabrics: Mapping[str, RatedNetwork]
+    beyond: Mapping[str, RatedNetwork]
     notes: tuple[str, ...]
     options: ContinualOptions
 
@@ -227,12 +230,7 @@ class ProblemDocument:
         if measured:
             model = AllreduceModel.fit(self.job.allreduce, kind=self.job.allreduce_model)
             # Where only the inside of a machine was measured, the rating says what several of them reach.
-            ratings = {
-                offer.fabric: RatedNetwork(offer.network_bytes_per_second)
-                for offer in self.problem.offers
-                if offer.network_bytes_per_second is not None
-            }
-            networks |= {fabric: model.network(fabric, beyond=ratings.get(fabric)) for fabric in sorted(measured)}
+            networks |= {fabric: model.network(fabric, beyond=self.beyond.get(fabric)) for fabric in sorted(measured)}
         return networks
 
 
@@ -259,6 +257,11 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
         raise DocumentError("offers", 'is missing; give what can be rented, or [[catalog]] with gpus = ["NAME"]')
     offers = [_add_memory_limit(offer, job) for offer in offers]
     offers, rated = _add_fabrics(offers, job, gpus, notes)
+    beyond = {
+        offer.fabric: _rated_network(offer, gpus)
+        for offer in offers
+        if offer.fabric not in rated and offer.network_bytes_per_second is not None
+    }
     offers = _without_strangers(offers, keys.across_regions, notes)
     iterations, per_epoch = _count_iterations(keys)
     options = keys.continual.options(keys.overhead_s)
@@ -286,7 +289,7 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
     except ProblemError as error:
         raise DocumentError("", str(error)) from None
     _check_size(problem)
-    return ProblemDocument(keys.name, problem, job, per_epoch, rated, tuple(notes), options)
+    return ProblemDocument(keys.name, problem, job, per_epoch, rated, beyond, tuple(notes), options)
 
 
 def parse_plan(document: Mapping[str, Any], problem: Problem, path: str = "") -> Plan:
@@ -358,26 +361,31 @@ def _without_strangers(offers: list[MachineOffer], across_regions: bool, notes: 
     ]
 
 
-def _inside_network(offer: MachineOffer, gpus: GpuCatalog) -> RatedNetwork:
-    """Return what the GPUs of one machine reach among each other, by their data sheet."""
-    # It brings the models of predictions, which few problems need.
-    from gpusonde.simulator.parallel import Placement  # noqa: PLC0415
-
+def _inside_link(offer: MachineOffer, gpus: GpuCatalog) -> RatedLink:
+    """Return the link between the GPUs of one machine, by their data sheet."""
+    spec = None
+    with contextlib.suppress(UnknownGpuError):
+        spec = gpus.get(offer.device)
     # Offers of the catalogue name a fabric that nobody need have measured; a name of one's own without one is a slip.
     provider, _, machine = offer.fabric.partition("/")
     named = offer.fabric and not (
         offer.name.startswith(f"{provider}/") and offer.name.removesuffix("/spot").endswith(f"/{machine}")
     )
-    if not named:
-        with contextlib.suppress(UnknownGpuError):
-            alone = offer.devices == 1
-            reached = math.inf if alone else Placement(gpus.get(offer.device), offer.devices).bus_bytes_per_second
-            return RatedNetwork(reached, 1.0)
-    raise DocumentError(
-        "job.allreduce",
-        f"nothing is known of the network of offer {offer.name}: measure it ('gpusonde probe allreduce') and name its"
-        " fabric, or give the offer's network_bytes_per_second",
-    )
+    if offer.network_bytes_per_second is None and (named or spec is None):
+        raise DocumentError(
+            "job.allreduce",
+            f"nothing is known of the network of offer {offer.name}: measure it ('gpusonde probe allreduce') and name"
+            " its fabric, or give the offer's network_bytes_per_second",
+        )
+    return inner_link(spec)
+
+
+def _rated_network(offer: MachineOffer, gpus: GpuCatalog) -> RatedNetwork:
+    """Return what machines of an offer reach by their ratings."""
+    rating = offer.network_bytes_per_second
+    provider = (offer.region or offer.name).partition("/")[0]
+    between = None if rating is None else outer_link(rating, provider)
+    return RatedNetwork(_inside_link(offer, gpus), offer.devices, between)
 
 
 def _add_fabrics(
@@ -388,28 +396,28 @@ def _add_fabrics(
     rated: dict[str, RatedNetwork] = {}
     found = []
     for offer in offers:
-        if offer.fabric in measured:
-            found.append(offer)
-            continue
-        rating = offer.network_bytes_per_second
-        if rating is None:
-            fabric = f"{_INSIDE}{offer.devices} x {offer.device}"
-            rated[fabric] = _inside_network(offer, gpus)
-        else:
-            fabric = f"rated {rating:.6g} bytes/s"
-            rated[fabric] = RatedNetwork(rating)
-        found.append(replace(offer, fabric=fabric))
-    for offer in found:
         if offer.machine_fabric and offer.machine_fabric not in measured:
             raise DocumentError(
                 "job.allreduce",
                 f"there is no measurement of {offer.machine_fabric!r}, the machine_fabric of {offer.name}",
             )
-    if any(offer.network_bytes_per_second is not None and offer.fabric in rated for offer in found):
-        count = sum(offer.fabric in rated and not offer.fabric.startswith(_INSIDE) for offer in found)
+        if offer.fabric in measured:
+            found.append(offer)
+            continue
+        network = _rated_network(offer, gpus)
+        inside = f"{_INSIDE}{offer.devices} x {offer.device}"
+        fabric = inside
+        if network.between is not None:
+            # The inside of machines with one GPU makes no difference.
+            of = f" of {offer.devices} x {offer.device}" if offer.devices > 1 else ""
+            fabric = f"{network.between.kind.name} at {network.between.bytes_per_second:.6g} bytes/s{of}"
+        rated[fabric] = network
+        found.append(replace(offer, fabric=fabric))
+    count = sum(offer.fabric in rated and not offer.fabric.startswith(_INSIDE) for offer in found)
+    if count:
         notes.append(
-            f"the network of {count} offers is not measured but assumed from"
-            " its rating; 'gpusonde probe allreduce' measures it"
+            f"the network of {count} offers is not measured but assumed from the ratings of NICs and GPUs, as machines"
+            " like them reach; 'gpusonde probe allreduce' measures it"
         )
     return found, rated
 
