@@ -328,6 +328,16 @@ def gpus_from_memory() -> str:
     return ", ".join(spec.name for spec in load_gpus().specs if "fp32_tflops" in spec.from_memory())
 
 
+# --- kinds of files: docs/trace_files.md ---
+
+
+def trace_formats() -> str:
+    """Draw the kinds of trace files that are told by content."""
+    from gpusonde.telemetry.readers.read import formats
+
+    return table(("kind", "written by", "times", "GPUs"), formats())
+
+
 # Files that are written as a whole, with what writes them.
 FILES: Mapping[str, Callable[[], str]] = {
     "deploy/config/agent.toml": lambda: configuration_file("agent"),
@@ -337,6 +347,7 @@ FILES: Mapping[str, Callable[[], str]] = {
 GENERATORS: Mapping[str, Callable[..., str]] = {
     "ambiguous-gpus": ambiguous_gpus,
     "gpus-from-memory": gpus_from_memory,
+    "trace-formats": trace_formats,
     "document-keys": document_keys,
     "shared-options": shared_options,
     "keys": keys,

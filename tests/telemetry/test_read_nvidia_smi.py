@@ -216,7 +216,7 @@ def test_a_last_row_that_was_cut_is_left_out_with_a_warning(tmp_path: Path, cut:
             "# gpu   pwr  gtemp\n# Idx     W      C\n    0    70     40\n",
             1,
             None,
-            "nvidia-smi dmon without dates and times",
+            "the log has no times; say how far its ticks are apart, --interval-s",
         ),
     ],
 )

@@ -47,9 +47,17 @@ def add_trace_options(parser: argparse.ArgumentParser, every: str = "") -> None:
     )
     group.add_argument(
         "--interval-s",
+        "--interval",
         type=duration_s,
         metavar="TIME",
         help="seconds between ticks, for files that do not say",
+    )
+    group.add_argument(
+        "--column",
+        action="append",
+        metavar="THEIRS=OURS",
+        help="what a column of another name is, with its unit, such as util=gpu_utilization:percent, t=timestamp or "
+        "'GPU *=power_watts' (repeatable; without a header, the column's number)",
     )
 
 
@@ -63,7 +71,7 @@ def read_chosen_trace(args: argparse.Namespace, path: Path) -> Trace:
 
     try:
         with error_context(path):
-            return read_trace(path, gpu=args.gpu, gpus=args.gpus, interval_s=args.interval_s)
+            return read_trace(path, gpu=args.gpu, gpus=args.gpus, interval_s=args.interval_s, columns=args.column or ())
     except TraceError:
         raise
     except ValueError as error:
@@ -84,7 +92,7 @@ def read_job(args: argparse.Namespace) -> list[Trace]:
     for path in args.trace:
         try:
             with error_context(path):
-                found += read_traces(path, gpus=args.gpus, interval_s=args.interval_s)
+                found += read_traces(path, gpus=args.gpus, interval_s=args.interval_s, columns=args.column or ())
         except TraceError:
             raise
         except ValueError as error:
@@ -150,10 +158,17 @@ class DetectPayload(TotalsPayload):
 def add_detect_options(parser: Parser) -> None:
     """Declare ``gpusonde detect``."""
     parser.description = (
-        "Find the cycles of one job and its training epochs: in gpusonde's CSV or Parquet, a log of nvidia-smi, "
-        "nvidia-smi dmon -o DT or dcgmi dmon. Several files, or --gpu all, are the GPUs of one job."
+        "Find the cycles of one job and its training epochs: in gpusonde's CSV or Parquet, in what nvidia-smi, dcgmi, "
+        "Prometheus, trackers and monitors write (docs/trace_files.md), or in any table with --column. Several files, "
+        "or --gpu all, are the GPUs of one job."
     )
-    parser.add_argument("trace", type=Path, nargs="+", metavar="TRACE", help="trace file")
+    parser.add_argument(
+        "trace",
+        type=Path,
+        nargs="+",
+        metavar="TRACE",
+        help="trace file, - for stdin, or prom://HOST:PORT/?query=DCGM_FI_DEV_GPU_UTIL&last=2h",
+    )
     add_trace_options(parser, every="; all for one answer of all")
     group = add_detection_options(parser)
     group.add_argument(
@@ -189,6 +204,7 @@ def run_detect(args: argparse.Namespace) -> int:
     from gpusonde.epoch_detect import Told, detect
 
     output = Output(as_json=args.json)
+    args.trace = [path for pattern in args.trace for path in _matching(pattern)]
     job = read_job(args)
     trace = job[0]
     told = Told(args.total_epochs, args.steps_per_epoch, tuple(args.role))
@@ -201,6 +217,15 @@ def run_detect(args: argparse.Namespace) -> int:
         _payload(args, trace, detection, progress), lambda screen: _render(screen, args, trace, detection, progress)
     )
     return 0
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Return the files of a pattern that no shell has taken apart; of any other path, itself."""
+    import glob
+
+    if not glob.has_magic(str(pattern)) or pattern.exists() or str(pattern).startswith("prom"):
+        return [pattern]
+    return [Path(name) for name in sorted(glob.glob(str(pattern)))] or [pattern]
 
 
 def _told_role(text: str) -> tuple[float, CycleRole]:

@@ -119,6 +119,7 @@ def _check(args: argparse.Namespace) -> None:
         "gpu": ("trace",),
         "gpus": ("trace",),
         "interval_s": ("trace",),
+        "column": ("trace",),
         "row": ("runs",),
     }
     for option, allowed in belongs.items():

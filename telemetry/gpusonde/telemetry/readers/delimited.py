@@ -21,6 +21,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
+import zstandard
 
 from gpusonde.errors import TraceError, TraceFormatError, shown
 from gpusonde.telemetry.trace import too_large
@@ -29,6 +30,7 @@ DEFAULT_MAX_BYTES = 2 << 30
 MAX_LINE_CHARACTERS = 1 << 20
 _CHUNK_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class LineBlock:
 
 
 def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO, int]:
-    """Open a regular file and return it with its size; what gzip compressed is inflated into a file without a name.
+    """Open a regular file and return it with its size; gzip and zstd are unpacked into a file without a name.
 
     Raises:
         OSError: The file cannot be opened.
@@ -70,17 +72,19 @@ def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO
         os.close(descriptor)
         raise refusal
     file = os.fdopen(descriptor, "rb")
-    compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    begins = file.read(len(_ZSTD_MAGIC))
     file.seek(0)
-    return _inflate(path, file, max_bytes) if compressed else (file, status.st_size)
+    if begins.startswith(_GZIP_MAGIC) or begins == _ZSTD_MAGIC:
+        return _inflate(path, file, max_bytes, "gzip" if begins.startswith(_GZIP_MAGIC) else "zstd")
+    return file, status.st_size
 
 
-def _inflate(path: str | os.PathLike[str], compressed: BinaryIO, max_bytes: int) -> tuple[BinaryIO, int]:
+def _inflate(path: str | os.PathLike[str], compressed: BinaryIO, max_bytes: int, kind: str) -> tuple[BinaryIO, int]:
     inflated = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
     size = 0
     refusal = ""
     try:
-        with compressed, gzip.open(compressed) as source:
+        with compressed, _unpacker(compressed, kind) as source:
             while size <= max_bytes and (chunk := source.read(_CHUNK_BYTES)):
                 size += len(chunk)
                 inflated.write(chunk)
@@ -88,8 +92,8 @@ def _inflate(path: str | os.PathLike[str], compressed: BinaryIO, max_bytes: int)
             refusal = too_large(size, max_bytes, "bytes or more when unpacked")
         elif size == 0:
             refusal = "the file is empty; a trace needs a header line and at least one tick"
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        refusal = f"the gzip file is damaged or was cut: {error}; copy it again, or unpack what is left"
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        refusal = f"the {kind} file is damaged or was cut: {error}; copy it again, or unpack what is left"
     except BaseException:
         inflated.close()
         raise
@@ -98,6 +102,12 @@ def _inflate(path: str | os.PathLike[str], compressed: BinaryIO, max_bytes: int)
         raise TraceFormatError(path, refusal)
     inflated.seek(0)
     return inflated, size
+
+
+def _unpacker(compressed: BinaryIO, kind: str) -> BinaryIO:
+    if kind == "gzip":
+        return cast(BinaryIO, gzip.open(compressed))
+    return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(compressed, read_across_frames=True))
 
 
 def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Iterator[LineBlock]:
@@ -307,8 +317,8 @@ class DelimitedFile:
         self._blocks = blocks(path, max_bytes=max_bytes)
         self._pending: LineBlock | None = None
 
-    def read_header(self) -> None:
-        """Read up to and including the header line.
+    def read_header(self, *, headless: bool = False) -> None:
+        """Read up to and including the header line; where there is none, columns are named ``1``, ``2`` and so on.
 
         Raises:
             OSError: The file cannot be read.
@@ -321,8 +331,14 @@ class DelimitedFile:
                     self.comments.append((number, line))
                 elif line.strip() and not self._is_message(line):
                     self._take_header(line, number)
+                    if headless:
+                        self.header = [str(position) for position in range(1, len(self.header) + 1)]
+                    below = index + (not headless)
                     self._pending = LineBlock(
-                        number + 1, block.lines[index + 1 :], ends_file=block.ends_file, terminated=block.terminated
+                        block.first_line + below,
+                        block.lines[below:],
+                        ends_file=block.ends_file,
+                        terminated=block.terminated,
                     )
                     return
         raise TraceFormatError(self.path, "no header line; the first line must name the columns")

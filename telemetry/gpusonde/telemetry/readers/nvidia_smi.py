@@ -343,7 +343,8 @@ def _find_columns(file: DelimitedFile) -> _LogColumns:
     if _TIMESTAMP not in positions:
         raise TraceFormatError(
             file.path,
-            "this nvidia-smi log has no times; record it again with --query-gpu=timestamp,...",
+            "this nvidia-smi log has no times; say how far its ticks are apart, such as --interval-s 100ms "
+            "for -lms 100, or record it again with --query-gpu=timestamp,...",
             line=file.header_line,
             field=_TIMESTAMP,
         )

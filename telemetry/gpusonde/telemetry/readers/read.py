@@ -5,30 +5,41 @@ from __future__ import annotations
 import csv
 import os
 import re
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
 from gpusonde.errors import TraceError, TraceFormatError, shown
-from gpusonde.telemetry.readers import dcgmi, nvidia_smi, smi_dmon
+from gpusonde.telemetry.readers import dcgmi, nvidia_smi, prometheus, smi_dmon, smi_table
 from gpusonde.telemetry.readers.dcgmi import read_dcgmi
 from gpusonde.telemetry.readers.delimited import DEFAULT_MAX_BYTES, blocks, guess_delimiter, open_regular, split_row
+from gpusonde.telemetry.readers.dialects import (
+    DIALECTS,
+    OWN_NAMES,
+    ColumnRule,
+    advise_columns,
+    find_dialect,
+    read_rule,
+)
 from gpusonde.telemetry.readers.nvidia_smi import MAX_GPUS, read_nvidia_smi
 from gpusonde.telemetry.readers.own_csv import read_own_csv
 from gpusonde.telemetry.readers.own_parquet import read_own_parquet
+from gpusonde.telemetry.readers.prometheus import read_prometheus
+from gpusonde.telemetry.readers.records import Records, is_json, read_json, read_table, split_records
 from gpusonde.telemetry.readers.smi_dmon import read_smi_dmon
-from gpusonde.telemetry.readers.table import TIME_S, TIMESTAMP
-from gpusonde.telemetry.trace import Trace
+from gpusonde.telemetry.readers.smi_table import read_smi_tables
+from gpusonde.telemetry.readers.table import TIME_S, TIMESTAMP, names_a_metric
+from gpusonde.telemetry.trace import Trace, too_large
 
 _PARQUET_MAGIC = b"PAR1"
 _NVIDIA_SMI_ROW = re.compile(r"\d{4}/\d{2}/\d{2} \d{2}:\d{2}:\d{2}(\.\d+)?\s*,")
 # Headings of dmon and pmon, with and without -o D or T.
 _NVIDIA_SMI_MON = re.compile(r"\s*#\s*(?:(?:Date|Time)[,\s]+)*gpu\b(?P<process>[,\s]+pid\b)?")
-_NVIDIA_SMI_TABLE = re.compile(
-    r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d{2}:\d{2}:\d{2} \d{4}\s*|\+-{20}.*|\| NVIDIA-SMI .*"
-)
 _DCGMI_HEADER = re.compile(r"#\s*Entity")
 _NUMBERS = re.compile(r"[-+0-9.eE,;\s]+")
+_STDIN = "-"
 
 
 class Format(Enum):
@@ -38,7 +49,39 @@ class Format(Enum):
     OWN_CSV = "CSV file"
     NVIDIA_SMI = "nvidia-smi log"
     SMI_DMON = "nvidia-smi dmon log"
+    SMI_TABLE = "log of nvidia-smi tables"
     DCGMI_DMON = "dcgmi dmon log"
+    JSON = "JSON file"
+    TABLE = "table"
+    API = "Prometheus API"
+
+
+def formats() -> list[tuple[str, str, str, str]]:
+    """Return what ``docs/trace_files.md`` says of each kind: name, what writes it, where its times and its GPUs are."""
+    own = [
+        (
+            "CSV",
+            "`gpusonde record OUT.csv`, `gpusonde store export DIR OUT.csv`, your own scripts",
+            "in the file",
+            "`gpu_uuid` or `trace_id`, or just one",
+        ),
+        ("Parquet", "`gpusonde record OUT.parquet`, pandas, Polars, ...", "in the file", "the same"),
+        (
+            "nvidia-smi",
+            "`nvidia-smi --query-gpu=... --format=csv -lms N`",
+            "`timestamp`",
+            "a column that names them, or their turns",
+        ),
+        (
+            "nvidia-smi dmon",
+            "`nvidia-smi dmon -s pucm -o DT`, also with `--format csv`",
+            "with `-o DT`, else you say the interval",
+            "column `gpu`",
+        ),
+        ("nvidia-smi tables", "`nvidia-smi -l 1 > LOG`", "above each table, whole seconds", "in the table"),
+        ("dcgmi dmon", "`dcgmi dmon -e ... -d N`", "`ts`, else you say the interval", "first column"),
+    ]
+    return [*own, *((each.name, each.written_by, each.times, each.gpus) for each in (OWN_NAMES, *DIALECTS))]
 
 
 def sniff(path: str | os.PathLike[str], max_bytes: int) -> Format:
@@ -59,16 +102,19 @@ def sniff(path: str | os.PathLike[str], max_bytes: int) -> Format:
             if dcgmi.is_header(line):
                 return Format.DCGMI_DMON
             monitor = _NVIDIA_SMI_MON.match(line)
-            if monitor is not None and not monitor["process"] and smi_dmon.is_header(line):
-                return Format.SMI_DMON
-            if monitor is not None:
-                tool = "pmon, which tells of processes" if monitor["process"] else "dmon without dates and times"
+            if monitor is not None and monitor["process"]:
                 raise TraceFormatError(
                     path,
-                    f"this is a log of nvidia-smi {tool}; record with nvidia-smi dmon -o DT, or, many times a second, "
-                    "with nvidia-smi --query-gpu=timestamp,index,... --format=csv -lms 100",
+                    "this is a log of nvidia-smi pmon, which tells of processes; record with nvidia-smi dmon -o DT, "
+                    "or, many times a second, with nvidia-smi --query-gpu=timestamp,index,... --format=csv -lms 100",
                     line=number,
                 )
+            if smi_dmon.is_header(line):
+                return Format.SMI_DMON
+            if smi_table.is_table(line):
+                return Format.SMI_TABLE
+            if is_json(line):
+                return Format.JSON
             if not line.startswith("#"):
                 return _by_header(path, line, number)
     raise TraceFormatError(path, "no header line, only blank or comment lines; the first line must name the columns")
@@ -79,18 +125,18 @@ def _by_header(path: str | os.PathLike[str], line: str, number: int) -> Format:
         cells = split_row(line, guess_delimiter(line))
     except csv.Error as error:
         raise TraceFormatError(path, f"the header cannot be read: {error}", line=number) from None
-    if TIME_S in cells:
-        return Format.OWN_CSV
     if nvidia_smi.is_header(cells):
         return Format.NVIDIA_SMI
-    if TIMESTAMP in cells:
+    if find_dialect(cells) is not None and not any(map(names_a_metric, cells)):
+        return Format.TABLE
+    if any(map(names_a_metric, cells)):
         return Format.OWN_CSV
-    if _NVIDIA_SMI_ROW.match(line):
-        what = "an nvidia-smi log without a header; record it again without 'noheader' in --format=csv,noheader"
-    elif _NVIDIA_SMI_TABLE.fullmatch(line):
+    if {TIME_S, TIMESTAMP} & set(cells):
+        what = f"no column is a metric (found {shown(', '.join(cells))}); {advise_columns(cells)}"
+    elif _NVIDIA_SMI_ROW.match(line):
         what = (
-            "this is the table that nvidia-smi prints for people; record with "
-            "nvidia-smi --query-gpu=timestamp,index,power.draw,utilization.gpu,memory.used --format=csv -lms 100"
+            "an nvidia-smi log without a header; say which column is what, counted from 1, "
+            f"perhaps {_headless_columns(cells)}, or record it again without 'noheader'"
         )
     elif dcgmi.is_row(line):
         what = "rows of dcgmi dmon without their header; keep the lines that begin with #Entity"
@@ -103,10 +149,30 @@ def _by_header(path: str | os.PathLike[str], line: str, number: int) -> Format:
         what = "numbers in place of the names of the columns; put a header line above them, such as time_s,power_watts"
     else:
         what = (
-            f"not a trace: {shown(line)} is no header with time_s or timestamp, nor one of nvidia-smi or dcgmi dmon "
-            "(docs/trace_files.md shows the formats)"
+            f"not a trace: {shown(line)} is no header with time_s or timestamp, nor one of a tool that is known "
+            f"(docs/trace_files.md shows them); {advise_columns(cells)}"
         )
     raise TraceFormatError(path, what, line=number)
+
+
+# What a cell of an nvidia-smi log looks like, and what it most often is.
+_HEADLESS = (
+    (re.compile(r"\d{4}/.*"), "timestamp"),
+    (re.compile(r"GPU-.*"), "gpu_uuid"),
+    (re.compile(r"\d{1,2}"), "gpu_index"),
+    (re.compile(r"[\d.]+ W"), "power_watts"),
+    (re.compile(r"\d+ %"), "gpu_utilization"),
+    (re.compile(r"\d+ MiB"), "framebuffer_used_bytes"),
+)
+
+
+def _headless_columns(cells: Sequence[str]) -> str:
+    told: dict[str, int] = {}
+    for position, cell in enumerate(cells, start=1):
+        meaning = next((meaning for pattern, meaning in _HEADLESS if pattern.fullmatch(cell)), None)
+        if meaning is not None:
+            told.setdefault(meaning, position)
+    return " ".join(f"--column {position}={meaning}" for meaning, position in told.items())
 
 
 def read_traces(
@@ -114,18 +180,22 @@ def read_traces(
     *,
     gpus: int | None = None,
     interval_s: float | None = None,
+    columns: Sequence[str] = (),
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> list[Trace]:
     """Read all traces of a file.
 
-    Reads our own CSV and Parquet, logs of ``nvidia-smi --query-gpu=timestamp,... --format=csv -lms N``, ``nvidia-smi
-    dmon -o DT`` and ``dcgmi dmon`` (``docs/trace_files.md``). What was left out or repaired stands in each trace's
-    ``warnings``.
+    Reads what ``docs/trace_files.md`` lists: our own CSV and Parquet, logs of nvidia-smi and dcgmi, files of monitors
+    and experiment trackers, series of Prometheus, and with ``columns`` any other table. What was left out or repaired
+    stands in each trace's ``warnings``.
 
     Args:
-        path: The file; its format is told by content.
+        path: The file, whose format is told by content; ``-`` for what comes on stdin; or an address of Prometheus,
+            ``prom://HOST:PORT/?query=...``.
         gpus: Number of GPUs whose rows take turns in an nvidia-smi log that names none; found from the times if None.
-        interval_s: Seconds between the ticks of a ``dcgmi dmon`` log without time stamps, which is refused if None.
+        interval_s: Seconds between the ticks of a file without times, which is refused if None.
+        columns: What columns of other names are, each ``THEIRS=OURS`` or ``THEIRS=OURS:UNIT``; of a table without a
+            header, THEIRS are positions, counted from 1.
         max_bytes: Largest file to read, which also bounds what a Parquet file may unpack to.
 
     Returns:
@@ -135,29 +205,93 @@ def read_traces(
         OSError: The file cannot be opened or read.
         TraceFormatError: The file, or a place in it, is not a trace; it is larger than ``max_bytes``; it is a Parquet
             file, and pyarrow is not installed.
-        ValueError: ``gpus`` or ``interval_s`` is not positive.
+        ValueError: ``gpus`` or ``interval_s`` is not positive, or one of ``columns`` is of no such form.
     """
     if gpus is not None and not 1 <= gpus <= MAX_GPUS:
         raise ValueError(f"gpus must lie in 1..{MAX_GPUS}, not {gpus}")
     if interval_s is not None and not 0 < interval_s < float("inf"):
         raise ValueError(f"interval_s must be a positive number of seconds, not {interval_s}")
-    kind = sniff(path, max_bytes)
+    rules = [read_rule(text) for text in columns]
+    if os.fspath(path) == _STDIN:
+        return _read_stdin(gpus, interval_s, columns, max_bytes)
+    kind, traces, timed = _read(path, gpus, interval_s, rules, max_bytes)
     unused = []
-    if gpus is not None and kind is not Format.NVIDIA_SMI:
+    if gpus is not None and kind not in (Format.NVIDIA_SMI, Format.TABLE):
         unused.append(f"gpus was not used: the rows of a {kind.value} name their GPUs")
-    if interval_s is not None and kind is not Format.DCGMI_DMON:
+    if interval_s is not None and timed:
         unused.append(f"interval_s was not used: the rows of a {kind.value} have times")
-    if kind is Format.PARQUET:
-        traces = read_own_parquet(path, max_bytes=max_bytes)
-    elif kind is Format.NVIDIA_SMI:
-        traces = read_nvidia_smi(path, gpus=gpus, max_bytes=max_bytes)
-    elif kind is Format.DCGMI_DMON:
-        traces = read_dcgmi(path, interval_s=interval_s, max_bytes=max_bytes)
-    elif kind is Format.SMI_DMON:
-        traces = read_smi_dmon(path, max_bytes=max_bytes)
-    else:
-        traces = read_own_csv(path, max_bytes=max_bytes)
     return [replace(trace, warnings=(*trace.warnings, *unused)) for trace in traces] if unused else traces
+
+
+def _read(
+    path: str | os.PathLike[str], gpus: int | None, interval_s: float | None, rules: list[ColumnRule], max_bytes: int
+) -> tuple[Format, list[Trace], bool]:
+    """Return the file's format, its traces, and whether it has times (False where its reader says so itself)."""
+    records: Records
+    if prometheus.is_address(path):
+        kind, records = Format.API, read_prometheus(os.fspath(path))
+    else:
+        # The names of columns that the user tells make a table of what is none by its header.
+        headless = bool(rules) and all(rule.name.pattern.isdigit() for rule in rules)
+        kind = Format.TABLE if headless else _sniff_with(path, bool(rules), interval_s, max_bytes)
+        if kind is Format.PARQUET:
+            return kind, read_own_parquet(path, max_bytes=max_bytes), True
+        if kind is Format.NVIDIA_SMI:
+            return kind, read_nvidia_smi(path, gpus=gpus, max_bytes=max_bytes), True
+        if kind is Format.DCGMI_DMON:
+            return kind, read_dcgmi(path, interval_s=interval_s, max_bytes=max_bytes), False
+        if kind is Format.SMI_DMON:
+            return kind, read_smi_dmon(path, interval_s=interval_s, max_bytes=max_bytes), False
+        if kind is Format.OWN_CSV:
+            return kind, read_own_csv(path, max_bytes=max_bytes), True
+        if kind is Format.SMI_TABLE:
+            records = read_smi_tables(path, max_bytes=max_bytes)
+        elif kind is Format.JSON:
+            records = read_json(path, max_bytes=max_bytes)
+        else:
+            records = read_table(path, headless=headless, max_bytes=max_bytes)
+    traces, timed = split_records(records, rules=rules, interval_s=interval_s, gpus=gpus)
+    return kind, traces, timed
+
+
+def _sniff_with(path: str | os.PathLike[str], has_rules: bool, interval_s: float | None, max_bytes: int) -> Format:
+    """Return the format, a table where only what the user says beside the file makes it one that can be read."""
+    try:
+        kind = sniff(path, max_bytes)
+    except TraceFormatError as error:
+        if has_rules and error.line is not None:
+            return Format.TABLE
+        raise
+    if kind in (Format.OWN_CSV, Format.NVIDIA_SMI) and (has_rules or (interval_s and _lacks_times(path, max_bytes))):
+        return Format.TABLE
+    return kind
+
+
+def _lacks_times(path: str | os.PathLike[str], max_bytes: int) -> bool:
+    for block in blocks(path, max_bytes=max_bytes):
+        for line in block.lines:
+            if line.strip() and not line.startswith("#"):
+                return not {TIME_S, TIMESTAMP} & set(split_row(line, guess_delimiter(line)))
+    return False
+
+
+def _read_stdin(gpus: int | None, interval_s: float | None, columns: Sequence[str], max_bytes: int) -> list[Trace]:
+    """Read what comes on stdin; readers look at a file twice, so it is kept in one until then."""
+    with tempfile.NamedTemporaryFile() as kept:
+        size = 0
+        while chunk := sys.stdin.buffer.read(1 << 20):
+            size += len(chunk)
+            if size > max_bytes:
+                raise TraceFormatError(_STDIN, too_large(size, max_bytes, "bytes or more"))
+            kept.write(chunk)
+        kept.flush()
+        try:
+            return read_traces(kept.name, gpus=gpus, interval_s=interval_s, columns=columns, max_bytes=max_bytes)
+        except TraceError as error:
+            error.args = (str(error).replace(kept.name, "stdin"),)
+            if isinstance(error, TraceFormatError):
+                error.path = _STDIN
+            raise
 
 
 def read_trace(
@@ -166,6 +300,7 @@ def read_trace(
     gpu: str | int | None = None,
     gpus: int | None = None,
     interval_s: float | None = None,
+    columns: Sequence[str] = (),
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Trace:
     """Read one trace of a file.
@@ -176,6 +311,7 @@ def read_trace(
             ``trace_id``. May be None where the file holds a single trace.
         gpus: As in ``read_traces``.
         interval_s: As in ``read_traces``.
+        columns: As in ``read_traces``.
         max_bytes: As in ``read_traces``.
 
     Raises:
@@ -183,7 +319,7 @@ def read_trace(
             ``read_traces`` refuses the file.
         OSError: The file cannot be opened or read.
     """
-    traces = read_traces(path, gpus=gpus, interval_s=interval_s, max_bytes=max_bytes)
+    traces = read_traces(path, gpus=gpus, interval_s=interval_s, columns=columns, max_bytes=max_bytes)
     if gpu is None:
         if len(traces) == 1:
             return traces[0]

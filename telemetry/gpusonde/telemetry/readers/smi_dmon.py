@@ -1,6 +1,7 @@
-"""Reader of ``nvidia-smi dmon -o DT`` logs, as text or, with ``--format csv``, separated by commas.
+"""Reader of ``nvidia-smi dmon`` logs, as text or, with ``--format csv``, separated by commas.
 
-Two heading lines name the columns and their units, again every few ticks; times are local, in whole seconds::
+Two heading lines name the columns and their units, again every few ticks; times are local, in whole seconds, with
+``-o DT``. Without it there are none, and with ``-o T`` no dates::
 
     #Date       Time        gpu    pwr  gtemp  mtemp     sm    mem    enc    dec   mclk   pclk
     #YYYYMMDD   HH:MM:SS    Idx      W      C      C      %      %      %      %    MHz    MHz
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +33,8 @@ from gpusonde.telemetry.trace import Trace, TraceMetadata
 
 _TIME = "time"
 _DAY = re.compile(r"\d{8}", re.ASCII)
+_TIME_OF_DAY = re.compile(r"\d{2}:\d{2}:\d{2}", re.ASCII)
+_INDEX = re.compile(r"\d+", re.ASCII)
 _SEPARATOR = re.compile(r"\s*,\s*|\s+")
 # Column of "nvidia-smi dmon --help" -> metric; "sm" is what --query-gpu calls utilization.gpu.
 _METRICS = {
@@ -47,22 +52,33 @@ _METRICS = {
 }
 
 
+_HEADINGS = (["Date", "Time", "gpu"], ["Time", "gpu"], ["gpu"])
+
+
 def is_header(line: str) -> bool:
-    """Whether these are the names of the columns of a log with dates and times."""
-    return line.lstrip().startswith("#") and _cells(line)[:3] == ["Date", "Time", "gpu"]
+    """Whether these are the names of the columns of such a log."""
+    return line.lstrip().startswith("#") and any(_cells(line)[: len(names)] == names for names in _HEADINGS)
 
 
-def read_smi_dmon(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Trace]:
+def read_smi_dmon(
+    path: str | os.PathLike[str], *, interval_s: float | None = None, max_bytes: int = DEFAULT_MAX_BYTES
+) -> list[Trace]:
     """Read the traces of the log, one per GPU; a last row that was cut is left out with a warning.
+
+    Args:
+        path: The log.
+        interval_s: Seconds between ticks, where the log has no times (the log's ``-d``, 1 without).
+        max_bytes: Largest file to read.
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: The file is not such a log, or larger than ``max_bytes``; the error names line and field.
+        TraceFormatError: The file is not such a log, has no times and ``interval_s`` is None, or is larger than
+            ``max_bytes``; the error names line and field.
     """
     header: list[str] = []
     columns: list[tuple[int, Column]] = []
     warnings: list[str] = []
-    parser, labels = TimestampParser(), GpuLabels(path)
+    clock, labels = _Clock(), GpuLabels(path)
     times: list[IntArray] = []
     lines: list[IntArray] = []
     codes: list[IntArray] = []
@@ -86,31 +102,78 @@ def read_smi_dmon(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_
                 raise TraceFormatError(path, "a row before the two lines of the heading; delete it", line=number)
             elif block.ends_file and not block.terminated and number == block.first_line + len(block.lines) - 1:
                 held = (number, "the row was cut")
-            elif len(cells) != len(header) or not _DAY.fullmatch(cells[0]):
-                held = (number, f"{shown(line.strip())} is no row of nvidia-smi dmon -o DT; delete the line")
+            elif len(cells) != len(header) or not _first_cell(header).fullmatch(cells[0]):
+                held = (number, f"{shown(line.strip())} is no row of nvidia-smi dmon; delete the line")
             else:
                 numbers.append(number)
                 rows.append(cells)
         if not rows:
             continue
         by_column = list(zip(*rows, strict=True))
-        stamps = [f"{day[:4]}-{day[4:6]}-{day[6:]}T{time}" for day, time in zip(*by_column[:2], strict=True)]
-        times.append(parser.parse(stamps, path, numbers, _TIME))
+        gpu_numbers = by_column[header.index("gpu")]
+        times.append(clock.read(header, by_column, path, numbers))
         for index, column in columns:
             column.take(column.parse(by_column[index], path, numbers), numbers)
         lines.append(np.array(numbers, dtype=np.int64))
-        codes.append(labels.add([(gpu,) for gpu in by_column[2]], numbers))
+        codes.append(labels.add([(gpu,) for gpu in gpu_numbers], numbers))
     if held is not None:
         warnings.append(f"line {held[0]}: the last row is incomplete and was left out; the file was cut there")
     if not lines:
         raise TraceFormatError(path, "only a heading, no complete row below it")
-    time_s, origin_unix_s, _ = parser.seconds(np.concatenate(times))
-    common = {"time_zone": TIME_ZONE_NOTE, "source": "nvidia-smi dmon"}
+    code = np.concatenate(codes)
+    common = {"source": "nvidia-smi dmon"}
+    origin_unix_s = None
+    if "Time" not in header:
+        if interval_s is None:
+            raise TraceFormatError(
+                path,
+                "the log has no times; say how far its ticks are apart, --interval-s 1s unless nvidia-smi dmon ran "
+                "with -d, or record with nvidia-smi dmon -o DT",
+                line=1,
+            )
+        ticks = np.zeros(len(code))
+        for gpu in range(len(labels.codes)):
+            ticks[code == gpu] = np.arange(np.count_nonzero(code == gpu))
+        time_s = ticks * interval_s
+    else:
+        time_s, origin_unix_s, _ = clock.parser.seconds(np.concatenate(times))
+        if interval_s is not None:
+            warnings.append("interval_s was not used: the log has times")
+        if "Date" in header:
+            common["time_zone"] = TIME_ZONE_NOTE
+        else:
+            origin_unix_s = None
     gpus = [TraceMetadata(f"GPU-{gpu}", "", origin_unix_s, {**common, "gpu_index": gpu}) for (gpu,) in labels.codes]
     read = [column for _, column in columns]
-    return split_by_gpu(
-        Rows(path, time_s, np.concatenate(lines), np.concatenate(codes), gpus, read, _TIME, warnings=warnings)
-    )
+    return split_by_gpu(Rows(path, time_s, np.concatenate(lines), code, gpus, read, _TIME, warnings=warnings))
+
+
+@dataclass
+class _Clock:
+    """Reads days and times; without days, a time before the one above it is of the next day."""
+
+    parser: TimestampParser = field(default_factory=TimestampParser)
+    _day: int = 1
+    _last: str = ""
+
+    def read(
+        self, header: list[str], cells: Sequence[Sequence[str]], path: str | os.PathLike[str], lines: list[int]
+    ) -> IntArray:
+        if "Time" not in header:
+            return np.zeros(len(lines), dtype=np.int64)
+        if "Date" in header:
+            stamps = [f"{day[:4]}-{day[4:6]}-{day[6:]}T{time}" for day, time in zip(*cells[:2], strict=True)]
+        else:
+            stamps = []
+            for time in cells[0]:
+                self._day += time < self._last
+                self._last = time
+                stamps.append(f"2000-01-{self._day:02d}T{time}")
+        return self.parser.parse(stamps, path, lines, _TIME)
+
+
+def _first_cell(header: list[str]) -> re.Pattern[str]:
+    return {"Date": _DAY, "Time": _TIME_OF_DAY}.get(header[0], _INDEX)
 
 
 def _cells(line: str) -> list[str]:
@@ -133,7 +196,7 @@ def _columns(
         found.append((index, Column(_METRICS[name], name, *known)))
     if not found:
         raise TraceFormatError(path, "no column is a metric; record with nvidia-smi dmon -s pucm -o DT", line=line)
-    unknown = [name for name in header[3:] if name not in _METRICS]
+    unknown = [name for name in header[header.index("gpu") + 1 :] if name not in _METRICS]
     if unknown:
         warnings.append(warn_of_columns(unknown))
     return found

@@ -71,6 +71,11 @@ def _metric_and_unit(name: str) -> tuple[str, tuple[float, float] | None]:
     return (name, None) if known is None else (entry.name, known)
 
 
+def names_a_metric(name: str) -> bool:
+    """Whether a header of our own files names a metric so, with or without a unit."""
+    return _metric_and_unit(name)[0] in METRIC_BY_NAME
+
+
 def find_columns(path: str | os.PathLike[str], header: Sequence[str], line: int | None) -> TraceColumns:
     """Find the columns of a trace in a header.
 
@@ -96,16 +101,16 @@ def find_columns(path: str | os.PathLike[str], header: Sequence[str], line: int 
     if time_field not in positions:
         raise TraceFormatError(
             path,
-            "no time column; a trace needs time_s (seconds) or timestamp (ISO 8601 or Unix time), "
-            f"this header begins with {shown(', '.join(header))}",
+            "no time column; a trace needs time_s (seconds) or timestamp (ISO 8601 or Unix time), this header begins "
+            f"with {shown(', '.join(header))}; say how far the ticks are apart, such as --interval-s 1s",
             line=line,
         )
     metrics = {name: index for name, index in positions.items() if name in METRIC_BY_NAME}
     if not metrics:
         raise TraceFormatError(
             path,
-            f"no column is a metric (found {shown(', '.join(header))}); name columns as in the catalogue, "
-            "such as gpu_utilization or power_watts",
+            f"no column is a metric (found {shown(', '.join(header))}); name columns as in the catalogue, such as "
+            "gpu_utilization or power_watts, or say what they are with --column THEIRS=OURS[:UNIT]",
             line=line,
         )
     if unknown:
@@ -193,15 +198,18 @@ _NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([
 # Unit as written -> (multiply by, divide by). Percent is divided: 57 * 0.01 is not 0.57.
 _CONVERSIONS: dict[Unit, dict[str, tuple[float, float]]] = {
     Unit.RATIO: {"%": (1.0, 100.0)},
-    Unit.WATTS: {"W": (1.0, 1.0), "mW": (1.0, 1000.0)},
-    Unit.JOULES: {"J": (1.0, 1.0), "mJ": (1.0, 1000.0)},
-    Unit.CELSIUS: {"C": (1.0, 1.0)},
-    Unit.MEGAHERTZ: {"MHz": (1.0, 1.0)},
+    Unit.WATTS: {"W": (1.0, 1.0), "mW": (1.0, 1000.0), "kW": (1000.0, 1.0)},
+    Unit.JOULES: {"J": (1.0, 1.0), "mJ": (1.0, 1000.0), "kJ": (1000.0, 1.0)},
+    Unit.CELSIUS: {"C": (1.0, 1.0), "°C": (1.0, 1.0)},
+    Unit.MEGAHERTZ: {"MHz": (1.0, 1.0), "GHz": (1000.0, 1.0), "Hz": (1.0, 1e6)},
     # Drivers before R340 wrote "MB" and meant MiB.
     Unit.BYTES: {
-        "B": (1.0, 1.0), "KiB": (1024.0, 1.0), "MiB": (1024.0**2, 1.0), "MB": (1024.0**2, 1.0), "GiB": (1024.0**3, 1.0)
+        "B": (1.0, 1.0), "KiB": (1024.0, 1.0), "MiB": (1024.0**2, 1.0), "MB": (1024.0**2, 1.0), "GiB": (1024.0**3, 1.0),
+        "10^6 B": (1e6, 1.0), "10^9 B": (1e9, 1.0),
     },
-    Unit.BYTES_PER_SECOND: {"B/s": (1.0, 1.0)},
+    Unit.BYTES_PER_SECOND: {
+        "B/s": (1.0, 1.0), "KiB/s": (1024.0, 1.0), "MiB/s": (1024.0**2, 1.0), "GiB/s": (1024.0**3, 1.0)
+    },
     Unit.COUNT: {},
     Unit.BITS: {},
 }  # fmt: skip
@@ -220,6 +228,11 @@ class Numbers:
 def conversion(unit: Unit, written: str) -> tuple[float, float] | None:
     """Return (factor, divisor) from a written unit to the catalogue's, or None where it is no unit of this metric."""
     return _CONVERSIONS[unit].get(written)
+
+
+def units_of(unit: Unit) -> tuple[str, ...]:
+    """Return the units, as written, that values of a metric may be in."""
+    return tuple(_CONVERSIONS[unit])
 
 
 @dataclass
