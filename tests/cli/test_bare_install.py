@@ -13,13 +13,14 @@ from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.telemetry import Trace, write_trace
 
-ABSENT = ("scipy", "sklearn", "pandas", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection")
+CLI = ("scipy", "safetensors", "rich")
+ABSENT = (*CLI, "sklearn", "pandas", "catboost", "xgboost", "pyarrow", "matplotlib", "grpc_health", "grpc_reflection")
 
 
-def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a subcommand in a process that has none of the extras."""
+def bare(*arguments: str, having: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a subcommand in a process that has none of the extras but what is named."""
     script = (
-        f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+        f"import sys; sys.modules.update(dict.fromkeys({[name for name in ABSENT if name not in having]!r}))\n"
         "from gpusonde.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
@@ -42,7 +43,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["offers", "--gpu", "T4"],
         ["metrics"],
         ["token", "new", "--role", "agent"],
-        ["workload", "embed", "zoo:resnet18"],
         ["agent", "--check-config"],
         ["agent", "--print-config", "--json"],
     ],
@@ -76,20 +76,61 @@ def test_asking_a_collector_needs_no_extra(arguments: list[str]) -> None:
     assert "pip install" not in answer.stderr
 
 
+PROBLEM = """
+format = "gpusonde.problem/1"
+global_batch = 256
+epochs = 1
+samples_per_epoch = 1281167
+[job]
+curves = [{ device = "T4", probes = [{ batch_size = 32, total_s = 0.2 }, { batch_size = 64, total_s = 0.4 }] }]
+gradients = { parameter_bytes = 102_000_000 }
+[[catalog]]
+gpus = ["T4"]
+regions = ["us-east-1"]
+quota = 4
+largest_batch = 64
+"""
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["detect", "TRACE"],
-        ["predict", "--trace", "TRACE", "--epoch-s", "5"],
-        ["train", "TABLE", "--out", "m"],
-        ["collector", "--listen", "127.0.0.1:0", "--store", "STORE"],
-        ["demo"],
+        ["detect", "TRACE", "--json"],
+        ["predict", "--trace", "TRACE", "--epoch-s", "5", "--targets", "A100", "--json"],
+        ["workload", "predict", "zoo:resnet18", "--target-gpus", "T4", "--batch-size", "32", "--json"],
+        ["workload", "embed", "zoo:resnet18", "--json"],
+        ["plan", "solve", "PROBLEM", "--json"],
     ],
 )
-def test_the_rest_says_which_extra_to_install(arguments: list[str], trace: Path, tmp_path: Path) -> None:
+def test_the_small_extra_answers_without_a_collector(arguments: list[str], trace: Path, tmp_path: Path) -> None:
+    problem = tmp_path / "problem.toml"
+    problem.write_text(PROBLEM)
+    words = {"TRACE": str(trace), "PROBLEM": str(problem)}
+    answer = bare(*(words.get(word, word) for word in arguments), having=CLI)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)
+
+
+def test_a_picture_names_its_extra(trace: Path, tmp_path: Path) -> None:
+    answer = bare("detect", str(trace), "--plot", str(tmp_path / "x.png"), having=CLI)
+    assert answer.returncode == 1
+    assert "pip install 'gpusonde[plot]'" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["detect", "TRACE"], "cli"),
+        (["predict", "--trace", "TRACE", "--epoch-s", "5"], "cli"),
+        (["train", "TABLE", "--out", "m"], "collector"),
+        (["collector", "--listen", "127.0.0.1:0", "--store", "STORE"], "collector"),
+        (["demo"], "collector"),
+    ],
+)
+def test_the_rest_says_which_extra_to_install(arguments: list[str], extra: str, trace: Path, tmp_path: Path) -> None:
     table = write_runs(tmp_path / "runs.csv", synthetic_runs())
     words = {"TRACE": str(trace), "STORE": str(tmp_path / "store"), "TABLE": str(table)}
     answer = bare(*(words.get(word, word) for word in arguments))
     assert answer.returncode == 1
-    assert "pip install 'gpusonde[collector]'" in answer.stderr
+    assert f"pip install 'gpusonde[{extra}]'" in answer.stderr
     assert len(answer.stderr.splitlines()) == 1, answer.stderr

@@ -278,8 +278,9 @@ def test_an_operating_system_error_names_the_file() -> None:
 
 def test_a_missing_extra_says_which_one_to_install() -> None:
     report = describe(ModuleNotFoundError("No module named 'scipy'", name="scipy.signal"), "detect")
-    assert "pip install 'gpusonde[collector]'" in report.message
+    assert "pip install 'gpusonde[cli]'" in report.message
     assert report.type == "MissingExtraError"
+    assert "'gpusonde[collector]'" in describe(ModuleNotFoundError("", name="scipy"), "collector").message
 
 
 def test_a_module_that_no_extra_brings_is_a_fault_of_ours() -> None:

@@ -18,22 +18,17 @@ from gpusonde.cli.output import JsonKey
 from gpusonde.documents import NOT_A_KEY
 from gpusonde.errors import CommandError, GpusondeError, MissingExtraError
 
-# Distributions that only the "collector" extra brings; a bare agent host has none of them.
-_COLLECTOR_EXTRA = frozenset(
-    {
-        "scipy",
-        "pandas",
-        "safetensors",
-        "sklearn",
-        "catboost",
-        "pyarrow",
-        "matplotlib",
-        "rich",
-        "grpc_health",
-        "grpc_reflection",
-    }
-)
-_EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
+# The extra that brings a module; a bare agent host has none of them.
+_EXTRAS = {
+    **dict.fromkeys(("scipy", "safetensors", "rich"), "cli"),
+    "matplotlib": "plot",
+    **dict.fromkeys(("pandas", "sklearn", "catboost", "pyarrow", "grpc_health", "grpc_reflection"), "collector"),
+    "torch": "torch",
+}
+
+
+# Commands that need no more than "cli".
+_SMALL_COMMANDS = frozenset({"detect", "predict", "plan", "monitor", "workload"})
 
 
 class ErrorPayload(TypedDict):
@@ -74,6 +69,8 @@ def describe(error: BaseException, command: str) -> ErrorReport:
         root = (error.name or "").partition(".")[0]
         extra = _EXTRAS.get(root)
         if extra is not None:
+            if extra == "cli" and command not in _SMALL_COMMANDS:
+                extra = "collector"
             return ErrorReport("MissingExtraError", str(MissingExtraError(root, command, extra)))
     if isinstance(error, GpusondeError):
         return ErrorReport(
