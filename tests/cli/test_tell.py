@@ -25,7 +25,7 @@ from support.wire_agent import batch, block, inventory, wait_until
 from gpusonde.cli.commands import tell
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
-from gpusonde.errors import CommandError
+from gpusonde.errors import CollectorError, CommandError
 
 SECOND = 1_000_000_000
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
@@ -234,6 +234,23 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
     assert asked == [("run-1", ["H100", "B200", "T4"])]
     assert kueue.describe(SimpleNamespace(**{**vars(job), "active": False})) == ""
     assert not kueue._rates
+
+
+def test_why_a_job_is_told_to_kueue_without_exchange_rates_is_said_once(capsys):
+    def refuse(*_):
+        raise CollectorError("FAILED_PRECONDITION", "run run-1 has no epochs", "ask again later")
+
+    job = SimpleNamespace(
+        job_id="team/train-0",
+        active=True,
+        state="training",
+        estimate=None,
+        members=[SimpleNamespace(run_id="run-1", active=True)],
+    )
+    kueue = tell._Kueue(tell._Api("http://127.0.0.1:1"), SimpleNamespace(predict_run=refuse), ["H100"])
+    assert [json.loads(kueue.describe(job)) for _ in range(2)] == [{"state": "training"}] * 2
+    said = capsys.readouterr().err
+    assert said.count("job team/train-0 is told without exchange rates: run run-1 has no epochs") == 1
 
 
 def test_all_jobs_are_asked_for_at_once_with_their_ends_and_those_that_are_listed_no_more_are_forgotten(capsys):

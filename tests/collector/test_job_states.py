@@ -14,6 +14,7 @@ from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.tracking.states import JobStates
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
+from gpusonde.service.wire import JobActivity
 from gpusonde.telemetry import Trace
 
 SECOND = 1_000_000_000
@@ -220,3 +221,50 @@ def test_ticks_that_come_one_second_at_a_time_lead_to_the_states_of_those_that_c
         told.append([(start, state) for start, state in sorted(rows.items()) if state])
     assert told[0] == told[1]
     assert [state for _, state in told[0]][:2] == ["starting", "training"]
+
+
+def followed(rests_with, alive):
+    """States of a job that trains and stops, a second at a time, and of whose processes agents tell twice a minute."""
+    states, rows, looks = JobStates(), {}, []
+    for second in range(320):
+        works = 20 <= second < 200
+        states.take(("job",), "GPU-0", seconds_of(second, [400.0 if works else 60.0], [0.9 if works else 0.0]))
+        states.settle(("job",))
+        looks.append([0.0, 4.0] if second < 200 else rests_with)
+        if len(looks) == 30:
+            values = np.zeros((6, 30))
+            values[4:] = np.array(looks).T
+            times = START + np.arange(second - 29, second + 1) * SECOND
+            count = alive(second - 30)
+            states.note_activity(("job",), JobActivity(("GPU-0",), times, values, b"", holders=count, processes=count))
+            looks.clear()
+        rows |= {row.start_unix_nano: row for row in states.news(("job",))}
+    rows |= {row.start_unix_nano: row for row in states.end(("job",), "GPU-0", leads=True)}
+    return [
+        (round((start - START) / SECOND), row.state, row.reason) for start, row in sorted(rows.items()) if row.state
+    ]
+
+
+def test_what_agents_tell_twice_a_minute_holds_until_they_tell_more():
+    *_, saves = followed([3e8, 0.5], lambda _: 8)
+    assert saves[1] == "checkpointing"
+    assert saves[0] == pytest.approx(200, abs=4)
+    *_, last = followed([0.0, 0.01], lambda _: 8)
+    assert last[1] == "idle", "one GPU whose processes rest may be somebody who thinks"
+
+
+def test_a_job_whose_processes_are_all_gone_has_ended():
+    *_, last = followed([0.0, 0.0], lambda second: 8 if second < 200 else 0)
+    assert last[1:] == ("ended", "no process of the job is left")
+    assert last[0] == pytest.approx(200, abs=4)
+
+
+def test_a_job_that_works_on_processors_while_none_of_them_is_on_its_gpus_has_not_ended():
+    none_on_gpus = JobActivity(("GPU-0",), np.array([START]), np.zeros((6, 1)), b"", holders=0, processes=3)
+    assert none_on_gpus.alive is None
+
+
+def test_one_of_eight_processes_that_is_gone_is_a_hang():
+    *_, last = followed([0.0, 7.0], lambda second: 8 if second < 200 else 7)
+    assert last[1] == "hung"
+    assert "1 of 8 processes are gone" in last[2]

@@ -121,6 +121,49 @@ def test_one_process_of_eight_that_is_gone_is_a_hang_at_once() -> None:
     assert "1 of 8 processes" in watch.report.reason
 
 
+def test_a_process_beside_those_that_the_job_needs_may_end_and_so_may_one_of_a_job_that_does_not_train() -> None:
+    watch, now_s = working()
+    spinning = [IDLE, *[WAITS] * (GPUS - 1)]
+    show(watch, now_s - 10, 5, WORKS, lambda at_s: watch.note_marks(at_s, processes=8))
+    show(watch, now_s - 5, 5, WORKS, lambda at_s: watch.note_marks(at_s, processes=16))
+    show(watch, now_s, 15, spinning, lambda at_s: watch.note_marks(at_s, processes=8))
+    assert watch.report.state == JobState.CHECKPOINTING
+
+
+def test_what_its_processes_did_counts_when_it_is_told_half_a_minute_late() -> None:
+    watch, now_s = working()
+    saving = [IDLE, *[WAITS] * (GPUS - 1)]
+    for _ in range(8):
+        show(watch, now_s, 30, saving)
+        for second in range(30):
+            watch.note_marks(now_s + second, written_bytes_per_s=5e8, processors=1.0)
+        now_s += 30
+        assert watch.report.state == JobState.CHECKPOINTING
+    rests = watch.spans[-1].start_s
+    watch, now_s = working()
+    show(watch, now_s, 20, IDLE)
+    assert watch.report.state == JobState.IDLE
+    show(watch, now_s + 20, 20, WORKS)
+    for second in range(30):
+        watch.note_marks(now_s + second, written_bytes_per_s=5e8 if 5 <= second < 15 else 0.0, processors=1.0)
+    saved = [span for span in watch.spans if span.state == JobState.CHECKPOINTING]
+    assert [(span.start_s - now_s, span.end_s - now_s) for span in saved] == [pytest.approx((4, 20), abs=3)]
+    assert rests == pytest.approx(now_s, abs=4)
+
+
+def test_processes_that_were_there_before_the_end_do_not_begin_the_job_anew() -> None:
+    watch = StateWatch(GPUS)
+    show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)
+    show(watch, 30.0, 100, WORKS, framebuffer_used_bytes=40e9)
+    show(watch, 130.0, 20, IDLE, framebuffer_used_bytes=1e9)
+    assert watch.report.state == JobState.ENDED
+    watch.note_marks(110.0, processes=8)
+    assert watch.report.state == JobState.ENDED
+    watch.note_marks(145.0, processes=8)
+    show(watch, 150.0, 10, IDLE, framebuffer_used_bytes=1e9)
+    assert watch.report.state != JobState.ENDED
+
+
 def test_pauses_that_came_back_are_waited_out_and_those_that_grow_are_expected() -> None:
     watch, now_s = working()
     for length_s in (30, 40, 52, 66, 82, 98):
@@ -308,7 +351,7 @@ def test_a_restart_changes_nothing() -> None:
         assert other.spans == watch.spans
         assert len(other.state()) < 40_000
     with pytest.raises(ValueError, match="no state of a job"):
-        StateWatch.from_state(b'{"version": 1}')
+        StateWatch.from_state(b'{"version": 2}')
     with pytest.raises(ValueError, match="version 0"):
         StateWatch.from_state(b'{"version": 0}')
 

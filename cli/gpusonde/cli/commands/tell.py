@@ -18,7 +18,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
@@ -393,10 +392,12 @@ class _Kueue(_Pods):
         super().__init__(api, client)
         self._gpus = gpus
         self._rates: dict[str, str] = {}
+        self._without_rates: dict[str, str] = {}
 
     def describe(self, job: JobInfo) -> str:
         if not job.active:
             self._rates.pop(job.job_id, None)
+            self._without_rates.pop(job.job_id, None)
             return ""
         told: dict[str, object] = {"state": job.state}
         if (estimate := job.estimate) is not None:
@@ -415,15 +416,23 @@ class _Kueue(_Pods):
         known = self._rates.get(job.job_id, "")
         runs = [member.run_id for member in job.members if member.run_id and member.active]
         if self._gpus and runs and not known:
-            # Before there are cycles there is nothing to predict from.
-            with suppress(CollectorError):
+            try:
                 found = self._client.predict_run(runs[0], self._gpus)
-                rates = ExchangeRates.from_predictions(
-                    found.source_gpu_model, found.source_epoch_latency_s, found.source_gpu_count, found.predictions
-                ).rates()
-                known = self._rates[job.job_id] = json.dumps(rates, sort_keys=True) if rates else ""
-        while len(self._rates) > _MOST_JOBS:
-            del self._rates[next(iter(self._rates))]
+            except CollectorError as error:
+                # Before there are cycles there is nothing to predict from; whatever else it is, is said once.
+                said = f"job {job.job_id} is told without exchange rates: {error}"
+                if self._without_rates.get(job.job_id) != said:
+                    print(f"gpusonde: warning: {said}", file=sys.stderr)
+                self._without_rates[job.job_id] = said
+                return ""
+            self._without_rates.pop(job.job_id, None)
+            rates = ExchangeRates.from_predictions(
+                found.source_gpu_model, found.source_epoch_latency_s, found.source_gpu_count, found.predictions
+            ).rates()
+            known = self._rates[job.job_id] = json.dumps(rates, sort_keys=True) if rates else ""
+        for each in (self._rates, self._without_rates):
+            while len(each) > _MOST_JOBS:
+                del each[next(iter(each))]
         return known
 
     def tell(self, job: JobInfo, text: str) -> None:

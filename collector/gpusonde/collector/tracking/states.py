@@ -60,7 +60,8 @@ class _Gpu:
 class _Job:
     """One job on the GPUs of one agent; times of ``watch`` count from ``origin``, in whole seconds since 1970.
 
-    ``looks`` are what its processes did: second -> bytes written per second, and processors taken. ``told`` are the
+    ``looks`` are what its processes did, second -> bytes written per second, processors taken, and how many there were,
+    ``looked`` the latest second of them. ``told`` are the
     states that were told, by their beginnings, ``settled`` those stretches of them of which every word was.
     ``has_moved`` says whether it was watched since it was found to have no news.
     """
@@ -68,7 +69,8 @@ class _Job:
     origin: int
     watch: StateWatch
     gpus: dict[str, _Gpu] = field(default_factory=dict)
-    looks: dict[int, tuple[float, float]] = field(default_factory=dict)
+    looks: dict[int, tuple[float, float, int | None]] = field(default_factory=dict)
+    looked: int = 0
     reached: int = 0
     told: dict[int, JobStateRow] = field(default_factory=dict)
     settled: dict[int, StateSpan] = field(default_factory=dict)
@@ -128,10 +130,14 @@ class JobStates:
         times_s = (activity.time_unix_nano / SECOND_NS).tolist()
         # A record does not say when the look before its first one was; there is one a second.
         before_s = times_s[0] - 1.0 if times_s else math.nan
+        # As many as there were at most: that may have been when the record began.
+        alive = activity.alive
         for time_s, (written, processors) in zip(times_s, looks, strict=True):
             since_s, before_s = time_s - before_s, time_s
-            if int(time_s) > job.reached and len(job.looks) < _MOST_WAITING_S:
-                job.looks[int(time_s)] = (written / since_s, processors / since_s)
+            if int(time_s) > job.looked and len(job.looks) < _MOST_WAITING_S:
+                job.looked = int(time_s)
+                job.looks[job.looked] = (written / since_s, processors / since_s, alive)
+                alive = None
 
     def settle(self, key: _Key) -> None:
         """Watch a job up to where its GPUs have got, now that all of them have been read as far as they were stored."""
@@ -241,8 +247,11 @@ class JobStates:
                 job.watch.update(times[piece] - job.origin, {_METRICS[i]: means[:, piece, i] for i in used})
                 begin = stop
             if math.isfinite(at):
-                written, processors = job.looks.pop(int(at))
-                job.watch.note_marks(at - job.origin, written_bytes_per_s=written, processors=processors)
+                # Records hold half a minute of them: they are known behind the ticks, where those are followed live.
+                written, processors, alive = job.looks.pop(int(at))
+                job.watch.note_marks(
+                    at - job.origin, written_bytes_per_s=written, processors=processors, processes=alive
+                )
         job.reached, job.has_moved = seconds[-1], True
         for gpu in job.gpus.values():
             for at in [at for at in gpu.waiting if at <= job.reached]:

@@ -46,7 +46,8 @@ class Pause:
         spinning: GPUs that were in use all the time in the last one.
         wrote: Whether anything was written in it.
         copied: Whether anything went over PCIe.
-        rested: Seconds in it in which the processes of the job are known to have rested, too.
+        looks: At the processes of the job in it.
+        rested: Those by which they rested, too.
         alarm: What it was called, once it lasted too long.
     """
 
@@ -60,6 +61,7 @@ class Pause:
     spinning: int = -1
     wrote: bool = False
     copied: bool = False
+    looks: int = 0
     rested: int = 0
     alarm: str = ""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
@@ -25,7 +25,7 @@ from gpusonde.epoch_detect.progress.seconds import JobSecond
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
 from gpusonde.telemetry import FloatArray
 
-_VERSION = 1
+_VERSION = 2
 _CELL_S = 1.0  # ticks that lie closer are averaged
 _SAME_CELL_S = 0.95
 _LOOK_AHEAD = 3  # cells between a tick and the last word on it
@@ -48,7 +48,9 @@ _COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwi
 _COMPUTES = 0.3  # processors, or of what the job takes while it trains
 _RESTS, _MOST_OF_IT = 0.1, 0.8  # processors of a job that rests; share of the pause in which it does
 _USUAL_RATE = 0.05  # at which what it takes while it trains is followed
-_LOOKS_OLD_S = 10.0  # after which what the processes did is not known any more
+_LOOKS_OLD_S = 45.0  # after which what the processes did is not known any more; agents tell it twice a minute
+_SETTLED_S = 2.0  # of pause, in which a look still sees the work before it
+_WITHOUT_S = 10.0  # of work, that go on without some of the processes: those are not needed
 _LOST_S = 5.0  # of pause, after which a lost process is a hang
 _RELEASED = 0.15  # of the memory that it held: the job has let go of its GPUs
 _DEAD_METER = 0.5  # of the power of an idle GPU
@@ -98,6 +100,8 @@ class StateSpan:
 
 
 _Word = tuple[JobState, str, float]  # state, reason, confidence
+# What a job is taken for that rests while it saves, until that is known.
+_MAY_SAVE = frozenset({JobState.IDLE, JobState.UNKNOWN})
 
 
 @dataclass
@@ -109,15 +113,24 @@ class _Processes:
     processors: float = math.nan
     usual_processors: float = math.nan
     alive: int = -1
-    most_alive: int = 0
+    worked_with: int = 0  # the fewest that the job has worked with: others may come and go
+    enough_s: float = -math.inf  # when there were as many
 
-    def at(self, now_s: float) -> _Processes:
-        """What is known now: nothing, if it is old."""
-        return self if now_s - self.time_s <= _LOOKS_OLD_S else _Processes(usual_processors=self.usual_processors)
+    def note_work(self, now_s: float) -> None:
+        """Take it that the job works with those that are alive, if it has for a while."""
+        if self.alive >= self.worked_with > 0:
+            self.enough_s = now_s
+        elif not self.worked_with or now_s - self.enough_s > _WITHOUT_S:
+            self.worked_with, self.enough_s = self.alive, now_s
+
+    def at(self, now_s: float, since_s: float = -math.inf) -> _Processes:
+        """What is known now of the time since then: nothing, if nobody has looked, or long ago."""
+        is_known = now_s - self.time_s <= _LOOKS_OLD_S and self.time_s >= since_s
+        return self if is_known else _Processes(usual_processors=self.usual_processors)
 
     @property
     def lost(self) -> int:
-        return self.most_alive - self.alive if 0 < self.alive < self.most_alive else 0
+        return self.worked_with - self.alive if 0 < self.alive < self.worked_with else 0
 
 
 @dataclass
@@ -175,6 +188,7 @@ class StateWatch:
         self._first_s = self._last_s = math.nan
         self._cell_s = _CELL_S
         self._ended = ""
+        self._ended_s = -math.inf
         self._slower = ""
         self._spans: deque[StateSpan] = deque(maxlen=_MOST_SPANS)
         self._recent: deque[tuple[JobSecond, float]] = deque(maxlen=_LOOK_AHEAD + _AROUND + 1)  # with their loads
@@ -221,25 +235,35 @@ class StateWatch:
         processors: float = math.nan,
         processes: int | None = None,
     ) -> None:
-        """Take what the job's processes did since the look before.
+        """Take what the job's processes did since the look before; what comes late is told of the time it was seen at.
 
         Args:
-            time_s: When somebody looked, on the time axis of the ticks.
+            time_s: When somebody looked, on the time axis of the ticks; it may lie behind them.
             written_bytes_per_s: Bytes that they wrote; NaN where nobody may know.
             processors: Seconds of processor time per second.
             processes: How many are alive that hold its GPUs; None where nobody knows.
         """
-        if processes and self._ended:
+        if processes and self._ended and time_s > self._ended_s:
             self._begin_anew()
-        known = self._processes
+        known, pause = self._processes, self._pause
         known.time_s, known.written_per_s, known.processors = time_s, written_bytes_per_s, processors
+        works = self._range.has_begun and (pause is None or time_s < pause.begin_s)
         if processes is not None:
-            known.alive, known.most_alive = processes, max(known.most_alive, processes)
-            if not processes and known.most_alive and not self._ended:
+            before, known.alive = known.alive, processes
+            if works and processes:
+                known.note_work(time_s)
+            if not processes and before > 0 and not self._ended:
                 self._end(time_s, "no process of the job is left")
-        if math.isfinite(processors) and self._pause is None and self._range.has_begun:
+        if math.isfinite(processors) and works:
             usual = known.usual_processors
             known.usual_processors = processors if math.isnan(usual) else usual + _USUAL_RATE * (processors - usual)
+        if pause is not None and time_s >= pause.begin_s + _SETTLED_S:
+            pause.looks += 1
+            pause.rested += processors < _RESTS
+            pause.wrote |= written_bytes_per_s > _WRITES
+        if written_bytes_per_s > _WRITES and time_s < self._last_s:
+            reason = f"{written_bytes_per_s / 1e6:.0f} MB/s are written while its GPUs rest"
+            self._rename(_MAY_SAVE, (JobState.CHECKPOINTING, reason, 0.9), time_s - _CELL_S, time_s)
 
     def note_slower(self, reason: str, since_s: float = math.inf) -> None:
         """Say ``slower`` in the place of ``training`` from now on; with an empty reason, no more.
@@ -249,16 +273,7 @@ class StateWatch:
             since_s: Since when, on the time axis of the ticks: what was called ``training`` since then was not.
         """
         if reason and not self._slower:
-            spans = []
-            for span in self._spans:
-                if span.state != JobState.TRAINING or span.end_s <= since_s:
-                    spans.append(span)
-                    continue
-                if span.start_s < since_s:
-                    spans.append(replace(span, end_s=since_s))
-                begin_s = max(span.start_s, since_s)
-                spans.append(StateSpan(JobState.SLOWER, begin_s, span.end_s, reason, _SURE_SLOWER))
-            self._spans = deque(spans, maxlen=_MOST_SPANS)
+            self._rename({JobState.TRAINING}, (JobState.SLOWER, reason, _SURE_SLOWER), since_s, math.inf)
         self._slower = reason
 
     def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
@@ -370,7 +385,7 @@ class StateWatch:
         if self._range.share(middle) > WORKS:
             if pause is not None:
                 quiet_s = max(pause.longest_quiet_s, time_s - pause.sign_s)
-                self._pauses.add(pause.begin_s, quiet_s, rested=pause.rested > _MOST_OF_IT * pause.cells)
+                self._pauses.add(pause.begin_s, quiet_s, rested=pause.rested > _MOST_OF_IT * pause.looks)
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
@@ -379,10 +394,8 @@ class StateWatch:
         if pause is None:
             begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
             pause = self._pause = Pause(begin_s, begin_s)
-        known = self._processes.at(time_s)
-        pause.wrote |= known.written_per_s > _WRITES
+        known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
-        pause.rested += known.processors < _RESTS
         pause.add(time_s, load, works_on=self._works_on(second, load, pause, known))
         pause.spinning = second.spinning
         rough = pause.cells >= _ROUGH_CELLS and pause.roughness > _ROUGH
@@ -441,14 +454,14 @@ class StateWatch:
 
     def _alarm(self, pause: Pause, second: JobSecond) -> None:
         now_s = second.time_s
-        known = self._processes.at(now_s)
+        known = self._processes.at(now_s, pause.begin_s + _SETTLED_S)
         period_s = self._cycles.period_s if self._cycles.cyclic else math.nan
         # One GPU, at rest, whose processes rest as far as they are known: nothing tells a program from a person.
         busy = known.processors > _COMPUTES
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy
         patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think)
-        lasts = now_s - pause.sign_s > patience_s and self._trains
-        if not lasts and not (known.lost and now_s - pause.begin_s > _LOST_S):
+        lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
+        if not lasts or not self._trains:
             return
         evidence = self._evidence(pause, second, known)
         state = JobState.HUNG if evidence or pause.alarm == JobState.HUNG else JobState.STALLED
@@ -465,7 +478,7 @@ class StateWatch:
     def _evidence(self, pause: Pause, second: JobSecond, known: _Processes) -> str:
         """What tells a hang from a checkpoint of one rank, in words; empty if nothing does."""
         if known.lost:
-            return f"{known.lost} of {known.most_alive} processes are gone"
+            return f"{known.lost} of {known.worked_with} processes are gone"
         waits = self._waits(second, pause)
         said = []
         if math.isfinite(known.written_per_s) and not pause.wrote:
@@ -523,7 +536,8 @@ class StateWatch:
         return JobState.TRAINING, "works at the level of its training; no cycle is known yet", 0.75
 
     def _at_rest(self, second: JobSecond, share: float, lowest_after: float) -> _Word:
-        known = self._processes.at(second.time_s)
+        since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S
+        known = self._processes.at(second.time_s, since_s)
         if self._kind_of_run == RunState.SERVING:
             return JobState.SERVING, "waits for requests", self._cycles.run_confidence
         said = f"the load is at {max(share, 0.0):.0%} of its range"
@@ -543,7 +557,7 @@ class StateWatch:
     # Spans.
 
     def _end(self, time_s: float, reason: str) -> None:
-        self._ended = reason
+        self._ended, self._ended_s = reason, time_s
         begin_s = self._pause.begin_s if self._pause is not None else time_s
         self._replace_from(begin_s, (JobState.ENDED, reason, 0.95))
         self._extend(time_s)
@@ -568,6 +582,22 @@ class StateWatch:
     def _extend(self, time_s: float) -> None:
         if self._spans:
             self._spans[-1] = replace(self._spans[-1], end_s=max(time_s, self._spans[-1].end_s))
+
+    def _rename(self, states: Collection[JobState], word: _Word, begin_s: float, end_s: float) -> None:
+        """Say another word of the stretches of these states that reach into a time, from there on."""
+        state, reason, confidence = word
+        spans: list[StateSpan] = []
+        found = False
+        for span in self._spans:
+            if span.state not in states or span.end_s <= begin_s or span.start_s >= end_s:
+                # Who takes what has changed stops at the first one that has not.
+                spans.append(replace(span) if found else span)
+                continue
+            found = True
+            if span.start_s < begin_s:
+                spans.append(replace(span, end_s=begin_s))
+            spans.append(StateSpan(state, max(span.start_s, begin_s), span.end_s, reason, confidence))
+        self._spans = deque(spans, maxlen=_MOST_SPANS)
 
     def _replace_from(self, begin_s: float, word: _Word) -> None:
         """Say of the time since ``begin_s`` what is known only now."""
@@ -629,7 +659,9 @@ class StateWatch:
         return watch
 
 
-_SCALARS = ("_idle_watts", "_first_s", "_last_s", "_cell_s", "_ended", "_slower", "_by_power", "_held_bytes")
+_SCALARS = (
+    "_idle_watts", "_first_s", "_last_s", "_cell_s", "_ended", "_ended_s", "_slower", "_by_power", "_held_bytes",
+)  # fmt: skip
 
 
 def _median(values: Sequence[float]) -> float:

@@ -233,6 +233,7 @@ class JobActivity:
             seconds of ``lifetime_s`` are those of the processes that ended, added up. NaN where it cannot be read.
         message: The record with nothing else in it.
         holders: How many processes were on the GPUs at most; None where the agent did not tell.
+        processes: How many there were at all, likewise.
     """
 
     gpu_uuids: tuple[str, ...]
@@ -240,6 +241,12 @@ class JobActivity:
     values: Float64Array
     message: bytes
     holders: int | None = None
+    processes: int | None = None
+
+    @property
+    def alive(self) -> int | None:
+        """How many were on the GPUs, 0 where none of the job is left; None where neither is known."""
+        return self.holders or (0 if self.holders == self.processes == 0 else None)
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,8 @@ def _activity(
         start_time_unix_nano=message.start_time_unix_nano, offsets_ms=message.offsets_ms, groups=[group]
     )
     holders = group.holders if group.HasField("holders") else None
-    return JobActivity(tuple(group.gpu_uuids), times, values, alone.SerializeToString(), holders)
+    gpus, text = tuple(group.gpu_uuids), alone.SerializeToString()
+    return JobActivity(gpus, times, values, text, holders=holders, processes=group.processes)
 
 
 def _bindings(message: ingest_pb2.JobBindings, limits: Limits) -> BindingsRecord:
