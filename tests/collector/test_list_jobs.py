@@ -10,8 +10,8 @@ from support.trace_records import incoming
 from support.tracked_store import TrackedStore
 
 from gpusonde.collector.client import Client
-from gpusonde.collector.query.jobs import list_jobs
-from gpusonde.collector.query.runs import list_epochs
+from gpusonde.collector.query.jobs import get_job, list_jobs
+from gpusonde.collector.query.runs import list_epochs, timestamp
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import CollectorError, RequestError
@@ -111,6 +111,42 @@ def test_jobs_come_in_pages_each_once_and_whole(subject):
         if not token:
             break
     assert found == [f"job-{i}" for i in reversed(range(7))]
+
+
+def test_jobs_are_chosen_by_time_agent_and_state(subject):
+    save(
+        subject,
+        RunUpdate(run_of("a", 0, 100, job="old", ended=True), None, states=[state(0, "training")]),
+        RunUpdate(run_of("b", 500, 900, job="hung"), None, states=[state(500, "hung")]),
+        RunUpdate(run_of("c", 600, 900, job="good", agent="host-2"), None, states=[state(600, "training")]),
+    )
+
+    def chosen(page_size=100, **request):
+        found, token = [], ""
+        while True:
+            page = ask(subject, page_size=page_size, page_token=token, **request)
+            found += [job.job_id for job in page.jobs]
+            token = page.next_page_token
+            if not token:
+                return found
+
+    for page_size in (1, 100):
+        assert chosen(page_size, states=[query_pb2.JOB_STATE_HUNG, query_pb2.JOB_STATE_ENDED]) == ["hung", "old"]
+        assert chosen(page_size, agent_id="host-2") == ["good"]
+        assert chosen(page_size, host_name="host-nobody-knows") == []
+        assert chosen(page_size, start_time=timestamp(START + 200 * SECOND)) == ["good", "hung"]
+        assert chosen(page_size, end_time=timestamp(START + 550 * SECOND)) == ["hung", "old"]
+    with pytest.raises(RequestError, match="comes before start_time"):
+        ask(subject, start_time=timestamp(START), end_time=timestamp(START - SECOND))
+
+
+def test_one_job_is_told_as_in_the_list_and_one_that_is_not_there_is_not_found(subject):
+    save(subject, run_of("a"), run_of("b", agent="host-2"))
+    (listed,) = ask(subject, job_id="4711").jobs
+    assert get_job(subject.store, query_pb2.GetJobRequest(job_id="4711")).job == listed
+    with pytest.raises(RequestError, match="no job 'nobody'") as caught:
+        get_job(subject.store, query_pb2.GetJobRequest(job_id="nobody"))
+    assert caught.value.status == "NOT_FOUND"
 
 
 def test_a_job_is_in_the_state_of_most_of_its_gpus_and_hosts_that_do_otherwise_are_named(subject):

@@ -437,7 +437,12 @@ def test_a_run_that_does_not_exist_is_not_found(client):
     ("method", "request_message", "field"),
     [
         ("ListRuns", query_pb2.ListRunsRequest(page_size=-1), "page_size"),
-        ("ListRuns", query_pb2.ListRunsRequest(page_size=1001), "page_size"),
+        ("ListEpochs", query_pb2.ListEpochsRequest(), "run_id"),
+        ("GetRun", query_pb2.GetRunRequest(), "run_id"),
+        ("GetJob", query_pb2.GetJobRequest(), "job_id"),
+        ("PredictEpochLatency", query_pb2.PredictEpochLatencyRequest(run_id=""), "run_id"),
+        ("DecimateSamples", query_pb2.DecimateSamplesRequest(gpu_uuid="x"), "metrics"),
+        ("DecimateSamples", query_pb2.DecimateSamplesRequest(metrics=["power_watts"]), "gpu_uuid"),
         ("ListRuns", query_pb2.ListRunsRequest(page_token="; DROP TABLE runs"), "page_token"),
         ("ListRuns", query_pb2.ListRunsRequest(page_token="W10="), "page_token"),
         ("ListRuns", query_pb2.ListRunsRequest(page_token="Ww" * 5000), "page_token"),
@@ -451,6 +456,96 @@ def test_a_bad_request_names_its_field(filled, method, request_message, field):
             getattr(stub, method)(request_message)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"field '{field}'" in caught.value.details()
+
+
+def test_a_status_tells_programs_the_field_too(filled):
+    rpc_status = pytest.importorskip("grpc_status.rpc_status", reason="details are read with grpcio-status")
+    from google.rpc import error_details_pb2
+
+    with grpc.insecure_channel(filled.target) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            query_pb2_grpc.QueryServiceStub(channel).ListRuns(query_pb2.ListRunsRequest(page_token="W10="))
+        status = rpc_status.from_call(caught.value)
+        assert (status.code, status.message) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], caught.value.details())
+        info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+        assert status.details[0].Unpack(info)
+        assert (info.reason, info.domain) == ("INVALID_ARGUMENT", "gpusonde")
+        assert status.details[1].Unpack(bad)
+        assert [(v.field, v.description) for v in bad.field_violations] == [
+            ("page_token", "is not one that this collector gave out")
+        ]
+
+
+def test_a_page_larger_than_the_largest_is_the_largest(filled, client):
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        assert len(stub.ListRuns(query_pb2.ListRunsRequest(page_size=5000)).runs) == len(client.list_runs())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        ({"agent_id": "agent-2"}, ["GPU-short"]),
+        ({"agent_id": "agent-9"}, []),
+        ({"host_name": "host-1", "gpu_uuid": "GPU-x"}, ["GPU-x"]),
+        ({"host_name": "host-9"}, []),
+        ({"status": query_pb2.RUN_STATUS_ACTIVE}, []),
+        ({"status": query_pb2.RUN_STATUS_ENDED, "agent_id": "agent-1"}, ["GPU-generated-demo-t4"]),
+        ({"start_s": 500, "end_s": 1500}, ["GPU-short"]),
+        ({"start_s": 1500}, ["GPU-nameless", "GPU-x"]),
+        ({"end_s": 500}, ["GPU-generated-demo-t4"]),
+        ({"start_s": 300, "end_s": 600}, []),
+    ],
+)
+@pytest.mark.parametrize("page_size", [1, 100])
+def test_runs_are_chosen_by_time_host_agent_and_status(filled, chosen, found, page_size):
+    request = query_pb2.ListRunsRequest(page_size=page_size)
+    for name, value in chosen.items():
+        if name.endswith("_s"):
+            getattr(request, f"{name[:-2]}_time").FromNanoseconds(START_NS + value * 10**9)
+        else:
+            setattr(request, name, value)
+    seen = []
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        while True:
+            page = stub.ListRuns(request)
+            seen += [run.gpu_uuid for run in page.runs]
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                break
+    assert seen == found
+
+
+def test_one_run_is_told_as_in_the_list(filled, run):
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        listed = stub.ListRuns(query_pb2.ListRunsRequest(gpu_uuid=run.gpu_uuid)).runs[0]
+        assert stub.GetRun(query_pb2.GetRunRequest(run_id=run.run_id)).run == listed
+
+
+def test_a_picture_gets_the_bounds_of_the_samples(filled, run, trace):
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        request = query_pb2.DecimateSamplesRequest(run_id=run.run_id, metrics=["power_watts"], bin_count=40)
+        found = stub.DecimateSamples(request)
+        every = query_pb2.DecimateSamplesRequest(gpu_uuid=run.gpu_uuid, metrics=["power_watts"], bin_count=4000)
+        every.start_time.FromNanoseconds(START_NS)
+        every.end_time.FromNanoseconds(START_NS + 20 * 10**9)
+        ticks = stub.DecimateSamples(every)
+    (power,) = found.metrics
+    assert len(found.offset_seconds) == len(power.minimums) == len(power.maximums) <= 40
+    # From the run's first activity to its last.
+    first_s, last_s = ((time - START_NS) / 1e9 for time in (run.start_unix_nano, run.end_unix_nano))
+    watts = trace.values["power_watts"][(trace.time_s > first_s - 0.05) & (trace.time_s < last_s + 0.05)]
+    assert min(power.minimums) == pytest.approx(np.nanmin(watts))
+    assert max(power.maximums) == pytest.approx(np.nanmax(watts))
+    # Bins narrower than the interval hold each tick by itself, at its time.
+    inside = trace.time_s < 20
+    assert list(ticks.offset_seconds) == pytest.approx(list(trace.time_s[inside]), abs=1e-5)
+    assert np.array_equal(ticks.metrics[0].minimums, trace.values["power_watts"][inside].astype(np.float32))
+    assert list(ticks.metrics[0].minimums) == list(ticks.metrics[0].maximums)
+    assert ticks.interval.ToNanoseconds() / 1e9 == pytest.approx(0.1, rel=0.05)
 
 
 def test_samples_come_back_as_they_were_taken(client, trace):
@@ -513,6 +608,18 @@ def test_reflection_lists_the_services_on_loopback(filled):
         (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]))
     names = {service.name for service in answer.list_services_response.service}
     assert {"gpusonde.ingest.v1.IngestService", "gpusonde.query.v1.QueryService"} <= names
+
+
+def test_reflection_is_served_under_its_newer_name_too(filled):
+    with grpc.insecure_channel(filled.target) as channel:
+        call = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        (answer,) = call(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"grpc.reflection.v1.ServerReflection", "gpusonde.query.v1.QueryService"} <= names
 
 
 def test_reflection_can_be_switched_off(tmp_path):

@@ -22,6 +22,7 @@ QUICK = {
     "runs.track_interval": "20ms",
     # Tests run beside each other, and beside a collector of this host.
     "metrics.listen": "",
+    "web.listen": "",
 }
 
 

@@ -181,7 +181,7 @@ def build_parts(
         pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
         alerts=JobAlerts(store, executors["alerts"], config.alerts, time.time_ns, slow_jobs),
         predictor=predictor,
-        query=QueryService(store, predictor, executors["query"], slow_jobs),
+        query=QueryService(store, predictor, executors["query"], slow_jobs, access.guard),
         planning=planning,
         planning_service=PlanningService(
             planning,

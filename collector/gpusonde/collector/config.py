@@ -64,7 +64,7 @@ class SecurityConfig:
     anonymous: str = option(
         "text",
         "loopback",
-        "callers without certificate and token: loopback (only when listening there), never, anywhere",
+        "callers without certificate and token: loopback (only when listening nowhere else), never, anywhere",
         choices=("loopback", "never", "anywhere"),
     )
     plaintext: str = option(
@@ -374,6 +374,13 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True)
+class WebConfig:
+    """``[web]``: the page, and what gRPC answers as JSON; with the certificate of ``[security]`` if it has one."""
+
+    listen: str = listen_option("127.0.0.1:7434", "the page and of HTTP/JSON", live=False)
+
+
+@dataclass(frozen=True)
 class CollectorMetricsConfig:
     """``[metrics]``: what the collector says about itself."""
 
@@ -398,6 +405,7 @@ class CollectorConfig(DaemonConfiguration):
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    web: WebConfig = field(default_factory=WebConfig)
     metrics: CollectorMetricsConfig = field(default_factory=CollectorMetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -431,21 +439,27 @@ class CollectorConfig(DaemonConfiguration):
                 "security.certificate_role is about client certificates: give security.tls_client_ca too",
                 field="security.certificate_role",
             )
-        if is_loopback(listen):
-            return
-        if not security.tls_certificate and security.plaintext != "anywhere":
-            raise ConfigError(
-                f"server.listen {listen} is reachable from other hosts and there is no TLS: give "
-                'security.tls_certificate and security.tls_key, or say security.plaintext = "anywhere" where something '
-                "else encrypts",
-                field="server.listen",
-            )
-        if not (self.allow_anonymous or security.tls_client_ca or security.tokens_file):
-            raise ConfigError(
-                f"nobody could connect to server.listen {listen}: give security.tls_client_ca or security.tokens_file, "
-                'or say security.anonymous = "anywhere"',
-                field="server.listen",
-            )
+        for key, address in (("server.listen", listen), ("web.listen", self.web.listen)):
+            if not address or is_loopback(address):
+                continue
+            if not security.tls_certificate and security.plaintext != "anywhere":
+                raise ConfigError(
+                    f"{key} {address} is reachable from other hosts and there is no TLS: give "
+                    'security.tls_certificate and security.tls_key, or say security.plaintext = "anywhere" where '
+                    "something else encrypts",
+                    field=key,
+                )
+            certificates = security.tls_client_ca if key == "server.listen" else ""
+            if not (self.allow_anonymous or certificates or security.tokens_file):
+                way = (
+                    "security.tls_client_ca or security.tokens_file"
+                    if key == "server.listen"
+                    else "security.tokens_file"
+                )
+                raise ConfigError(
+                    f'nobody could connect to {key} {address}: give {way}, or say security.anonymous = "anywhere"',
+                    field=key,
+                )
 
     def _check_clickhouse(self) -> None:
         clickhouse = self.clickhouse
@@ -484,7 +498,8 @@ class CollectorConfig(DaemonConfiguration):
     def allow_anonymous(self) -> bool:
         """Whether callers without any proof are taken."""
         chosen = self.security.anonymous
-        return chosen == "anywhere" or (chosen == "loopback" and is_loopback(self.server.listen))
+        listens = [self.server.listen, *filter(None, [self.web.listen])]
+        return chosen == "anywhere" or (chosen == "loopback" and all(map(is_loopback, listens)))
 
     @property
     def commit_interval_s(self) -> float:

@@ -9,10 +9,11 @@ import importlib.metadata
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -20,19 +21,21 @@ from gpusonde.collector.build import THREADS, CollectorParts, build_parts, make_
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.metrics import CollectorMetrics, JobMetrics, StoreFigures
-from gpusonde.collector.server import bind, build_server
+from gpusonde.collector.server import bind, build_server, private_socket
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.remote import TrackerProcesses
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import StoreError
+from gpusonde.errors import GpusondeError, StoreError
 from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.health import notify
 from gpusonde.service.process import Shutdown, allow_open_files, end, release_free_memory
 from gpusonde.service.reload import ConfigSource
 from gpusonde.service.supervisor import Supervisor
 from gpusonde.service.tls import is_loopback
+from gpusonde.service.tls.certificates import locate
 
 _ADDRESS_FILE = "address"
+_WEB_ADDRESS_FILE = "web_address"
 _COMMIT_BEAT_S = 1.0
 _STORE_SIZES_S = 15.0
 _RELEASE_MEMORY_S = 30.0
@@ -172,7 +175,11 @@ class _Collector:
     async def run(self, on_ready: Callable[[str], None] | None) -> CollectorReport:
         """Serve until told to stop."""
         parts = self._parts
-        with self._shutdown.handle_signals(), address_file(self._config.directory) as path:
+        with (
+            contextlib.ExitStack() as stack,
+            self._shutdown.handle_signals(),
+            address_file(self._config.directory) as path,
+        ):
             await parts.check_models()
             parts.agents.restore(parts.store.facts.agents())
             loop = asyncio.get_running_loop()
@@ -197,6 +204,7 @@ class _Collector:
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
             )
             address = bind(server, listen, parts.access.open())
+            serve_pages = stack.enter_context(self._open_pages(server))
             parts.access.warn_of_openness(address)
             parts.access.connections.watch(int(address.rpartition(":")[2]), most_connections)
             committing = asyncio.ensure_future(parts.committer.run())
@@ -213,6 +221,7 @@ class _Collector:
             await server.start()
             await parts.health.set_ingest(True)
             await parts.health.set_query(True)
+            serving_pages = asyncio.ensure_future(serve_pages())
             background = [self._beat_for_commits(), self._measure_store_for_ever(), _release_memory_for_ever()]
             supervising = asyncio.ensure_future(
                 self._supervisor.run(
@@ -232,9 +241,10 @@ class _Collector:
             notify("STOPPING=1", "STATUS=asking agents to go elsewhere, making everything durable")
             parts.pipeline.set_deadline(self._config.server.drain_grace_s)
             parts.ingest.drain()
+            parts.query.drain()
             parts.planning_service.drain()
             await parts.health.set_query(False)
-            await self._stop_serving(server)
+            await asyncio.gather(end(serving_pages), self._stop_serving(server))
             await parts.planning.close()
             await parts.workload.close()
             parts.committer.close()
@@ -261,6 +271,38 @@ class _Collector:
             await server.stop(0)
         await stopping
         forced.cancel()
+
+    @contextlib.contextmanager
+    def _open_pages(self, server: grpc.aio.Server) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Take the address of HTTP, and yield what serves there; that it cannot be served is no reason to stop."""
+        listen, security = self._config.web.listen, self._config.security
+        path = self._config.directory / _WEB_ADDRESS_FILE
+        path.unlink(missing_ok=True)
+        if not listen:
+            yield _nothing
+            return
+        try:
+            # An extra that a collector can do without.
+            from gpusonde.collector.web.server import WebServer  # noqa: PLC0415
+        except ImportError as error:
+            _LOG.warning("no page and no HTTP: %s; pip install 'gpusonde[web]', or set web.listen to nothing", error)
+            yield _nothing
+            return
+        with private_socket() as target, contextlib.ExitStack() as stack:
+            server.add_insecure_port(target)
+            files = [str(locate(name)) if name else "" for name in (security.tls_certificate, security.tls_key)]
+            web = WebServer(listen, target, *files)
+            try:
+                listener, address = web.bind()
+            except GpusondeError as error:
+                _LOG.warning("%s", error)
+                yield _nothing
+                return
+            stack.callback(listener.close)
+            announce(path, address)
+            stack.callback(path.unlink, missing_ok=True)
+            _LOG.info("the page is at http%s://%s", "s" if security.tls_certificate else "", address)
+            yield lambda: _go_on_without(web.run(listener))
 
     def _make_metrics(self) -> CollectorMetrics:
         parts, store_counters = self._parts, self._store.counters
@@ -334,6 +376,17 @@ class _Collector:
         self._parts.pipeline.move(agents, came)
         if not came:
             loop.call_soon_threadsafe(self._parts.ingest.end_moved, agents)
+
+
+async def _nothing() -> None:
+    """Serve nothing."""
+
+
+async def _go_on_without(serving: Coroutine[Any, Any, None]) -> None:
+    try:
+        await serving
+    except Exception:  # agents are served all the same
+        _LOG.exception("the page and HTTP have ended; the collector goes on")
 
 
 async def _release_memory_for_ever() -> None:

@@ -30,7 +30,7 @@ def to_document(message: Message, *, every_key: bool = False) -> dict[str, Any]:
     if every_key:
         held = [(field, getattr(message, field.name)) for field in message.DESCRIPTOR.fields]
     for field, value in held:
-        if _is_repeated(field):
+        if is_repeated(field):
             document[field.name] = [_to_plain(field, element, every_key) for element in value]
         elif every_key and field.has_presence and not message.HasField(field.name):
             document[field.name] = None
@@ -51,11 +51,11 @@ def fill(message: Message, document: Mapping[str, Any]) -> None:
         if field is None or value is None:
             continue
         target = getattr(message, key)
-        if field.message_type is None and _is_repeated(field):
+        if field.message_type is None and is_repeated(field):
             target.extend(_to_wire(field, element) for element in value)
         elif field.message_type is None:
             setattr(message, key, _to_wire(field, value))
-        elif _is_repeated(field):
+        elif is_repeated(field):
             for element in value:
                 _fill_message(target.add(), element)
         else:
@@ -105,7 +105,8 @@ def _prefix(enum: Any) -> str:
     return f"{words.lstrip('_').upper()}_"
 
 
-def _is_repeated(field: Any) -> bool:
+def is_repeated(field: Any) -> bool:
+    """Return whether a field holds a list."""
     # Newer runtimes warn of the label, older ones have nothing else.
     told = getattr(field, "is_repeated", None)
     return bool(field.label == _REPEATED_LABEL if told is None else told)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
 from gpusonde.collector.ingest.admin import AdminService
@@ -29,6 +31,8 @@ _MOST_CALLS_PER_CONNECTION = 64
 _HANDSHAKE_TIMEOUT_S = 10.0
 # Without a call. Agents always have one; whoever asks now and then connects again.
 _IDLE_TIMEOUT_S = 30.0
+# The path of such a socket has 107 bytes at most.
+_LONGEST_FOLDER = 90
 _REASONS = {
     errno.EADDRINUSE: "another process (another collector?) uses it",
     errno.EADDRNOTAVAIL: "it is no address of this host",
@@ -38,6 +42,7 @@ INGEST = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 PLANNING = planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].full_name
 WORKLOAD = workload_pb2.DESCRIPTOR.services_by_name["WorkloadService"].full_name
+_REFLECTION = "grpc.reflection.v1.ServerReflection"
 QUERY = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
 
 
@@ -112,10 +117,22 @@ def build_server(
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_state.servicer, server)
     if with_reflection:
-        reflection.enable_server_reflection(
-            (INGEST, QUERY, PLANNING, WORKLOAD, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-        )
+        _add_reflection(server)
     return server
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    """Serve reflection under both of its names, whose messages are the same on the wire; the library has the older."""
+    names = (INGEST, QUERY, PLANNING, WORKLOAD, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME, _REFLECTION)
+    servicer = reflection.aio.ReflectionServicer(service_names=names)
+    for name in (reflection.SERVICE_NAME, _REFLECTION):
+        handler = grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo,
+            reflection_pb2.ServerReflectionRequest.FromString,
+            reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        generic = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+        server.add_generic_rpc_handlers((generic,))
 
 
 def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
@@ -138,6 +155,18 @@ def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentia
             " host; choose another one with server.listen"
         ) from error
     return f"{listen.rpartition(':')[0]}:{port}"
+
+
+@contextlib.contextmanager
+def private_socket() -> Iterator[str]:
+    """Yield a gRPC address in a folder that only this user can enter, and remove the folder in the end."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpusonde-", ignore_cleanup_errors=True))
+        if len(folder) > _LONGEST_FOLDER:
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="gpusonde-", dir="/tmp", ignore_cleanup_errors=True)
+            )
+        yield f"unix:{folder}/collector"
 
 
 def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:

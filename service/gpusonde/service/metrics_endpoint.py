@@ -45,15 +45,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def listen_option(default: str) -> Any:
-    """Declare the key ``metrics.listen`` of a daemon; see ``gpusonde.service.config.option``."""
-    return option(
-        "text",
-        default,
-        "host:port of /metrics, /-/healthy and /-/ready over HTTP; empty: not served",
-        check=_check_listen,
-        live=True,
-    )
+def listen_option(
+    default: str, served: str = "/metrics, /-/healthy and /-/ready over HTTP", *, live: bool = True
+) -> Any:
+    """Declare the key ``metrics.listen`` of a daemon, or another; see ``gpusonde.service.config.option``."""
+    return option("text", default, f"host:port of {served}; empty: not served", check=_check_listen, live=live)
 
 
 def _check_listen(text: str) -> None:

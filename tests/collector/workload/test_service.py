@@ -387,7 +387,7 @@ def test_hosts_come_page_by_page(tmp_path):
                 seen += [host.agent_id for host in response.hosts]
                 request.page_token = response.next_page_token
             assert (seen, response.next_page_token) == ([f"agent-{i}" for i in range(5)], "")
-            for bad in ({"page_size": 101}, {"page_size": -1}, {"page_token": "x"}):
+            for bad in ({"page_size": -1}, {"page_token": "x"}):
                 with pytest.raises(grpc.RpcError) as error:
                     stub.DescribeCluster(workload_pb2.DescribeClusterRequest(**bad))
                 assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -49,8 +49,9 @@ def bundled_trace() -> Path:
     raise CommandError(f"this installation has no {NAME}; name a trace of your own: gpusonde demo --trace FILE")
 
 
-# Both daemons are the demo's own: no address of this host's is taken for their metrics.
+# Both daemons are the demo's own: no address of this host's is taken for their metrics, nor for a page.
 _UNSEEN = ("--set", "metrics.listen=")
+_NO_PAGE = ("--set", "web.listen=")
 _START_TIMEOUT_S = 60.0
 _TRACKED_TIMEOUT_S = 60.0
 # The collector looks for runs twice a second, but a busy host may make it wait. Nobody waits for the end of the long
@@ -128,7 +129,9 @@ class _Demo:
         """Start the collector on a free port and connect to it."""
         store = self._directory / "store"
         collector = DemoProcess(
-            "collector", ["collector", "--listen", "127.0.0.1:0", "--store", str(store), *_UNSEEN], self._directory
+            "collector",
+            ["collector", "--listen", "127.0.0.1:0", "--store", str(store), *_UNSEEN, *_NO_PAGE],
+            self._directory,
         )
         self._stack.callback(collector.stop)
         collector.start()

@@ -1,4 +1,4 @@
-"""``ListJobs`` and ``ListAlerts``: jobs over all their GPUs and hosts, what each does, how far it is, its alerts."""
+"""``ListJobs``, ``GetJob``, ``ListAlerts``: jobs over all GPUs and hosts, what each does, how far it is, its alerts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpusonde.collector.query.job_tree import JobTree
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.runs import (
     MOST_RUNS_OF_A_JOB,
+    Chosen,
     cycle_message,
     deviation_messages,
     gpu_message,
@@ -39,6 +40,8 @@ _MOST_SPANS = 64
 # Of the time that processes are asked about: in a shorter pause it is not looked up what they did.
 _SHORT_PAUSE = 8
 _MOST_ALERTS = 16
+# Jobs that one answer goes through where few of them are asked for.
+_MOST_LOOKED_AT = 5_000
 STATES = {
     name.removeprefix("JOB_STATE_").lower(): number
     for name, number in query_pb2.JobState.items()
@@ -77,18 +80,50 @@ def list_jobs(
     place = from_token(request.page_token, (int, str))
     before = (int(place[0]), str(place[1])) if place else None
     now = time.time_ns() if now_unix_nano is None else now_unix_nano
+    chosen, states = Chosen(store, request), frozenset(request.states)
     held = _held(store, request.job_id, now)
     found = _active_jobs(store.results, request.job_id, held) if request.active_only else None
     jobs = _after(found, before) if found is not None else _jobs(store.results, request.job_id, before, held)
     response = query_pb2.ListJobsResponse()
     last: _Runs | None = None
-    for runs in jobs:
-        if last is not None and len(response.jobs) == limit:
+    for looked_at, runs in enumerate(jobs):
+        if last is not None and (len(response.jobs) == limit or looked_at == _MOST_LOOKED_AT):
             response.next_page_token = to_token([*last.place])
             break
         last = runs
-        response.jobs.append(_job(store, runs, request, now, slow_jobs))
+        if runs.are(chosen, now):
+            job = _job(store, runs, request, now, slow_jobs)
+            if not states or job.state in states:
+                response.jobs.append(job)
     return response
+
+
+def get_job(
+    store: Store, request: query_pb2.GetJobRequest, slow_jobs: SlowJobs | None = None
+) -> query_pb2.GetJobResponse:
+    """Answer ``GetJob``.
+
+    Raises:
+        RequestError: No such job (``NOT_FOUND``), or no name (``INVALID_ARGUMENT``).
+    """
+    if not request.job_id:
+        raise RequestError(
+            "INVALID_ARGUMENT", "field 'job_id': is empty; ListJobs ('gpusonde jobs') names those there are"
+        )
+    listing = query_pb2.ListJobsRequest(
+        job_id=request.job_id,
+        page_size=1,
+        total_cycles=request.total_cycles,
+        total_role=request.total_role,
+        like_job_id=request.like_job_id,
+        process_window=request.process_window if request.HasField("process_window") else None,
+    )
+    found = list_jobs(store, listing, slow_jobs=slow_jobs).jobs
+    if not found:
+        raise RequestError(
+            "NOT_FOUND", f"no job {request.job_id[:80]!r}; ListJobs ('gpusonde jobs') names those there are"
+        )
+    return query_pb2.GetJobResponse(job=found[0])
 
 
 def list_alerts(results: ResultStore, request: query_pb2.ListAlertsRequest) -> query_pb2.ListAlertsResponse:
@@ -134,6 +169,16 @@ class _Runs:
     @property
     def active(self) -> bool:
         return bool(self.held) or any(not run.ended for run in self.runs)
+
+    def are(self, chosen: Chosen, now: int) -> bool:
+        """Return whether the job is one of those that are asked for."""
+        runs, holds = self.runs, [hold.binding for hold in self.held]
+        start = min([run.start_unix_nano for run in runs] + [hold.start_unix_nano for hold in holds])
+        end = now if holds else max(run.end_unix_nano for run in runs)
+        return chosen.has_time(start, end) and (
+            any(chosen.has_gpu(run.agent_id, run.gpu_uuid) for run in runs)
+            or any(chosen.has_gpu(hold.agent_id, hold.binding.gpu_uuid) for hold in self.held)
+        )
 
 
 _Named = tuple[int, str]  # scheduler, job

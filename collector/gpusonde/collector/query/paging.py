@@ -10,14 +10,16 @@ from gpusonde.errors import RequestError
 
 
 def page_size(asked: int, default: int, largest: int) -> int:
-    """Return the number of rows of a page.
+    """Return the number of rows of a page; more than the largest are the largest.
 
     Raises:
-        RequestError: It is negative or too large.
+        RequestError: It is negative.
     """
-    if not 0 <= asked <= largest:
-        raise RequestError("INVALID_ARGUMENT", f"field 'page_size': {asked} is not between 0 and {largest}")
-    return asked or default
+    if asked < 0:
+        raise RequestError(
+            "INVALID_ARGUMENT", f"field 'page_size': {asked} is negative; leave it out, or up to {largest}"
+        )
+    return min(asked, largest) or default
 
 
 def to_token(place: list[int | str]) -> str:

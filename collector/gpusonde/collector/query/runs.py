@@ -1,4 +1,4 @@
-"""``ListRuns`` and ``ListEpochs``: runs as messages, their epochs, what each used, and what they tell together."""
+"""``ListRuns``, ``GetRun``, ``ListEpochs``: runs as messages, their epochs, what each used, what they tell together."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ from gpusonde.telemetry import FloatArray
 MOST_RUNS_OF_A_JOB = 10_000
 # That of google.protobuf.Duration, about 10,000 years.
 _LONGEST_DURATION_S = 315_576_000_000
+END_OF_TIME = 1 << 62
+# Runs that one answer goes through where few of them are asked for.
+_MOST_LOOKED_AT = 20_000
 VERDICTS = {
     "epochs": query_pb2.EPOCH_VERDICT_EPOCHS,
     "short_cycle": query_pb2.EPOCH_VERDICT_SHORT_CYCLE,
@@ -52,8 +55,12 @@ def find_run(results: ResultStore, run_id: str) -> RunRow:
     """Return a run.
 
     Raises:
-        RequestError: There is none of that name (``NOT_FOUND``).
+        RequestError: There is none of that name (``NOT_FOUND``), or no name (``INVALID_ARGUMENT``).
     """
+    if not run_id:
+        raise RequestError(
+            "INVALID_ARGUMENT", "field 'run_id': is empty; ListRuns ('gpusonde runs') names those there are"
+        )
     run = results.run(run_id)
     if run is None:
         raise RequestError("NOT_FOUND", f"no run {run_id[:80]!r}; ListRuns ('gpusonde runs') names those there are")
@@ -61,19 +68,106 @@ def find_run(results: ResultStore, run_id: str) -> RunRow:
 
 
 def list_runs(store: Store, request: query_pb2.ListRunsRequest) -> query_pb2.ListRunsResponse:
-    """Answer ``ListRuns``."""
+    """Answer ``ListRuns``.
+
+    Raises:
+        RequestError: A page or a time that cannot be (``INVALID_ARGUMENT``).
+    """
     limit = page_size(request.page_size, 100, 1000)
     place = from_token(request.page_token, (int, str))
-    before = (int(place[0]), str(place[1])) if place else None
-    runs = store.results.runs(gpu_uuid=request.gpu_uuid, job_id=request.job_id, before=before, limit=limit + 1)
-    page = runs[:limit]
-    # Those of the page: a fleet has had thousands.
-    described = store.facts.gpus({run.gpu_uuid for run in page})
-    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in described}
-    response = query_pb2.ListRunsResponse(runs=[_run(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in page])
-    if len(runs) > limit:
-        response.next_page_token = to_token([page[-1].start_unix_nano, page[-1].run_id])
+    chosen = Chosen(store, request)
+    before = (int(place[0]), str(place[1])) if place else chosen.first_place
+    page: list[RunRow] = []
+    goes_on, looked_at = True, 0
+    while goes_on and len(page) < limit and looked_at < _MOST_LOOKED_AT:
+        rows = store.results.runs(
+            gpu_uuid=request.gpu_uuid,
+            job_id=request.job_id,
+            open_only=request.status == query_pb2.RUN_STATUS_ACTIVE,
+            before=before,
+            limit=limit + 1,
+        )
+        goes_on, looked_at = len(rows) > limit, looked_at + limit
+        for run in rows[:limit]:
+            if len(page) == limit:
+                goes_on = True
+                break
+            before = run.start_unix_nano, run.run_id
+            if chosen.has(run) and (request.status != query_pb2.RUN_STATUS_ENDED or run.ended):
+                page.append(run)
+    response = query_pb2.ListRunsResponse(runs=_run_messages(store, page))
+    if goes_on and before:
+        response.next_page_token = to_token([*before])
     return response
+
+
+def get_run(store: Store, request: query_pb2.GetRunRequest) -> query_pb2.GetRunResponse:
+    """Answer ``GetRun``.
+
+    Raises:
+        RequestError: No such run (``NOT_FOUND``), or no name (``INVALID_ARGUMENT``).
+    """
+    return query_pb2.GetRunResponse(run=_run_messages(store, [find_run(store.results, request.run_id)])[0])
+
+
+class Chosen:
+    """Which runs a list is of, by time, host and agent.
+
+    Args:
+        store: Knows hosts.
+        request: Has ``start_time``, ``end_time``, ``host_name`` and ``agent_id``.
+
+    Raises:
+        RequestError: The end comes before the start (``INVALID_ARGUMENT``).
+    """
+
+    def __init__(self, store: Store, request: query_pb2.ListRunsRequest | query_pb2.ListJobsRequest) -> None:
+        self._start, self._end = time_range(request)
+        self._agent_id = request.agent_id
+        self._on_host = (
+            {(gpu.gpu_uuid, gpu.agent_id) for gpu in store.facts.gpus() if gpu.host_name == request.host_name}
+            if request.host_name
+            else None
+        )
+
+    @property
+    def first_place(self) -> tuple[int, str] | None:
+        """The place in a list, newest first, before which none of them stands."""
+        return (self._end, "") if self._end < END_OF_TIME else None
+
+    def has(self, run: RunRow) -> bool:
+        """Return whether a run is one of them."""
+        return self.has_time(run.start_unix_nano, run.end_unix_nano) and self.has_gpu(run.agent_id, run.gpu_uuid)
+
+    def has_time(self, start_unix_nano: int, end_unix_nano: int) -> bool:
+        """Return whether something from one time to another is one of them."""
+        return start_unix_nano < self._end and end_unix_nano >= self._start
+
+    def has_gpu(self, agent_id: str, gpu_uuid: str) -> bool:
+        """Return whether a GPU is one of them."""
+        if self._agent_id and agent_id != self._agent_id:
+            return False
+        return self._on_host is None or (gpu_uuid, agent_id) in self._on_host
+
+
+def time_range(
+    request: query_pb2.ListRunsRequest
+    | query_pb2.ListJobsRequest
+    | query_pb2.ReadSamplesRequest
+    | query_pb2.DecimateSamplesRequest,
+) -> tuple[int, int]:
+    """Return start and end that a request names, Unix nanoseconds; all of time where it does not.
+
+    Raises:
+        RequestError: The end comes before the start, or one of them cannot be (``INVALID_ARGUMENT``).
+    """
+    start = nanoseconds(request.start_time, "start_time") if request.HasField("start_time") else 0
+    end = nanoseconds(request.end_time, "end_time") if request.HasField("end_time") else END_OF_TIME
+    # Such a message holds the year 9999, and a store's 64 bits of nanoseconds do not.
+    start, end = (min(max(time, 0), END_OF_TIME) for time in (start, end))
+    if end < start:
+        raise RequestError("INVALID_ARGUMENT", "field 'end_time': comes before start_time")
+    return start, end
 
 
 def nanoseconds(message: Timestamp | Duration, field: str) -> int:
@@ -110,6 +204,13 @@ def duration(seconds: float) -> Duration | None:
 def gpu_message(gpu: GpuRow | None) -> gpu_pb2.Gpu:
     """Return a GPU as its agent described it."""
     return gpu_pb2.Gpu.FromString(gpu.message) if gpu else gpu_pb2.Gpu()
+
+
+def _run_messages(store: Store, runs: Sequence[RunRow]) -> list[query_pb2.Run]:
+    # Of theirs: a fleet has had thousands.
+    described = store.facts.gpus({run.gpu_uuid for run in runs})
+    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in described}
+    return [_run(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in runs]
 
 
 def _run(run: RunRow, gpu: GpuRow | None) -> query_pb2.Run:

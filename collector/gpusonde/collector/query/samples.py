@@ -1,12 +1,13 @@
-"""Samples as one Arrow IPC stream, cut into messages."""
+"""``ReadSamples``: one Arrow IPC stream, cut into messages. ``DecimateSamples``: what a picture needs of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
-from gpusonde.collector.query.runs import nanoseconds
+from gpusonde.collector.query.runs import END_OF_TIME, find_run, time_range, timestamp
 from gpusonde.collector.storage.samples import Samples, column_type
 from gpusonde.collector.storage.store import Store, read_windows
 from gpusonde.errors import RequestError
@@ -18,7 +19,9 @@ LARGEST_PIECE_BYTES = 1 << 20
 _WINDOW_NS = 900 * 1_000_000_000
 _METRICS_PER_WINDOW = 27
 _MOST_WINDOWS = 12
-_END_OF_TIME = 1 << 62
+_MOST_DECIMATED = 16
+_MOST_BINS = 4000
+_LONGEST_DECIMATED_NS = 31 * 86_400 * 1_000_000_000
 
 
 def stream_samples(store: Store, request: query_pb2.ReadSamplesRequest) -> Iterator[tuple[bytes, float]]:
@@ -30,14 +33,9 @@ def stream_samples(store: Store, request: query_pb2.ReadSamplesRequest) -> Itera
         RequestError: No such GPU, or it has no such metric (``NOT_FOUND``).
         RequestError: No such metric anywhere, or the end comes before the start (``INVALID_ARGUMENT``).
     """
-    start = nanoseconds(request.start_time, "start_time") if request.HasField("start_time") else 0
-    end = nanoseconds(request.end_time, "end_time") if request.HasField("end_time") else _END_OF_TIME
-    # Such a message holds the year 9999, and a store's 64 bits of nanoseconds do not.
-    start, end = (min(max(time, 0), _END_OF_TIME) for time in (start, end))
-    if end < start:
-        raise RequestError("INVALID_ARGUMENT", "field 'end_time': comes before start_time")
-    metrics = _choose_metrics(store, request)
-    window_ns = _WINDOW_NS * min(max(1, _METRICS_PER_WINDOW // len(metrics)), _MOST_WINDOWS)
+    start, end = time_range(request)
+    metrics = _choose_metrics(store, request.gpu_uuid, request.metrics)
+    window_ns = _window_ns(len(metrics))
     sink = _StreamBuffer()
     schema = pa.schema(
         [("time_unix_nano", pa.int64()), *((name, pa.from_numpy_dtype(column_type(name))) for name in metrics)]
@@ -49,19 +47,97 @@ def stream_samples(store: Store, request: query_pb2.ReadSamplesRequest) -> Itera
     yield from ((piece, 0.0) for piece in sink.take())
 
 
-def _choose_metrics(store: Store, request: query_pb2.ReadSamplesRequest) -> list[str]:
-    gpu_uuid = request.gpu_uuid
+def decimate_samples(store: Store, request: query_pb2.DecimateSamplesRequest) -> query_pb2.DecimateSamplesResponse:
+    """Answer ``DecimateSamples``; memory stays bounded however long the range.
+
+    Raises:
+        RequestError: No such run or GPU, or it has no such metric (``NOT_FOUND``).
+        RequestError: No such metric anywhere, none or too many, or times that cannot be (``INVALID_ARGUMENT``).
+    """
+    gpu_uuid, (start, end) = request.gpu_uuid, time_range(request)
+    if request.WhichOneof("subject") == "run_id":
+        run = find_run(store.results, request.run_id)
+        gpu_uuid = run.gpu_uuid
+        start = start if request.HasField("start_time") else run.start_unix_nano
+        end = end if request.HasField("end_time") else run.end_unix_nano + 1
+    if not 1 <= len(request.metrics) <= _MOST_DECIMATED:
+        raise RequestError("INVALID_ARGUMENT", f"field 'metrics': one to {_MOST_DECIMATED} are taken at a time")
+    metrics = _choose_metrics(store, gpu_uuid, request.metrics)
+    if not 0 < end - start <= _LONGEST_DECIMATED_NS:
+        raise RequestError(
+            "INVALID_ARGUMENT", "field 'end_time': comes after start_time, by 31 days at most; give both of a GPU"
+        )
+    count = min(request.bin_count or 1000, _MOST_BINS)
+    bins = _Bins(start, end, count, metrics)
+    for window in read_windows(store.samples, gpu_uuid, start, end, metrics, _window_ns(len(metrics))):
+        bins.add(window)
+    return bins.response(gpu_uuid)
+
+
+class _Bins:
+    """Least and greatest values in equal bins of time."""
+
+    def __init__(self, start: int, end: int, count: int, metrics: Sequence[str]) -> None:
+        self._start, self._end, self._count = start, end, count
+        self._first = np.full(count, END_OF_TIME, np.int64)
+        self._least = {name: np.full(count, np.nan) for name in metrics}
+        self._greatest = {name: np.full(count, np.nan) for name in metrics}
+        self._resolution_s = 0.0
+        self._interval_ns = 0
+
+    def add(self, window: Samples) -> None:
+        """Add ticks, in order of time."""
+        time = window.time_unix_nano
+        index = np.clip((time - self._start) / (self._end - self._start) * self._count, 0, self._count - 1).astype(int)
+        # One slice for each bin that has any tick: the ticks are in order.
+        begins = np.flatnonzero(np.diff(index, prepend=-1))
+        at = index[begins]
+        self._first[at] = np.minimum(self._first[at], time[begins])
+        for name, column in window.columns.items():
+            self._least[name][at] = np.fmin(self._least[name][at], np.fmin.reduceat(column, begins))
+            self._greatest[name][at] = np.fmax(self._greatest[name][at], np.fmax.reduceat(column, begins))
+        self._resolution_s = max(self._resolution_s, window.resolution_s)
+        if len(time) > 1:
+            self._interval_ns = int(np.median(np.diff(time)))
+
+    def response(self, gpu_uuid: str) -> query_pb2.DecimateSamplesResponse:
+        """Return the answer, without bins that hold no tick."""
+        held = np.flatnonzero(self._first < END_OF_TIME)
+        response = query_pb2.DecimateSamplesResponse(
+            gpu_uuid=gpu_uuid,
+            start_time=timestamp(self._start),
+            end_time=timestamp(self._end),
+            offset_seconds=(self._first[held] - self._start) / 1e9,
+            metrics=[
+                query_pb2.MetricExtremes(metric=name, minimums=least[held], maximums=self._greatest[name][held])
+                for name, least in self._least.items()
+            ],
+        )
+        if self._resolution_s:
+            response.resolution.FromNanoseconds(round(self._resolution_s * 1e9))
+        if self._interval_ns:
+            response.interval.FromNanoseconds(self._interval_ns)
+        return response
+
+
+def _window_ns(metric_count: int) -> int:
+    return _WINDOW_NS * min(max(1, _METRICS_PER_WINDOW // metric_count), _MOST_WINDOWS)
+
+
+def _choose_metrics(store: Store, gpu_uuid: str, metrics: Sequence[str]) -> list[str]:
+    if not gpu_uuid:
+        raise RequestError("INVALID_ARGUMENT", "field 'gpu_uuid': is empty; ListRuns ('gpusonde runs') names GPUs")
     available = store.facts.metrics(gpu_uuid)
     if not available:
         raise RequestError("NOT_FOUND", f"no samples of a GPU {gpu_uuid[:80]!r}; ListRuns ('gpusonde runs') names GPUs")
-    for name in request.metrics:
+    for name in metrics:
         try:
             metric(name)
         except UnknownMetricError as error:
             raise RequestError("INVALID_ARGUMENT", f"field 'metrics': {error}") from None
         if name not in available:
             raise RequestError("NOT_FOUND", f"GPU {gpu_uuid!r} has no metric {name!r}; it has {', '.join(available)}")
-    return list(dict.fromkeys(request.metrics)) or available
+    return list(dict.fromkeys(metrics)) or available
 
 
 class _StreamBuffer:

@@ -6,16 +6,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 
-from gpusonde.collector.query.jobs import list_alerts, list_jobs
+from gpusonde.collector.query.jobs import get_job, list_alerts, list_jobs
 from gpusonde.collector.query.prediction import LatencyPredictor
-from gpusonde.collector.query.runs import list_epochs, list_runs
-from gpusonde.collector.query.samples import stream_samples
+from gpusonde.collector.query.runs import get_run, list_epochs, list_runs
+from gpusonde.collector.query.samples import decimate_samples, stream_samples
 from gpusonde.collector.query.slow_jobs import SlowJobs
+from gpusonde.collector.query.watch import SharedLooks
+from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.storage.store import Store
 from gpusonde.errors import RequestError, StoreCorruptError, StoreError
 from gpusonde.predictor.crossgpu import ModelFileError
@@ -35,13 +37,22 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         predictor: Predicts.
         executor: Runs the answers; they compute and block.
         slow_jobs: Says why jobs are slower.
+        guard: Knows callers, whose proof may be withdrawn during a watch.
     """
 
-    def __init__(self, store: Store, predictor: LatencyPredictor, executor: Executor, slow_jobs: SlowJobs) -> None:
+    def __init__(
+        self, store: Store, predictor: LatencyPredictor, executor: Executor, slow_jobs: SlowJobs, guard: Guard
+    ) -> None:
         self._store = store
         self._predictor = predictor
         self._executor = executor
         self._slow_jobs = slow_jobs
+        self._guard = guard
+        self._looks = SharedLooks(store, slow_jobs, executor)
+
+    def drain(self) -> None:
+        """Have every watch end."""
+        self._looks.drain()
 
     async def ListRuns(  # noqa: N802 - gRPC's name, as below
         self, request: query_pb2.ListRunsRequest, context: Context
@@ -85,22 +96,58 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
                 response.resolution.FromNanoseconds(round(resolution_s * 1e9))
             yield response
 
+    async def GetRun(  # noqa: N802
+        self, request: query_pb2.GetRunRequest, context: Context
+    ) -> query_pb2.GetRunResponse:
+        """Return one run."""
+        return await self._answer(context, lambda: get_run(self._store, request))
+
+    async def GetJob(  # noqa: N802
+        self, request: query_pb2.GetJobRequest, context: Context
+    ) -> query_pb2.GetJobResponse:
+        """Return one job with what it does."""
+        return await self._answer(context, lambda: get_job(self._store, request, slow_jobs=self._slow_jobs))
+
+    async def DecimateSamples(  # noqa: N802
+        self, request: query_pb2.DecimateSamplesRequest, context: Context
+    ) -> query_pb2.DecimateSamplesResponse:
+        """Return the bounds of samples in bins of time."""
+        return await self._answer(context, lambda: decimate_samples(self._store, request))
+
+    async def WatchChanges(  # noqa: N802
+        self, request: query_pb2.WatchChangesRequest, context: Context
+    ) -> AsyncIterator[query_pb2.WatchChangesResponse]:
+        """Stream what goes on and what has changed."""
+        identity = self._guard.identify(context)
+
+        def may_go_on() -> None:
+            if problem := self._guard.revoked(identity):
+                raise RequestError("UNAUTHENTICATED", problem)
+
+        try:
+            async for change in self._looks.watch(request, may_go_on):
+                yield change
+        except Exception as error:  # the client must get a status whatever happened
+            await self._abort(context, error)
+
     async def _answer(self, context: Context, answer: Callable[[], _Answer]) -> _Answer:
         """Run an answer in the executor and turn its exceptions into statuses."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, answer)
-        except RequestError as error:
-            code, text = grpc.StatusCode[error.status], str(error)
-        except StoreCorruptError as error:
-            _LOG.error("%s", error)
-            code, text = grpc.StatusCode.DATA_LOSS, str(error)
-        except StoreError as error:
-            _LOG.error("%s", error)
-            code, text = grpc.StatusCode.UNAVAILABLE, str(error)
-        except ModelFileError as error:
-            code, text = grpc.StatusCode.FAILED_PRECONDITION, f"the collector's model cannot be used: {error}"
         except Exception as error:  # the client must get a status whatever happened
-            _LOG.exception("a question failed")
-            code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}; see the collector's log"
+            await self._abort(context, error)
+
+    async def _abort(self, context: Context, error: Exception) -> NoReturn:
+        code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}; see the collector's log"
+        if isinstance(error, RequestError):
+            code, text = grpc.StatusCode[error.status], str(error)
+        elif isinstance(error, StoreError):
+            _LOG.error("%s", error)
+            is_corrupt = isinstance(error, StoreCorruptError)
+            code, text = grpc.StatusCode.DATA_LOSS if is_corrupt else grpc.StatusCode.UNAVAILABLE, str(error)
+        elif isinstance(error, ModelFileError):
+            code, text = grpc.StatusCode.FAILED_PRECONDITION, f"the collector's model cannot be used: {error}"
+        else:
+            _LOG.error("a question failed", exc_info=error)
         await context.abort(code, text)
         raise AssertionError  # abort raises

@@ -79,6 +79,8 @@ def _text(value: bytes) -> str:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+WEB_PEER = "gpusonde-web-peer"
+"""Key of metadata: for whom a call over the private socket is made, in gRPC's word for a caller."""
 _SCHEME = "bearer "
 _LONGEST_HEADER = 1024
 _ROLES: Mapping[str, Role] = {
@@ -95,7 +97,9 @@ _ROLES_OF_METHODS: Mapping[str, Role] = {
     "gpusonde.workload.v1.WorkloadService/QueueTraining": Role.ADMIN,
 }
 # Whether the collector is alive, and what its methods are called (where that is served at all), is no secret.
-_OPEN = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
+_OPEN = frozenset(
+    {"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
+)
 
 
 class Guard:
@@ -151,6 +155,16 @@ class Guard:
         if identity.token_digest and not (self._tokens and self._tokens.still_holds(identity)):
             return "the token was withdrawn"
         return ""
+
+
+def peer_of(context: Context) -> str:
+    """Return gRPC's word for the caller; of a call over the private socket, for whom it is made."""
+    peer: str = context.peer()
+    if peer.startswith("unix:"):
+        for key, value in context.invocation_metadata() or ():
+            if key == WEB_PEER:
+                return str(value)
+    return peer
 
 
 def required_role(method: str) -> Role | None:

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
@@ -21,8 +21,9 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from gpusonde.collector.details import DETAILS_KEY, status_details
 from gpusonde.collector.security.connections import Connections, address_of
-from gpusonde.collector.security.guard import Context, Guard, required_role
+from gpusonde.collector.security.guard import Context, Guard, peer_of, required_role
 from gpusonde.collector.security.identity import ANONYMOUS, CallerIdentity, Role
 from gpusonde.collector.security.rates import CallerBook
 from gpusonde.errors import RequestError
@@ -135,6 +136,8 @@ _LOG = logging.getLogger(__name__)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _LOG_INTERVAL_S = 1.0
+# One request, and answers for as long as the caller stays.
+_WATCHES = frozenset({"/gpusonde.query.v1.QueryService/WatchChanges"})
 # Names of services: what those may send who need not say who they are.
 _LARGEST_OPEN_BYTES = 4096
 
@@ -187,6 +190,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         decode = _decoder(method, role, handler.request_deserializer)
 
         async def answer(data: bytes, context: Context) -> Any:
+            context = _with_details(context)
             async with self._question(context, role, method):
                 request = await self._decode(decode, data, context)
                 return await cast(Any, handler.unary_unary)(request, context)
@@ -197,10 +201,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         decode = _decoder(method, role, handler.request_deserializer)
 
         async def answer(data: bytes, context: Context) -> None:
+            context = _with_details(context)
             asking = (
                 self._limited(context, method, self._callers.stranger(address_of(context.peer())))
                 if role is None
-                else self._question(context, role, method)
+                else self._question(context, role, method, self._callers.watch if method in _WATCHES else None)
             )
             async with asking:
                 request = await self._decode(decode, data, context)
@@ -210,6 +215,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     def _stream_stream(self, handler: Handler, role: Role | None, method: str) -> Handler:
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:
+            context = _with_details(context)
             if role is None:
                 limit = self._callers.stranger(address_of(context.peer()))
             else:
@@ -226,12 +232,18 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(cast(Any, answer), decode, handler.response_serializer)
 
     @contextlib.asynccontextmanager
-    async def _question(self, context: Context, role: Role | None, method: str) -> AsyncIterator[None]:
+    async def _question(
+        self,
+        context: Context,
+        role: Role | None,
+        method: str,
+        count: Callable[[str], contextlib.AbstractContextManager[None]] | None = None,
+    ) -> AsyncIterator[None]:
         if role is None:
             yield
             return
         identity = await self._admit(context, role, method)
-        async with self._limited(context, method, self._callers.question(_caller_name(identity, context))):
+        async with self._limited(context, method, (count or self._callers.question)(_caller_name(identity, context))):
             yield
 
     @contextlib.asynccontextmanager
@@ -275,14 +287,36 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         # Whoever is refused can come again a thousand times a second; the log is not theirs to fill.
         if self._clock() - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = self._clock()
-            _LOG.warning("%s: %s is refused: %s", context.peer(), method, text)
+            _LOG.warning("%s: %s is refused: %s", peer_of(context), method, text)
         await context.abort(code, text)
         raise AssertionError  # abort raises
 
 
+class _DetailedContext:
+    """A call's context whose statuses say for programs what their texts say for people."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, Any]] = ()
+    ) -> NoReturn:
+        """End the call."""
+        told = (*trailing_metadata, (DETAILS_KEY, status_details(code, details)))
+        await self._context.abort(code, details, told)
+        raise AssertionError  # abort raises
+
+
+def _with_details(context: Context) -> Context:
+    return cast(Context, _DetailedContext(context))
+
+
 def _caller_name(identity: CallerIdentity, context: Context) -> str:
     """Return whose questions are counted together: of callers without a name those of an address."""
-    return f"anonymous at {address_of(context.peer())}" if identity is ANONYMOUS else identity.name
+    return f"anonymous at {address_of(peer_of(context))}" if identity is ANONYMOUS else identity.name
 
 
 async def _respond(responses: AsyncIterator[Any] | Awaitable[None], context: Context) -> None:

@@ -101,16 +101,26 @@ PREDICTION_STATUS_INSUFFICIENT_EPOCHS: PredictionStatus
 PREDICTION_STATUS_UNSUPPORTED_GPU: PredictionStatus
 
 class ListRunsRequest(_message.Message):
-    __slots__ = ("gpu_uuid", "job_id", "page_size", "page_token")
+    __slots__ = ("gpu_uuid", "job_id", "page_size", "page_token", "start_time", "end_time", "host_name", "agent_id", "status")
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     gpu_uuid: str
     job_id: str
     page_size: int
     page_token: str
-    def __init__(self, gpu_uuid: _Optional[str] = ..., job_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    host_name: str
+    agent_id: str
+    status: RunStatus
+    def __init__(self, gpu_uuid: _Optional[str] = ..., job_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., host_name: _Optional[str] = ..., agent_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ...) -> None: ...
 
 class ListRunsResponse(_message.Message):
     __slots__ = ("runs", "next_page_token")
@@ -119,6 +129,18 @@ class ListRunsResponse(_message.Message):
     runs: _containers.RepeatedCompositeFieldContainer[Run]
     next_page_token: str
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("run_id", "agent_id", "gpu_uuid", "product_name", "job_id", "scheduler", "status", "start_time", "end_time", "tick_count", "missed_ticks", "epoch_count", "verdict", "epoch_period", "epoch_period_lower", "epoch_period_upper", "confidence", "replayed", "host_name", "framebuffer_bytes")
@@ -351,7 +373,7 @@ class EndEstimate(_message.Message):
     def __init__(self, epochs_done: _Optional[int] = ..., epochs_left: _Optional[int] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_lower: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_upper: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., basis: _Optional[str] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
-    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role", "like_job_id", "process_window", "estimates")
+    __slots__ = ("job_id", "active_only", "page_size", "page_token", "total_cycles", "total_role", "like_job_id", "process_window", "estimates", "start_time", "end_time", "host_name", "agent_id", "states")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +383,11 @@ class ListJobsRequest(_message.Message):
     LIKE_JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_WINDOW_FIELD_NUMBER: _ClassVar[int]
     ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     active_only: bool
     page_size: int
@@ -370,7 +397,32 @@ class ListJobsRequest(_message.Message):
     like_job_id: str
     process_window: _duration_pb2.Duration
     estimates: bool
-    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ..., process_window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., estimates: bool = ...) -> None: ...
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    host_name: str
+    agent_id: str
+    states: _containers.RepeatedScalarFieldContainer[JobState]
+    def __init__(self, job_id: _Optional[str] = ..., active_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ..., process_window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., estimates: bool = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., host_name: _Optional[str] = ..., agent_id: _Optional[str] = ..., states: _Optional[_Iterable[_Union[JobState, str]]] = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("job_id", "total_cycles", "total_role", "like_job_id", "process_window")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_CYCLES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ROLE_FIELD_NUMBER: _ClassVar[int]
+    LIKE_JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    total_cycles: int
+    total_role: CycleRole
+    like_job_id: str
+    process_window: _duration_pb2.Duration
+    def __init__(self, job_id: _Optional[str] = ..., total_cycles: _Optional[int] = ..., total_role: _Optional[_Union[CycleRole, str]] = ..., like_job_id: _Optional[str] = ..., process_window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class GetJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class ListJobsResponse(_message.Message):
     __slots__ = ("jobs", "next_page_token")
@@ -656,3 +708,63 @@ class ReadSamplesResponse(_message.Message):
     arrow_ipc: bytes
     resolution: _duration_pb2.Duration
     def __init__(self, arrow_ipc: _Optional[bytes] = ..., resolution: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DecimateSamplesRequest(_message.Message):
+    __slots__ = ("run_id", "gpu_uuid", "metrics", "start_time", "end_time", "bin_count")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    BIN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    gpu_uuid: str
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    bin_count: int
+    def __init__(self, run_id: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., bin_count: _Optional[int] = ...) -> None: ...
+
+class DecimateSamplesResponse(_message.Message):
+    __slots__ = ("gpu_uuid", "start_time", "end_time", "offset_seconds", "metrics", "resolution", "interval")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    RESOLUTION_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    offset_seconds: _containers.RepeatedScalarFieldContainer[float]
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricExtremes]
+    resolution: _duration_pb2.Duration
+    interval: _duration_pb2.Duration
+    def __init__(self, gpu_uuid: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., offset_seconds: _Optional[_Iterable[float]] = ..., metrics: _Optional[_Iterable[_Union[MetricExtremes, _Mapping]]] = ..., resolution: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class MetricExtremes(_message.Message):
+    __slots__ = ("metric", "minimums", "maximums")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    MINIMUMS_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUMS_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    minimums: _containers.RepeatedScalarFieldContainer[float]
+    maximums: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, metric: _Optional[str] = ..., minimums: _Optional[_Iterable[float]] = ..., maximums: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class WatchChangesRequest(_message.Message):
+    __slots__ = ("interval",)
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    interval: _duration_pb2.Duration
+    def __init__(self, interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchChangesResponse(_message.Message):
+    __slots__ = ("runs", "jobs", "alerts")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    ALERTS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    alerts: _containers.RepeatedCompositeFieldContainer[JobAlert]
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., alerts: _Optional[_Iterable[_Union[JobAlert, _Mapping]]] = ...) -> None: ...

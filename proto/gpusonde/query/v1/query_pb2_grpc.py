@@ -65,6 +65,26 @@ class QueryServiceStub(object):
                 request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ReadSamplesRequest.SerializeToString,
                 response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ReadSamplesResponse.FromString,
                 _registered_method=True)
+        self.GetRun = channel.unary_unary(
+                '/gpusonde.query.v1.QueryService/GetRun',
+                request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetRunRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetRunResponse.FromString,
+                _registered_method=True)
+        self.GetJob = channel.unary_unary(
+                '/gpusonde.query.v1.QueryService/GetJob',
+                request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetJobRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetJobResponse.FromString,
+                _registered_method=True)
+        self.DecimateSamples = channel.unary_unary(
+                '/gpusonde.query.v1.QueryService/DecimateSamples',
+                request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.DecimateSamplesRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.DecimateSamplesResponse.FromString,
+                _registered_method=True)
+        self.WatchChanges = channel.unary_stream(
+                '/gpusonde.query.v1.QueryService/WatchChanges',
+                request_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.WatchChangesRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.WatchChangesResponse.FromString,
+                _registered_method=True)
 
 
 class QueryServiceServicer(object):
@@ -107,6 +127,33 @@ class QueryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRun(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJob(self, request, context):
+        """Tells the job as ListJobs does with its job_id; of several of that name the newest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecimateSamples(self, request, context):
+        """For pictures: least and greatest value of each of some hundred bins of time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchChanges(self, request, context):
+        """Tells active runs, active jobs and open alerts, then those that have changed, until the caller goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_QueryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +186,26 @@ def add_QueryServiceServicer_to_server(servicer, server):
                     servicer.ReadSamples,
                     request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ReadSamplesRequest.FromString,
                     response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.ReadSamplesResponse.SerializeToString,
+            ),
+            'GetRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRun,
+                    request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetRunRequest.FromString,
+                    response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetRunResponse.SerializeToString,
+            ),
+            'GetJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJob,
+                    request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetJobRequest.FromString,
+                    response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.GetJobResponse.SerializeToString,
+            ),
+            'DecimateSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecimateSamples,
+                    request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.DecimateSamplesRequest.FromString,
+                    response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.DecimateSamplesResponse.SerializeToString,
+            ),
+            'WatchChanges': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchChanges,
+                    request_deserializer=gpusonde_dot_query_dot_v1_dot_query__pb2.WatchChangesRequest.FromString,
+                    response_serializer=gpusonde_dot_query_dot_v1_dot_query__pb2.WatchChangesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -304,6 +371,114 @@ class QueryService(object):
             '/gpusonde.query.v1.QueryService/ReadSamples',
             gpusonde_dot_query_dot_v1_dot_query__pb2.ReadSamplesRequest.SerializeToString,
             gpusonde_dot_query_dot_v1_dot_query__pb2.ReadSamplesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpusonde.query.v1.QueryService/GetRun',
+            gpusonde_dot_query_dot_v1_dot_query__pb2.GetRunRequest.SerializeToString,
+            gpusonde_dot_query_dot_v1_dot_query__pb2.GetRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpusonde.query.v1.QueryService/GetJob',
+            gpusonde_dot_query_dot_v1_dot_query__pb2.GetJobRequest.SerializeToString,
+            gpusonde_dot_query_dot_v1_dot_query__pb2.GetJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecimateSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpusonde.query.v1.QueryService/DecimateSamples',
+            gpusonde_dot_query_dot_v1_dot_query__pb2.DecimateSamplesRequest.SerializeToString,
+            gpusonde_dot_query_dot_v1_dot_query__pb2.DecimateSamplesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gpusonde.query.v1.QueryService/WatchChanges',
+            gpusonde_dot_query_dot_v1_dot_query__pb2.WatchChangesRequest.SerializeToString,
+            gpusonde_dot_query_dot_v1_dot_query__pb2.WatchChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

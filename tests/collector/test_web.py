@@ -1,0 +1,368 @@
+"""HTTP beside gRPC: the same answers, the same rights, bounds on what strangers cost."""
+
+import contextlib
+import json
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+import pyarrow as pa
+import pytest
+from google.protobuf import json_format
+from support.certificates import Authority, tls_settings
+from support.problem_documents import small_problem
+from support.running_collector import ThreadCollector
+from support.trace_records import trace_records
+from support.web_client import WebClient
+from support.wire_agent import WireStream, hello, source_ended, wait_until
+
+pytest.importorskip("uvicorn", reason="HTTP needs the extra web")
+pytest.importorskip("starlette", reason="HTTP needs the extra web")
+
+import jsonschema
+
+from gpusonde.collector.config import CollectorConfig, ConfigError
+from gpusonde.collector.messages import fill
+from gpusonde.collector.security.identity import Role
+from gpusonde.collector.security.tokens import token_entry
+from gpusonde.collector.web import gateway
+from gpusonde.collector.web import server as web_server
+from gpusonde.collector.web.openapi import openapi
+from gpusonde.collector.web.routes import ROUTES
+from gpusonde.planning.v1 import planning_pb2
+from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import read_trace
+
+DEMO = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+WEB = {"web__listen": "127.0.0.1:0"}
+START_NS = 1_700_000_000_000_000_000
+GPU = "GPU-generated-demo-t4"
+TOKENS = {"of-the-admin": Role.ADMIN, "of-a-reader": Role.READER, "of-an-agent": Role.AGENT}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A collector with tokens, one run that is over, and an agent that streams."""
+    directory = tmp_path_factory.mktemp("web")
+    (directory / "tokens.toml").write_text("\n".join(token_entry(token, role) for token, role in TOKENS.items()))
+    trace = read_trace(DEMO).window(0, 130)
+    settings = WEB | {"security__tokens_file": str(directory / "tokens.toml"), "store__segment_interval": "100ms"}
+    with ThreadCollector(directory / "data", **settings) as collector:
+        admin = WebClient(directory / "data", "of-the-admin")
+        with WireStream(collector.target, hello("agent-1"), timeout_s=250) as stream:
+            stream.greet()
+            records = trace_records(trace)
+            stream.send(*records).wait_acked(len(records))
+            wait_until(lambda: ended_runs(admin), 60, "end of the run")
+            (run,) = ended_runs(admin)
+            yield SimpleNamespace(
+                target=collector.target, directory=directory / "data", admin=admin, run_id=run["run_id"]
+            )
+
+
+def ended_runs(client):
+    return client.get("/v1/runs?status=RUN_STATUS_ENDED")["runs"]
+
+
+def over_grpc(target, route, message):
+    """Return the answer, or the status and its text."""
+    with grpc.insecure_channel(target) as channel:
+        call = channel.unary_unary(
+            route.full_name,
+            request_serializer=route.request_class.SerializeToString,
+            response_deserializer=route.response_class.FromString,
+        )
+        try:
+            return call(message, timeout=120, metadata=[("authorization", "Bearer of-the-admin")]), "", ""
+        except grpc.RpcError as error:
+            return None, error.code().name, error.details()
+
+
+def over_http(client, route, message):
+    """Ask as a program would that has the message as a document."""
+    document = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    path = route.plain_path
+    for field in route.path_fields:
+        path = path.replace(f"{{{field}}}", str(document.pop(field, "")).replace("/", "%2F"))
+    if route.verb == "POST":
+        return client.ask("POST", path, document)
+    pairs = []
+    for name, value in document.items():
+        for one in value if isinstance(value, list) else [value]:
+            pairs.append(f"{name}={str(one).lower() if isinstance(one, bool) else one}")
+    return client.ask("GET", path + ("?" + "&".join(pairs) if pairs else ""))
+
+
+def problem_message():
+    message = planning_pb2.SolveProblemRequest()
+    fill(message.problem, small_problem())
+    return message.problem
+
+
+def questions(run_id):
+    """Route -> requests, one at least that is answered and one that is refused where there is such a one."""
+    problem = problem_message()
+    return {
+        "ListRuns": [{}, {"gpu_uuid": GPU, "page_size": 5000}, {"page_token": "W10="}, {"page_size": -1}],
+        "GetRun": [{"run_id": run_id}, {"run_id": "nobody"}],
+        "ListEpochs": [{"run_id": run_id, "page_size": 3}, {"run_id": "nobody"}],
+        "DecimateSamples": [
+            {"run_id": run_id, "metrics": ["power_watts", "sm_active"], "bin_count": 50},
+            {"run_id": run_id, "metrics": ["speed_of_light"]},
+            {"run_id": run_id},
+        ],
+        "ListJobs": [{}, {"states": [query_pb2.JOB_STATE_ENDED]}, {"total_cycles": 3}],
+        "GetJob": [{"job_id": run_id}, {"job_id": "a/b"}],
+        "ListAlerts": [{}, {"open_only": True}, {"page_token": "x"}],
+        "PredictEpochLatency": [{"run_id": run_id, "target_gpu_models": ["V100"]}, {"run_id": "nobody"}, {}],
+        "SolveProblem": [{"problem": problem}, {}],
+        "ListParetoPlans": [{"problem": problem}, {}],
+        "EstimatePlan": [{}],
+        "Predict": [{}],
+        "Embed": [{}],
+        "DescribeCluster": [{}, {"page_token": "x"}],
+        "ListTrainings": [{}],
+        "QueueTraining": [{}],
+        "ListAgents": [{}],
+        "DrainAgents": [{"agent_ids": ["nobody"]}, {}],
+    }
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.answers == "json"], ids=lambda r: f"{r.rpc} {r.path}")
+def test_every_question_has_the_same_answer_over_both(filled, route):
+    for fields in questions(filled.run_id)[route.rpc]:
+        given = dict(fields)
+        if "gpu_uuid" in route.path_fields and "run_id" in given:
+            del given["run_id"]
+            given |= {"gpu_uuid": GPU}
+        message = route.request_class(**given)
+        if "gpu_uuid" in route.path_fields:
+            message.start_time.FromNanoseconds(START_NS)
+            message.end_time.FromNanoseconds(START_NS + 60 * 10**9)
+        status, _, body = over_http(filled.admin, route, message)
+        expected, code, detail = over_grpc(filled.target, route, message)
+        if code:
+            told = json.loads(body)
+            assert (told["code"], told["detail"]) == (code, detail), fields
+            assert status == told["status"] >= 400
+        else:
+            assert status == 200, body
+            assert json_format.Parse(body, route.response_class()) == expected, fields
+
+
+def test_every_method_for_one_question_has_a_path():
+    offered = {(route.service, route.rpc) for route in ROUTES}
+    for service in {route.method.containing_service for route in ROUTES}:
+        for method in service.methods:
+            assert method.client_streaming or (service.name, method.name) in offered, method.full_name
+
+
+def test_samples_come_as_arrow_too(filled):
+    status, headers, body = filled.admin.ask("GET", f"/v1/gpus/{GPU}/samples:arrow?metrics=power_watts")
+    assert (status, headers["Content-Type"]) == (200, "application/vnd.apache.arrow.stream")
+    table = pa.ipc.open_stream(body).read_all()
+    assert table.column_names == ["time_unix_nano", "power_watts"]
+    assert table.num_rows > 1000
+    assert filled.admin.problem("GET", "/v1/gpus/nobody/samples:arrow")["code"] == "NOT_FOUND"
+
+
+def test_answers_are_what_the_description_says(filled):
+    document = filled.admin.get("/v1/openapi.json")
+    assert document == json.loads(json.dumps(openapi()))
+    assert set(document["paths"]) == {route.plain_path for route in ROUTES}
+    for path in ("/v1/runs", "/v1/jobs", "/v1/hosts", f"/v1/runs/{filled.run_id}/epochs"):
+        known = "/v1/runs/{run_id}/epochs" if filled.run_id in path else path
+        answer = document["paths"][known]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        schema = {"$ref": answer["$ref"], "components": document["components"]}
+        jsonschema.Draft202012Validator(schema).validate(filled.admin.get(path))
+
+
+@pytest.mark.parametrize(
+    ("token", "path", "status"),
+    [
+        ("", "/v1/runs", 200),
+        ("", "/v1/agents", 403),
+        ("of-a-reader", "/v1/runs", 200),
+        ("of-a-reader", "/v1/agents", 403),
+        ("of-the-admin", "/v1/agents", 200),
+        ("of-an-agent", "/v1/runs", 403),
+        ("of-nobody", "/v1/runs", 401),
+        ("of-nobody", "/v1/watch", 401),
+    ],
+)
+def test_a_token_is_good_for_the_same_as_over_grpc(filled, token, path, status):
+    assert WebClient(filled.directory, token).ask("GET", path)[0] == status
+
+
+def test_where_nobody_may_ask_without_a_token_nobody_may_over_http(tmp_path):
+    (tmp_path / "tokens.toml").write_text(token_entry("of-a-reader", Role.READER))
+    settings = WEB | {"security__tokens_file": str(tmp_path / "tokens.toml"), "security__anonymous": "never"}
+    with ThreadCollector(tmp_path / "data", **settings):
+        status, headers, _ = WebClient(tmp_path / "data").ask("GET", "/v1/runs")
+        assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert WebClient(tmp_path / "data", "of-a-reader").get("/v1/runs")["runs"] == []
+        # The page itself is no secret: it asks for the token.
+        assert WebClient(tmp_path / "data").ask("GET", "/v1/openapi.json")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "body", "headers", "status", "field"),
+    [
+        ("GET", "/v1/nothing", None, {}, 404, ""),
+        ("DELETE", "/v1/runs", None, {}, 405, ""),
+        ("GET", "/v1/runs?colour=red", None, {}, 400, "colour"),
+        ("GET", "/v1/runs?page_size=many", None, {}, 400, "page_size"),
+        ("GET", "/v1/runs?page_size=1&page_size=2", None, {}, 400, "page_size"),
+        ("GET", "/v1/runs?start_time=yesterday", None, {}, 400, "start_time"),
+        ("GET", "/v1/runs?status=RUN_STATUS_LOST", None, {}, 400, "status"),
+        ("GET", "/v1/jobs?active_only=perhaps", None, {}, 400, "active_only"),
+        ("GET", "/v1/runs?gpu_uuid=" + "x" * 9000, None, {}, 414, ""),
+        ("GET", "/v1/watch?interval=1h", None, {}, 400, "interval"),
+        ("POST", "/v1/predictions", b"{", {"Content_Type": "application/json"}, 400, ""),
+        ("POST", "/v1/predictions", b"[]", {"Content_Type": "application/json"}, 400, ""),
+        ("POST", "/v1/predictions", b'{"run_id": "x"}', {"Content_Type": "text/plain"}, 415, ""),
+        ("POST", "/v1/predictions", {"run_id": 3}, {}, 400, "run_id"),
+        ("POST", "/v1/predictions", {"speed": 3}, {}, 400, "speed"),
+        ("POST", "/v1/predictions", b"[" * 500_000, {"Content_Type": "application/json"}, 413, ""),
+        ("POST", "/v1/predictions", b'{"a":' * 90_000, {"Content_Type": "application/json"}, 400, ""),
+        ("GET", "/v1/runs", None, {"Host": "evil.example"}, 421, ""),
+        ("GET", "/v1/runs", None, {"Host": "evil.example:7434"}, 421, ""),
+        ("GET", "/v1/runs", None, {"Origin": "http://evil.example"}, 403, ""),
+        ("GET", "/v1/runs", None, {"Sec_Fetch_Site": "cross-site"}, 403, ""),
+    ],
+)
+def test_a_bad_request_is_told_as_a_problem_with_its_field(filled, verb, path, body, headers, status, field):
+    problem = filled.admin.problem(verb, path, body, **headers)
+    assert (problem["status"], [error["field"] for error in problem.get("errors", [])]) == (
+        status,
+        [field] if field else [],
+    )
+    assert problem["detail"]
+
+
+def test_a_body_that_is_too_large_is_not_read_to_its_end(filled, monkeypatch):
+    monkeypatch.setattr(gateway, "_LARGEST_BODY_BYTES", 1000)
+    body = b'{"run_id": "' + b"x" * 2000 + b'"}'
+    problem = filled.admin.problem("POST", "/v1/predictions", body, Content_Type="application/json")
+    assert problem["status"] == 413
+
+
+def read_to_end(connection):
+    connection.settimeout(60)
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(4096):
+            received += piece
+    return received
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/runs HTTP/1.1\r\nHost: loc"])
+def test_who_does_not_get_to_the_end_of_a_head_is_cut_off(filled, monkeypatch, begun):
+    monkeypatch.setattr(web_server, "_HEAD_S", 0.2)
+    with socket.create_connection(filled.admin.address) as connection:
+        connection.sendall(begun)
+        assert read_to_end(connection) == b""
+
+
+def test_who_does_not_take_the_answer_is_cut_off(filled, monkeypatch):
+    monkeypatch.setattr(web_server, "_SLOW_READER_S", 0.2)
+    cut = []
+    lost = web_server.BoundedProtocol.connection_lost
+    monkeypatch.setattr(
+        web_server.BoundedProtocol, "connection_lost", lambda self, error: (cut.append(self), lost(self, error))
+    )
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    with connection:
+        connection.connect(filled.admin.address)
+        # Answers to a thousand questions that nobody reads fill every buffer on the way.
+        question = b"GET /v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with contextlib.suppress(OSError):
+            connection.sendall(question * 1000)
+        wait_until(lambda: cut, 60, "end of the connection")
+
+
+def test_a_watch_tells_what_begins_what_changes_and_what_ends(tmp_path):
+    trace = read_trace(DEMO).window(0, 110)
+    with ThreadCollector(tmp_path / "data", **WEB) as collector:
+        client = WebClient(tmp_path / "data")
+        events = client.events("/v1/watch?interval=1s")
+        assert next(events) == ("change", {"runs": [], "jobs": [], "alerts": []})
+        with WireStream(collector.target, hello("agent-1")) as stream:
+            stream.greet()
+            records = trace_records(trace, end=False)
+            stream.send(*records).wait_acked(len(records))
+            statuses = run_statuses(events)
+            assert next(statuses) == "RUN_STATUS_ACTIVE"
+            stream.send(source_ended(len(records) + 1)).wait_acked(len(records) + 1)
+            assert next(status for status in statuses if status != "RUN_STATUS_ACTIVE") == "RUN_STATUS_ENDED"
+
+
+def run_statuses(events):
+    for name, document in events:
+        assert name == "change"
+        yield from (run["status"] for run in document["runs"])
+
+
+def test_viewers_beyond_the_limit_wait_for_their_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(gateway, "_MOST_VIEWERS", 1)
+    monkeypatch.setattr(gateway, "_WAITING_S", 0.1)
+    with ThreadCollector(tmp_path / "data", **WEB):
+        client = WebClient(tmp_path / "data")
+        first, second = client.events("/v1/watch"), client.events("/v1/watch")
+        assert next(first)[0] == "change"
+        assert next(second)[0] == "waiting"
+        first.close()
+        assert next(name for name, _ in second if name != "waiting") == "change"
+
+
+def test_a_watch_ends_with_the_collector_and_says_so(tmp_path):
+    with ThreadCollector(tmp_path / "data", **WEB) as collector:
+        events = WebClient(tmp_path / "data").events("/v1/watch")
+        next(events)
+        collector.stop()
+        assert [(name, problem["code"]) for name, problem in events] == [("problem", "UNAVAILABLE")]
+    assert not (tmp_path / "data" / "web_address").exists()
+
+
+def test_a_taken_address_is_no_reason_not_to_collect(tmp_path, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with ThreadCollector(tmp_path / "data", web__listen=address) as collector:
+            assert collector.target
+    assert f"no pages and no HTTP on {address}" in caplog.text
+
+
+def test_https_has_the_collectors_certificate(tmp_path):
+    import ssl
+    import urllib.request
+
+    authority = Authority(tmp_path / "ca")
+    settings = tls_settings(authority) | WEB
+    del settings["security__tls_client_ca"]
+    with ThreadCollector(tmp_path / "data", **settings):
+        address = (tmp_path / "data" / "web_address").read_text().strip()
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        with urllib.request.urlopen(f"https://{address}/v1/runs", context=context, timeout=60) as answer:
+            assert json.load(answer)["runs"] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({}, "there is no TLS"),
+        ({"security.plaintext": "anywhere"}, "nobody could connect to web.listen"),
+    ],
+)
+def test_a_page_for_other_hosts_needs_encryption_and_proof(overrides, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        CollectorConfig.load(overrides={"web.listen": "0.0.0.0:7434"} | overrides)
+    assert caught.value.field == "web.listen"
+
+
+def test_a_page_for_other_hosts_takes_away_the_trust_in_this_one():
+    ours = {"web.listen": "127.0.0.1:7434"}
+    assert CollectorConfig.load(overrides=ours).allow_anonymous
+    theirs = {"web.listen": "0.0.0.0:7434", "security.plaintext": "anywhere", "security.tokens_file": "tokens"}
+    assert not CollectorConfig.load(overrides=theirs).allow_anonymous
