@@ -213,6 +213,51 @@ def test_what_is_no_whole_nvidia_gpu_is_refused_with_the_reason(gpus: GpuCatalog
     assert f"is {reason}; name a whole NVIDIA GPU" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected", "sm_count", "gibibytes"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100-SXM4-40GB MIG 1g.5gb", 14, 5),
+        ("NVIDIA-A100-SXM4-80GB-MIG-2g.20gb", "A100-SXM4-80GB MIG 2g.20gb", 28, 20),
+        ("A100 3g.40gb", "A100-SXM4-80GB MIG 3g.40gb", 42, 40),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "H100-SXM5-80GB MIG 1g.10gb", 16, 10),
+        ("a30 mig 2G.12GB", "A30 MIG 2g.12gb", 28, 12),
+    ],
+)
+def test_a_slice_has_its_share_of_the_gpu(
+    gpus: GpuCatalog, name: str, expected: str, sm_count: int, gibibytes: int
+) -> None:
+    resolution = gpus.resolve(name, with_slices=True)
+    spec, whole = resolution.spec, gpus.get(resolution.spec.name.partition(" MIG ")[0])
+    assert (spec.name, spec.sm_count, spec.memory_bytes / 2**30) == (expected, sm_count, gibibytes)
+    assert spec.is_slice
+    assert not whole.is_slice
+    assert spec.fp32_tflops / whole.fp32_tflops == pytest.approx(sm_count / whole.sm_count)
+    share = spec.memory_bandwidth_bytes_per_second / whole.memory_bandwidth_bytes_per_second
+    assert share == pytest.approx(spec.memory_bytes / whole.memory_bytes)
+    assert (spec.nvlink_bytes_per_second, spec.power_limit_watts) == (0.0, None)
+    assert f"{sm_count} of {whole.sm_count} SMs" in resolution.note
+    assert gpus.get(spec.name) == spec
+    for attribute in spec.figures():
+        assert spec.source_of(attribute).title
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("T4 MIG 1g.5gb", "none of T4 is known"),
+        ("B200 MIG 1g.23gb", "none of B200 is known"),
+        ("A30 MIG 3g.18gb", "known are 1g.6gb, 2g.12gb, 4g.24gb"),
+        ("A30 MIG 1c.2g.12gb", "known are 1g.6gb"),
+        ("MIG 1g.5gb", "a GPU that is not named"),
+        ("A100 MIG", "is a MIG slice;"),
+    ],
+)
+def test_a_slice_whose_share_is_not_known_is_refused(gpus: GpuCatalog, name: str, reason: str) -> None:
+    with pytest.raises(UnknownGpuError) as caught:
+        gpus.resolve(name, with_slices=True)
+    assert reason in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["RTX 5090 D", "MI", "Amdahl", "Quadro M6000", "GT 710"])
 def test_an_unknown_name_of_no_other_vendor_is_simply_unknown(gpus: GpuCatalog, name: str) -> None:
     with pytest.raises(UnknownGpuError, match="unknown GPU") as caught:

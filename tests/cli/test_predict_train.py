@@ -62,7 +62,9 @@ def test_a_job_on_eight_gpus_is_predicted_on_four_of_others(capsys: pytest.Captu
     assert main([*question]) == 0
     shown = capsys.readouterr().out
     assert "one epoch takes 600 s on 8xV100-SXM2-16GB" in shown
-    assert "2x8xT4" in shown
+    assert "2x8xT4@pcie@100gbit" in shown
+    assert (four["link"], four["network_bytes_per_second"]) == ("pcie", None)
+    assert sixteen["network_bytes_per_second"] == 1.25e10
     code, answer = run_json(capsys, "predict", "--gpu-model", "8xT4", "--epoch-s", "9", "--targets", "0xT4")
     assert (code, "1 to 100000 GPUs" in str(answer["error"])) == (1, True)
 

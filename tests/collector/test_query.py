@@ -266,6 +266,7 @@ def test_jobs_on_several_gpus_are_predicted_on_others(client):
     assert fewer.epoch_latency_s > 120
     assert fewer.communication_ratio > 0
     assert (same.fits, refused.fits) == ("yes", "unknown")
+    assert (same.link, fewer.link, refused.network_bytes_per_second) == ("nvlink", "pcie", 0.0)
     assert refused.status == "unsupported_gpu"
     assert "8x8xT4" in refused.reason
     # One for all; none: as many as the run has.
@@ -274,6 +275,18 @@ def test_jobs_on_several_gpus_are_predicted_on_others(client):
     ).predictions
     assert half == fewer
     assert client.predict_measurement(measurement, targets[:1], here=GpuPlacement(8)).predictions == (same,)
+
+
+def test_slices_are_predicted_where_their_share_is_known_and_refused_by_name_elsewhere(client):
+    measurement = Measurement("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 100.0)
+    found = client.predict_measurement(measurement, ["A100 MIG 1g.5gb", "A100-SXM4-40GB"])
+    assert found.source_gpu_model == "A100-SXM4-40GB MIG 3g.20gb"
+    smaller, whole = found.predictions
+    assert smaller.gpu_model == "A100-SXM4-40GB MIG 1g.5gb"
+    assert smaller.epoch_latency_s > 100 > whole.epoch_latency_s
+    code, text = refusal(client.predict_measurement, measurement, ["T4 MIG 1g.5gb"])
+    assert code == "NOT_FOUND"
+    assert "'T4 MIG 1g.5gb' is a MIG slice whose share of SMs and memory is not known, none of T4 is known" in text
 
 
 @pytest.mark.parametrize(

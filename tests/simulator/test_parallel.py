@@ -200,6 +200,26 @@ def test_more_gpus_than_a_machine_holds_are_refused_and_the_others_answered(ask)
     assert same.epoch_latency_s == pytest.approx(100.0)
 
 
+def test_a_row_says_which_links_it_is_for(ask):
+    targets = (Placement(V100, 8), Placement(V100, 8, link="pcie"), Placement(T4, 8, 2), Placement(T4, 8, 8))
+    found = ask(epoch(), Placement(V100, 8), *targets, Placement(A100), Placement(T4, 64))
+    assert [each.link for each in found] == ["nvlink", "pcie", "pcie", "", "", ""]
+    assert [each.network_bytes_per_second for each in found] == [0.0, 0.0, 100e9 / 8, 100e9 / 8, 0.0, 0.0]
+
+
+def test_a_slice_is_answered_by_its_share_and_is_one_at_a_time(ask):
+    small, half = (Placement.parse(f"A100-SXM4-40GB MIG {profile}", GPUS)[0] for profile in ("1g.5gb", "3g.20gb"))
+    whole, third, seventh = ask(epoch(), Placement(V100), Placement(A100), half, small)
+    assert whole.epoch_latency_s < third.epoch_latency_s < seventh.epoch_latency_s
+    assert third.status == "extrapolated"
+    assert "not fitted on" in third.reason
+    two, other = ask(epoch(), Placement(V100), Placement(small.gpu, 2), Placement(A100))
+    assert (two.status, other.status) == ("unsupported_gpu", "extrapolated")
+    assert "a process sees one MIG slice" in two.reason
+    with pytest.raises(MeasurementError, match="one MIG slice"):
+        ask(SourceMeasurement(small.gpu, 9.0), Placement(small.gpu, 2), Placement(A100))
+
+
 def test_the_run_was_measured_on_the_gpu_that_it_had(ask):
     with pytest.raises(MeasurementError, match="not on T4"):
         ask(epoch(), Placement(T4, 8), Placement(V100, 8))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.catalog.loading import parse_gpu
+from gpusonde.catalog.mig import MigProfiles, parse_mig, split_slice
 from gpusonde.catalog.others import OtherAccelerator, find_vendor, parse_other
 from gpusonde.catalog.spec import DATA_DIRECTORY, GpuSpec, Source, parse_sources, read_toml
 from gpusonde.errors import CatalogError, UnknownGpuError
@@ -79,6 +80,7 @@ _SECTIONS = (
     "families",
     "not_whole_nvidia_gpus",
     "gpu",
+    "mig",
     "other_accelerator",
 )
 
@@ -124,6 +126,7 @@ class GpuCatalog:
         families: Instance family -> canonical name.
         not_whole_gpus: Instance family -> what it rents instead of a whole NVIDIA GPU.
         others: Accelerators of other vendors, for reading: ``resolve`` refuses them.
+        mig: What GPUs are cut into.
 
     Raises:
         CatalogError: Two GPUs share a name, or a name points to a GPU that is not there.
@@ -137,12 +140,14 @@ class GpuCatalog:
         families: Mapping[str, str] | None = None,
         not_whole_gpus: Mapping[str, str] | None = None,
         others: Iterable[OtherAccelerator] = (),
+        mig: Iterable[MigProfiles] = (),
     ) -> None:
         self.specs: tuple[GpuSpec, ...] = tuple(specs)
         self.others: tuple[OtherAccelerator, ...] = tuple(others)
         self.ambiguous: tuple[AmbiguousName, ...] = tuple(ambiguous)
         self._families = dict(families or {})
         self._not_whole_gpus = dict(not_whole_gpus or {})
+        self._mig = {name: profiles for profiles in mig for name in profiles.gpus}
 
     @classmethod
     def load(cls, *extra: Path | str) -> GpuCatalog:
@@ -158,6 +163,7 @@ class GpuCatalog:
         families: dict[str, str] = {}
         not_whole: dict[str, str] = {}
         others: list[OtherAccelerator] = []
+        mig: list[MigProfiles] = []
         for path in (DATA_DIRECTORY / "gpus.toml", *map(Path, extra)):
             document = read_toml(path)
             unknown = [section for section in document if section not in _SECTIONS]
@@ -170,7 +176,8 @@ class GpuCatalog:
             families.update(_strings(document, "families", path))
             not_whole.update(_strings(document, "not_whole_nvidia_gpus", path))
             others.extend(parse_other(table, sources, path) for table in document.get("other_accelerator", []))
-        catalog = cls(specs, ambiguous=ambiguous, families=families, not_whole_gpus=not_whole, others=others)
+            mig.extend(parse_mig(table, sources, path) for table in document.get("mig", []))
+        catalog = cls(specs, ambiguous=ambiguous, families=families, not_whole_gpus=not_whole, others=others, mig=mig)
         catalog.check()
         return catalog
 
@@ -200,6 +207,10 @@ class GpuCatalog:
                 self._require(name, f"ambiguous name {entry.name!r}")
         for family, name in self._families.items():
             self._require(name, f"instance family {family!r}")
+        for name, cut in self._mig.items():
+            self._require(name, "a [[mig]] table")
+            if (most := max(sm_count for sm_count, _ in cut.profiles.values())) > self._by_name[name].sm_count:
+                raise CatalogError(f"mig of {name!r}: a profile has {most} SMs, more than the GPU")
 
     def _require(self, name: str, where: str) -> None:
         if name not in self._by_name:
@@ -227,7 +238,7 @@ class GpuCatalog:
         return len(self.specs)
 
     def get(self, name: str) -> GpuSpec:
-        """Return the GPU of this canonical name.
+        """Return the GPU of this canonical name, or the MIG slice (``A100-SXM4-40GB MIG 1g.5gb``).
 
         Raises:
             UnknownGpuError: No GPU has it; aliases are not tried.
@@ -235,9 +246,12 @@ class GpuCatalog:
         try:
             return self._by_name[name]
         except KeyError:
+            gpu, _, profile = name.partition(" MIG ")
+            if gpu in self._mig and profile in self._mig[gpu].profiles:
+                return self._mig[gpu].cut(self._by_name[gpu], profile)
             raise UnknownGpuError(name, self.nearest(name)) from None
 
-    def resolve(self, name: str, *, memory_bytes: float | None = None) -> Resolution:
+    def resolve(self, name: str, *, memory_bytes: float | None = None, with_slices: bool = False) -> Resolution:
         """Find the GPU that a name means.
 
         Case, spaces, dashes and the words NVIDIA, Tesla and GeForce do not matter. Instance types and families
@@ -247,12 +261,15 @@ class GpuCatalog:
         Args:
             name: Any spelling.
             memory_bytes: Device memory as the driver shows it (framebuffer total), to tell variants apart.
+            with_slices: Take MIG slices whose share of the GPU is known, too.
 
         Raises:
             UnknownGpuError: The catalogue holds no such GPU, the name stands for a part of one, or it is not NVIDIA's.
         """
         if len(name) > _LONGEST_LINE:
             raise UnknownGpuError(name)
+        if with_slices and (parts := split_slice(name)) is not None:
+            return self._cut(name, *parts)
         if (kind := find_slice_kind(name)) is not None:
             raise UnknownGpuError(name, self.nearest(name), kind)
         plain, count = split_count(name.strip())
@@ -268,6 +285,23 @@ class GpuCatalog:
         if (vendor := find_vendor(name)) is not None:
             raise UnknownGpuError(name, reason=f"{vendor}, {_NOT_NVIDIA}")
         raise UnknownGpuError(name, self.nearest(name))
+
+    def _cut(self, requested: str, gpu: str, profile: str) -> Resolution:
+        """Find the slice that a name means: of the first GPU it could stand for that is cut so."""
+        if not gpu:
+            raise UnknownGpuError(requested, reason="a MIG slice of a GPU that is not named")
+        whole = self.resolve(gpu)
+        possible = [name for name in whole.candidates if profile in self._profiles(name)]
+        if not possible:
+            known = sorted({each for name in whole.candidates for each in self._profiles(name)})
+            told = f"known are {', '.join(known)}" if known else f"none of {whole.spec.name} is known"
+            raise UnknownGpuError(requested, reason=f"a MIG slice whose share of SMs and memory is not known, {told}")
+        spec = self.get(f"{possible[0]} MIG {profile}")
+        also = f"; also possible: of {', '.join(possible[1:])}" if possible[1:] else ""
+        return Resolution(spec, requested, f"taken for {spec.note} of a {possible[0]}{also}", (spec.name,))
+
+    def _profiles(self, name: str) -> tuple[str, ...]:
+        return tuple(self._mig[name].profiles) if name in self._mig else ()
 
     def find_other(self, name: str) -> OtherAccelerator | None:
         """Return the accelerator of another vendor that a name means, or None."""

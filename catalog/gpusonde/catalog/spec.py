@@ -177,6 +177,11 @@ class GpuSpec:
         """``NVIDIA``: for the others see ``OtherAccelerator``."""
         return "NVIDIA"
 
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice of a GPU."""
+        return " MIG " in self.name
+
     def figures(self) -> dict[str, float]:
         """Every known numeric attribute by name, in the order above and in the attribute's own unit."""
         return {

@@ -52,6 +52,8 @@ class PredictionPayload(TypedDict):
     reason: Annotated[str | None, JsonKey("why the status is not `ok`")]
     communication_ratio: Annotated[float, JsonKey("share of the epoch in which the GPUs only wait for gradients")]
     fits: Annotated[str, JsonKey("what the run holds, into this GPU's memory: `yes`, `likely`, `unknown` or `no`")]
+    link: Annotated[str | None, JsonKey("what joins a host's GPUs, `nvlink` or `pcie`; null where each host has one")]
+    network_bytes_per_second: Annotated[float | None, JsonKey("of a host, told or assumed; null on one host")]
     measured_epoch_latency_s: Annotated[float | None, JsonKey("in the runs table, for the same workload")]
     relative_error: Annotated[float | None, JsonKey("predicted / measured - 1")]
 
@@ -126,6 +128,8 @@ class Predictions:
             "reason": row.reason or None,
             "communication_ratio": row.communication_ratio,
             "fits": row.fits,
+            "link": row.link or None,
+            "network_bytes_per_second": row.network_bytes_per_second or None,
             "measured_epoch_latency_s": measured,
             "relative_error": None if measured is None else row.epoch_latency_s / measured - 1.0,
         }
@@ -143,7 +147,7 @@ class Predictions:
             ("GPU", *latency, *measured, "extrapolated", "method"),
             [
                 (
-                    _name_gpus(row.target_gpu, row.gpu_count, row.host_count),
+                    _name_row(row),
                     formatting.number(row.epoch_latency_s),
                     formatting.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
                     *(self._measured_cells(row) if measured else ()),
@@ -162,7 +166,7 @@ class Predictions:
         """Print why answers are what they are: all of why there is none, then what holds for most."""
         told: dict[str, list[str]] = {}
         for row in fastest_first(self.rows):
-            name = _name_gpus(row.target_gpu, row.gpu_count, row.host_count)
+            name = _name_row(row)
             if math.isnan(row.epoch_latency_s):
                 screen.line(f"{name}: {row.reason}")
                 continue
@@ -185,6 +189,13 @@ class Predictions:
         if measured is None:
             return formatting.ABSENT, formatting.ABSENT
         return formatting.number(measured), f"{100 * (row.epoch_latency_s / measured - 1):+.0f} %"
+
+
+def _name_row(row: LatencyPrediction) -> str:
+    """Name a target as ``--targets`` takes it, with the links that the answer is for."""
+    link = f"@{row.link}" if row.link else ""
+    network = f"@{8 * row.network_bytes_per_second / 1e9:.4g}gbit" if row.network_bytes_per_second else ""
+    return _name_gpus(row.target_gpu, row.gpu_count, row.host_count) + link + network
 
 
 def _name_gpus(gpu: str, count: int, hosts: int) -> str:
@@ -215,6 +226,8 @@ def from_answer(
             host_count=row.host_count,
             communication_ratio=row.communication_ratio,
             fits=row.fits,
+            link=row.link,
+            network_bytes_per_second=row.network_bytes_per_second,
         )
         for row in answer.predictions
     ]

@@ -131,7 +131,7 @@ class Placement:
         if found is None:
             raise MeasurementError(f"{text[:60]!r} names no GPUs; write 8xV100, 2x8xH100@400gbit or 4xA40@pcie@batch32")
         hosts = int(found["hosts"] or 1)
-        resolution = gpus.resolve(found["name"])
+        resolution = gpus.resolve(found["name"], with_slices=True)
         told: dict[str, Any] = {}
         for part in filter(None, found["rest"].split("@")):
             number = re.fullmatch(r"(?:(?P<gbit>[\d.]+)gbit|batch(?P<batch>[\d.]+))", part)
@@ -178,6 +178,11 @@ class Placement:
         """The link that allreduces inside of a host use."""
         return self.link or ("nvlink" if joins_all(self.gpu) else "pcie")
 
+    @property
+    def host_network(self) -> float:
+        """Bytes per second of a host's network, the assumed one where nobody says; 0 on one host."""
+        return (self.network_bytes_per_second or _ASSUMED_NETWORK) if self.host_count > 1 else 0.0
+
     @cached_property
     def bus_bytes_per_second(self) -> float:
         """Bus bandwidth of large allreduces among all its GPUs; infinite for one."""
@@ -187,7 +192,7 @@ class Placement:
         if self.gpus_per_host > 1:
             links.append(self._inside())
         if self.host_count > 1:
-            links.append(_NETWORK_SHARE * (self.network_bytes_per_second or _ASSUMED_NETWORK))
+            links.append(_NETWORK_SHARE * self.host_network)
         return 1.0 / (1.0 / min(links) + self.gpu_count * _RING_STEP_S / DEFAULT_BUCKET_BYTES)
 
     def _inside(self) -> float:
@@ -254,6 +259,8 @@ class ParallelPredictor:
         """
         if here.gpu.name != source.gpu.name:
             raise MeasurementError(f"the run was measured on {source.gpu.name}, not on {here.gpu.name}")
+        if here.gpu.is_slice and here.gpu_count > 1:
+            raise MeasurementError(f"{here}: a process sees one MIG slice; give one")
         targets = [target.as_many_as(here) for target in targets]
         singles = model.predict(source, [target.gpu for target in targets])
         exchange = _measure_exchange(source, here) if here.gpu_count > 1 else None
@@ -267,6 +274,8 @@ class ParallelPredictor:
         ]
 
     def _find_too_many(self, placement: Placement, here: Placement) -> str:
+        if placement.gpu.is_slice and placement.gpu_count > 1:
+            return "a process sees one MIG slice, and slices have no links: ask for one"
         most = max(self._machines.get(placement.gpu.name, 1), _USUAL_MACHINE, here.gpus_per_host)
         if placement.gpus_per_host <= most:
             return ""
@@ -283,7 +292,7 @@ class ParallelPredictor:
         single: LatencyPrediction,
         exchange: _Exchange | None,
     ) -> LatencyPrediction:
-        placed = replace(single, gpu_count=target.gpu_count, host_count=target.host_count)
+        placed = _place(single, target)
         if math.isnan(single.epoch_latency_s):
             return placed
         batch = math.exp(_batch_ratio(here, target))
@@ -337,6 +346,16 @@ def _refuse(single: LatencyPrediction, target: Placement, problem: str) -> Laten
         reason=problem,
         gpu_count=target.gpu_count,
         host_count=target.host_count,
+    )
+
+
+def _place(single: LatencyPrediction, target: Placement) -> LatencyPrediction:
+    return replace(
+        single,
+        gpu_count=target.gpu_count,
+        host_count=target.host_count,
+        link=target.inner_link if target.gpus_per_host > 1 else "",
+        network_bytes_per_second=target.host_network,
     )
 
 

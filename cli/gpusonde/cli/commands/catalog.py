@@ -265,7 +265,7 @@ def run_gpus(args: argparse.Namespace) -> int:
         read: GpusPayload = {"requested": args.name, "note": note, "gpus": [_payload(other)]}
         output.result(read, lambda screen: _render_one(screen, other, note))
         return 0
-    resolution = catalog.resolve(args.name)
+    resolution = catalog.resolve(args.name, with_slices=True)
     payload: GpusPayload = {
         "requested": args.name,
         "note": resolution.note or None,

@@ -187,7 +187,7 @@ def _make_requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], lis
     from gpusonde.predictor.workload.engine import Cluster, Optimizer, Parallelism, WorkloadRequest
 
     gpus = load_gpus()
-    resolutions = [gpus.resolve(name) for name in args.target_gpus]
+    resolutions = [gpus.resolve(name, with_slices=True) for name in args.target_gpus]
     notes = [f"{each.requested}: {each.note}" for each in resolutions if each.note]
     graphs = read_graphs(args.graphs)
     for graph in graphs:

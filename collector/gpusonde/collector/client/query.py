@@ -500,6 +500,8 @@ def _prediction(prediction: query_pb2.EpochLatencyPrediction) -> Prediction:
         max(prediction.host_count, 1),
         prediction.communication_ratio,
         enum_text(prediction, "fits") or "unknown",
+        prediction.link,
+        prediction.network_bytes_per_second,
     )
 
 

@@ -412,6 +412,8 @@ class Prediction:
         host_count: Hosts that they are spread over.
         communication_ratio: Share of the epoch in which they only wait for gradients; 0 on one GPU.
         fits: Whether what the run holds of memory fits: ``yes``, ``likely``, ``unknown`` or ``no``.
+        link: What joins the GPUs of a host, ``nvlink`` or ``pcie``; empty where each host has one.
+        network_bytes_per_second: Of one host, as told or assumed; 0 on one host.
     """
 
     gpu_model: str
@@ -427,6 +429,8 @@ class Prediction:
     host_count: int = 1
     communication_ratio: float = 0.0
     fits: str = "unknown"
+    link: str = ""
+    network_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -36,19 +36,20 @@ _PIECES = 48
 _PIECE_NS = 900 * 1_000_000_000
 
 
-def resolve(gpus: GpuCatalog, name: str, memory_bytes: int = 0) -> Resolution:
+def resolve(gpus: GpuCatalog, name: str, memory_bytes: int = 0, with_slices: bool = False) -> Resolution:
     """Look a GPU up by any of its names.
 
     Args:
         gpus: The catalogue.
         name: What a driver or a user calls it.
         memory_bytes: Its memory, to tell variants apart; 0 when unknown.
+        with_slices: Take MIG slices, too.
 
     Raises:
         RequestError: The catalogue does not hold it (``NOT_FOUND``).
     """
     try:
-        return gpus.resolve(name, memory_bytes=memory_bytes or None)
+        return gpus.resolve(name, memory_bytes=memory_bytes or None, with_slices=with_slices)
     except UnknownGpuError as error:
         raise RequestError("NOT_FOUND", str(error)) from None
 
@@ -83,7 +84,13 @@ def measure_run(run: RunRow, facts: FactStore, samples: SampleReader, gpus: GpuC
             f"the agent does not know what model GPU {run.gpu_uuid} is (a replayed trace need not tell); give a"
             " measurement with its gpu_model instead of the run",
         )
-    resolution = resolve(gpus, described.product_name, described.framebuffer_bytes)
+    resolution = resolve(gpus, described.product_name, described.framebuffer_bytes, with_slices=True)
+    if described.mig_uuid and not resolution.spec.is_slice:
+        raise RequestError(
+            "FAILED_PRECONDITION",
+            f"run {run.run_id} had a MIG slice of a {resolution.spec.name}, and its agent does not tell which profile;"
+            f" give a measurement with gpu_model '{resolution.spec.name} MIG PROFILE'",
+        )
     attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
     error = (run.period_high_s - run.period_low_s) / _STANDARD_ERRORS_PER_INTERVAL / run.period_s
     return SourceMeasurement(
@@ -229,10 +236,10 @@ class LatencyPredictor:
             raise RequestError(
                 "INVALID_ARGUMENT", f"field 'target_gpu_models': at most {_MOST_TARGETS} names are taken"
             )
-        return [resolve(self._gpus, name).spec for name in names] if names else list(self._gpus.specs)
+        return [resolve(self._gpus, name, with_slices=True).spec for name in names] if names else list(self._gpus.specs)
 
     def _of_request(self, measurement: query_pb2.SourceMeasurement) -> SourceMeasurement:
-        resolution = resolve(self._gpus, measurement.gpu_model, measurement.framebuffer_bytes)
+        resolution = resolve(self._gpus, measurement.gpu_model, measurement.framebuffer_bytes, with_slices=True)
         return SourceMeasurement(
             gpu=resolution.spec,
             epoch_latency_s=nanoseconds(measurement.epoch_latency, "measurement.epoch_latency") / 1e9,
@@ -246,7 +253,8 @@ class LatencyPredictor:
 def _model_name(gpus: GpuCatalog, described: gpu_pb2.Gpu) -> str:
     """Return the model of a GPU, by whatever name its driver has."""
     try:
-        return gpus.resolve(described.product_name, memory_bytes=described.framebuffer_bytes or None).spec.name
+        memory_bytes = described.framebuffer_bytes or None
+        return gpus.resolve(described.product_name, memory_bytes=memory_bytes, with_slices=True).spec.name
     except UnknownGpuError:
         return described.product_name
 
@@ -321,4 +329,6 @@ def _message(prediction: LatencyPrediction) -> query_pb2.EpochLatencyPrediction:
         host_count=prediction.host_count,
         communication_ratio=prediction.communication_ratio,
         fits=_FITS[prediction.fits],
+        link=prediction.link,
+        network_bytes_per_second=prediction.network_bytes_per_second,
     )

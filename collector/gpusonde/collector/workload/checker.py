@@ -181,7 +181,7 @@ def _device(name: str, gpus: GpuCatalog) -> tuple[str, list[str]]:
     if not name:
         raise WorkloadError(INVALID_REQUEST, "name a device, or hosts that have one", "cluster.device")
     try:
-        found = resolve(gpus, _text(name, "cluster.device"))
+        found = resolve(gpus, _text(name, "cluster.device"), with_slices=True)
     except RequestError as error:
         raise WorkloadError(UNKNOWN_DEVICE, str(error), "cluster.device") from None
     return found.spec.name, [f"{name}: {found.note}"] if found.note else []

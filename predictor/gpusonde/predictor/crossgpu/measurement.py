@@ -173,6 +173,8 @@ class LatencyPrediction:
         communication_ratio: Share of the epoch in which the target's GPUs only wait for gradients; 0 on one GPU.
         fits: Whether what the run holds of its GPU's memory fits into the target's: ``yes``, ``likely``, ``no``, or
             ``unknown`` where nobody measured it, or all memory was taken, as some frameworks do.
+        link: What joins the GPUs of a host, ``nvlink`` or ``pcie``; empty where each host has one.
+        network_bytes_per_second: Of one host, as told or assumed; 0 on one host.
     """
 
     target_gpu: str
@@ -189,6 +191,8 @@ class LatencyPrediction:
     host_count: int = 1
     communication_ratio: float = 0.0
     fits: str = "unknown"
+    link: str = ""
+    network_bytes_per_second: float = 0.0
 
 
 def summarise_metrics(trace: Trace) -> dict[str, MetricDistribution]:

@@ -81,6 +81,8 @@ class Cluster:
             raise ModelError(f"{self.device_count} devices on {self.node_count} hosts: each host has one at least")
         if self.device_count > 1 and self.parallelism is Parallelism.NONE:
             raise ModelError(f"{self.device_count} devices: say how they share the job (parallelism)")
+        if self.device_count > 1 and " MIG " in self.device:
+            raise ModelError(f"{self.device_count} x {self.device}: a process sees one MIG slice; ask for one")
 
 
 @dataclass(frozen=True)
