@@ -33,8 +33,7 @@ A level counts as right if one is told within 10 % of its period with a name tha
 checkpoint, at the end of each epoch is an epoch, too. The rules were written with the first set in view. In the
 second one everything took 1.45 times as long; at first sight 13 of its 15 were right, and one fault in telling
 workers apart was then mended. *Followed* is what a tracker tells at the last tick, before it knows that the job is
-over: it has looked after 27.5, 66 and 158 s, and not at what came since. At the end of the run it tells what the column
-before it says.
+over: it has looked after 27.5, 66 and 158 s, and names since then what it has found by the marks that come.
 
 What stays unknown has no marks: workers that are kept through the whole job, of training and evaluation, and nothing
 written. Steps are too short to be seen. What the agent's looks cost for 8 GPUs with 72

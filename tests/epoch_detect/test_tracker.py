@@ -535,6 +535,15 @@ def test_marks_name_what_detect_names_by_them(chunk: int, origin: float) -> None
         assert _roles(tracker) == expected == {12: "epoch", 36: "trial"}
 
 
+def test_levels_of_a_job_that_goes_on_are_named_by_marks_that_came_since_the_last_look() -> None:
+    trace, marks = _marked_job(156.0)
+    tracker = EpochTracker(trace.metrics)
+    _play([tracker], trace, marks)
+    # It has looked after 66 s, when no trial had begun a third time, and does again after 158 s.
+    assert _roles(tracker) == {12: "epoch", 36: "trial"}
+    assert EpochTracker.restore(tracker.state()).state() == tracker.state()
+
+
 def test_marks_survive_a_restart_at_any_moment_without_a_trace_of_it() -> None:
     trace, marks = _marked_job()
     calm = EpochTracker(trace.metrics)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps, complete
+from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps, complete, name_anew
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
 from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match, without_doubtful_end
 from gpusonde.epoch_detect.cycles.marks import Marks
@@ -132,6 +132,7 @@ class EpochTracker:
         self._origin_s: float | None = None
         self._next_us = round(_FIRST_ANALYSIS_S * 1e6)
         self._analysed_us = 0
+        self._named_us = 0
         self._patient = False
         self._follow_us: int | None = None
         self._cached: CachedMatch | None = None
@@ -237,13 +238,17 @@ class EpochTracker:
         return events
 
     def note_marks(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Take what the processes of the run's job did; the next levels that are found are named by it.
+        """Take what the processes of the run's job did; levels are named by it, those that are known now and then.
 
         Args:
             time_s: Shape (looks,), on the axis of :meth:`update`; marks may come later than the ticks of their time.
             values: Shape (6, looks), what came since the look before; see :class:`gpusonde.epoch_detect.Marks`.
         """
         self._marks.append(np.asarray(time_s, dtype=np.float64), np.asarray(values, dtype=np.float64))
+        now_us = self._history.last_time_us or 0
+        if self._latest is not None and now_us >= (1 + _FOLLOW) * max(self._analysed_us, self._named_us):
+            self._named_us = now_us
+            self._name_anew()
 
     def finish_look(self) -> list[EpochEvent]:
         """Do all that is left of a look at once: its parts are done while ticks come, and there may be none for long.
@@ -374,6 +379,16 @@ class EpochTracker:
         """Return the marks so far on the axis of the history."""
         marks = self._marks.marks()
         return None if marks is None else marks.shifted(-(self._origin_s or 0.0))
+
+    def _name_anew(self) -> None:
+        """Name what the last look has found by the marks that came since, which are read sooner than the run."""
+        marks = self._marks.marks()
+        if marks is None or self._latest is None:
+            return
+        self._latest = name_anew(self._latest, marks)
+        if self._standing is not None:
+            self._standing = name_anew(self._standing, marks)
+        self._detection = self._standing or _untold(self._latest)
 
     def _look(self, now_us: int) -> list[EpochEvent]:
         """Do what is due."""

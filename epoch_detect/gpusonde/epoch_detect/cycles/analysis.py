@@ -31,12 +31,21 @@ from gpusonde.epoch_detect.cycles.detector import (
 )
 from gpusonde.epoch_detect.cycles.deviations import find_deviations
 from gpusonde.epoch_detect.cycles.events import CycleReading, Load, scale_load
+from gpusonde.epoch_detect.cycles.holes import TimeMap
 from gpusonde.epoch_detect.cycles.marks import Marks, name_by_marks
-from gpusonde.epoch_detect.cycles.roles import NamedLevel, Settled, Told, describe_roles, name_levels, settle
+from gpusonde.epoch_detect.cycles.roles import (
+    JUDGED_ROLES,
+    NamedLevel,
+    Settled,
+    Told,
+    describe_roles,
+    name_levels,
+    settle,
+)
 from gpusonde.epoch_detect.cycles.run_state import RUN_STATES, Use, describe_run, judge_run, judge_unread
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.cycles.tree import Level, find_levels, judge_levels, level_of, nest, place_level
-from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, RunState, Verdict
+from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, RunState, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, average_ticks
 
 _NOTHING_TOLD = Told()
@@ -165,6 +174,28 @@ def analyse_in_steps(
         deviations=find_deviations(list(devices), list(loads.values()), compared_s),
         warnings=(*detection.warnings, *settled.warnings),
     ), cached
+
+
+def name_anew(found: EpochDetection, marks: Marks) -> EpochDetection:
+    """Name the levels of an answer by what marks say that came since; the best guess stays.
+
+    Args:
+        found: The answer.
+        marks: On its time axis.
+    """
+    levels = [
+        NamedLevel(
+            replace(cycle, role=CycleRole.UNKNOWN, role_confidence=0.0),
+            np.where([cycle.role == role for role in JUDGED_ROLES], cycle.role_confidence, 0.0),
+            found.confidence if i == found.level else 0.0,
+        )
+        for i, cycle in enumerate(found.cycles)
+    ]
+    ends = np.array([0.0, 1.0])
+    named = name_by_marks(levels, marks, TimeMap(ends, ends))
+    cycles = nest(level.cycle for level in settle(named, _NOTHING_TOLD, ended=False, span_s=0.0).levels)
+    level = None if found.level is None else level_of(found.cycles[found.level].period_s, cycles)
+    return found if found.level is not None and level is None else replace(found, cycles=cycles, level=level)
 
 
 def choose_level(settled: Settled, likeliest: int | None) -> int | None:
