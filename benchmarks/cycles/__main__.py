@@ -20,7 +20,7 @@ from gpusonde.errors import UsageError
 
 _COLUMNS = (
     "set", "method", "best guess", "wrong at .8", "listed", "by chance", "levels told", "levels listed", "median error",
-    "boundary error", "roles right", "epochs told",
+    "boundary error", "roles right", "wrong role at .7", "epochs told",
     "called epoch", "counted", "time left", "time left within 10 %", "CPU per trace-hour",
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def _row(name: str, method: str, scores: MethodScores) -> tuple[str, ...]:
         name, method, _percent(s.within_10pct), _percent(s.confidently_wrong), _percent(s.listed_within_10pct),
         _percent(s.listed_chance), "-" if s.levels_told is None else f"{s.levels_told:.1f}", _percent(s.levels_listed),
         _percent(scores.median_error), _percent(scores.boundary_error), _percent(s.roles_right),
-        _percent(scores.roles_right_told),
+        _percent(s.roles_confidently_wrong), _percent(scores.roles_right_told),
         _percent(s.epoch_role_rate), _percent(scores.counts_right), _percent(scores.eta_error),
         _percent(scores.eta_within_10pct), f"{scores.cpu_s_per_trace_hour:.2f} s",
     )  # fmt: skip

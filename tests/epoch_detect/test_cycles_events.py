@@ -52,6 +52,18 @@ def test_identical_narrow_dips_at_even_distance_are_read_though_some_are_missing
     assert np.abs(teeth[:, None] - (dips[2:-2] + 2)).min(axis=0).max() < 3
 
 
+def test_a_few_marks_at_even_distance_are_read_though_the_first_comes_late_and_dips_between_are_uneven() -> None:
+    level = np.ones(860)
+    level[390:430:4] = level[720:760:4] = 0.8  # narrow, and in two of four intervals: they cost no training
+    for mark in range(340, 800, 112):
+        level[mark : mark + 5] = 0.3
+    level[12:18] = 0.3  # start-up
+    found = best(read_events(load(noisy(level, 0.005), 2.0)), "clock")
+    assert found.period_s == pytest.approx(224.0, rel=0.01)
+    # Four intervals in four, and in training seconds from the start-up on no more than three in five.
+    assert found.evidence > 4
+
+
 def test_a_constant_load_has_no_events() -> None:
     assert find_events(np.ones((1, 500)), np.ones(500)) == []
     assert read_events(load(np.ones(500))) == []

@@ -40,6 +40,7 @@ _VARIES = 0.01  # of the high level
 _GAPS = {"area": (0.12, 7), "depth": (0.1, 6), "length": (0.3, 4)}
 _LONG_ENOUGH = 0.2  # of the longest interval of a class: a shorter one belongs to one event in two parts
 _INLIER = 0.08
+_FEW_EVENTS = 8  # up to which time between them counts in seconds, too
 _MOST_MISSED = 3  # usual intervals in one in which marks are missing
 _CHANCE = 0.2  # that an interval is within that by accident
 _LEAST_OF_TEMPO = 4  # intervals of a second length
@@ -294,14 +295,17 @@ def read_events(load: Load) -> list[CycleReading]:
 
 def _read_clocks(load: Load, events: EventSet, begin: IntArray, end: IntArray, depth: float) -> Iterator[CycleReading]:
     """Read the one or two lengths that the intervals between events have: a job may change its tempo."""
-    train = (begin[1:] - end[:-1]) - (events.off[begin[1:]] - events.off[end[:-1]])
-    long = train > _LONG_ENOUGH * max(int(train.max()), 1)
-    if long.sum() < 2:
-        return
-    for usual in _usual_lengths(np.sort(train[long]).astype(np.float64)):
-        found = _read_clock(load, events, begin, end, depth, train, long, usual)
-        if found is not None:
-            yield found
+    between = begin[1:] - end[:-1]
+    lost = events.off[begin[1:]] - events.off[end[:-1]]
+    # A few events are too few for a comb, and narrow dips between them that come as they like cost no training.
+    for train in (between - lost, between) if lost.any() and begin.size <= _FEW_EVENTS else (between - lost,):
+        long = train > _LONG_ENOUGH * max(int(train.max()), 1)
+        if long.sum() < 2:
+            continue
+        for usual in _usual_lengths(np.sort(train[long]).astype(np.float64)):
+            found = _read_clock(load, events, begin, end, depth, train, long, usual)
+            if found is not None:
+                yield found
 
 
 def _usual_lengths(lengths: FloatArray) -> list[float]:
@@ -340,9 +344,12 @@ def _read_clock(
     if single.sum() < 2 or usual < _LEAST_PERIOD or inside <= 0:
         return None
     worth = float((1 / times[near]).sum())
-    share, cover = worth / float(long.sum()), float(train[near].sum()) / inside
+    # The first event often comes late: the first evaluation, what follows the start-up.
+    first = int(np.argmax(long))
+    total = int(long.sum()) - int(not near[first] and train[first] > usual)
+    share, cover = worth / total, float(train[near].sum()) / inside
     spread = float(np.std(train[near] / times[near])) / usual
-    evidence = count_nats(worth, int(long.sum())) * min(1.0, cover / 0.8) - 2 * np.log(1 + spread / 0.01)
+    evidence = count_nats(worth, total) * min(1.0, cover / 0.8) - 2 * np.log(1 + spread / 0.01)
     if share < _LEAST_SHARE or cover < _LEAST_COVER or evidence <= LEAST_EVIDENCE:
         return None
     by_begin, by_end = np.diff(begin)[single], np.diff(end)[single]
