@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.certificates import Authority, tls_settings
+from support.running_collector import ThreadCollector
 
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
+from gpusonde.collector.security.identity import Role
+from gpusonde.collector.security.tokens import new_token, token_entry
 from gpusonde.telemetry import read_trace
 
 
@@ -95,6 +99,26 @@ def test_without_a_collector_the_agent_says_so_and_keeps_everything(tmp_path: Pa
     assert report["ticks"] == len(read_trace(bundled_trace()))
     assert report["unacked_records"] == report["records"] > 0
     assert report["lost_ticks"] == 0
+
+
+def test_a_replay_that_is_refused_ends_and_says_why(tmp_path: Path) -> None:
+    """A daemon waits for somebody to correct its token; whoever replays a trace is there to do it."""
+    authority = Authority(tmp_path / "authority")
+    token = new_token()
+    secret, tokens = tmp_path / "token", tmp_path / "tokens.toml"
+    secret.write_text(token)
+    tokens.write_text(token_entry(token, Role.READER))
+    settings = tls_settings(authority, security__tokens_file=str(tokens)) | {"security__tls_client_ca": ""}
+    with ThreadCollector(tmp_path / "store", **settings) as collector:
+        command = [*(sys.executable, "-m", "gpusonde.cli", "agent", "--replay", str(bundled_trace()), "--speed", "500")]
+        command += ["--spool", str(tmp_path / "spool"), "--collector", collector.target]
+        tls = ["--set", f"uplink.tls_ca={authority.ca}", "--set", f"uplink.token_file={secret}"]
+        refused = subprocess.run([*command, *tls], capture_output=True, text=True, timeout=120, check=False)
+        plain = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode == plain.returncode == 1
+    assert f"gpusonde: error: collector {collector.target} refuses this agent: PERMISSION_DENIED" in refused.stderr
+    assert f"gpusonde: error: no way to collector {collector.target}: it speaks TLS; set uplink.tls_ca" in plain.stderr
+    assert "Traceback" not in refused.stderr + plain.stderr
 
 
 def test_a_recorded_replay_is_the_trace_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,8 @@ def run_agent(
     Args:
         config: What to sample and where to send it.
         source: The source; None for the configured one.
-        exit_when_acked: End by itself once a finite source is exhausted and every record acknowledged.
+        exit_when_acked: End by itself once a finite source is exhausted and every record acknowledged, or when the
+            collector refuses the agent for what only a person can change.
         ack_timeout_s: With ``exit_when_acked``: give up after so long without an acknowledgement.
         stop: Stops the agent like a signal, for callers outside the main thread.
         on_progress: Called four times a second with the counters.
@@ -144,6 +145,7 @@ def run_agent(
         gpusonde.agent.sources.base.SourceError: The source cannot be used, or is gone.
         gpusonde.agent.spool.SpoolError: The spool cannot be used.
         gpusonde.telemetry.TraceError: The trace to replay cannot be read.
+        gpusonde.errors.CollectorError: With ``exit_when_acked``: a collector refuses this agent.
     """
     counters = SelfCounters()
     source = source or make_source(config.source)
@@ -303,7 +305,7 @@ class Agent:
             self._ages.restore(self._spool.written())
         signals = contextlib.ExitStack()
         signals.enter_context(self._shutdown.handle_signals())
-        sending = asyncio.ensure_future(self._uplink.run())
+        sending = asyncio.ensure_future(self._uplink.run(until_refused=exit_when_acked))
         supervising = asyncio.ensure_future(self._supervisor.run([self._make_metrics()]))
         others = [asyncio.ensure_future(self._shutdown.wait())]
         if on_progress is not None:

@@ -33,7 +33,7 @@ from gpusonde.agent.uplink.session import (
     SessionFailed,
     StreamLimits,
 )
-from gpusonde.errors import TlsError
+from gpusonde.errors import CollectorError, TlsError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, late_timers, within
 from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, find_obstacle, is_loopback
@@ -139,7 +139,6 @@ _LOOK_TIMEOUT_S = 2.0
 # What to do about obstacles that do not pass by themselves.
 _ADVICE = {
     "proxy": "unset grpc_proxy, or make the proxy pass connections on to it",
-    "host": "correct uplink.collector",
     "http": "give the port of the collector's server.listen, not that of its metrics",
     "encrypted": "set uplink.tls_ca, and tls_certificate with tls_key or token_file",
     "plain": "correct the port, or leave uplink.tls_ca empty if it is meant to have no TLS",
@@ -189,6 +188,7 @@ class Uplink:
         self._sent_to: Address | None = None
         self._said = ""
         self._warned_of_plain_text = False
+        self._until_refused = False
         self._retried_at_once = False
         # The collector that was greeted last; of it the two below are known, and of no other one.
         self._greeted = ""
@@ -224,8 +224,16 @@ class Uplink:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._wake.set)
 
-    async def run(self) -> None:
-        """Keep a session open until cancelled."""
+    async def run(self, *, until_refused: bool = False) -> None:
+        """Keep a session open until cancelled.
+
+        Args:
+            until_refused: End where only a person can help, instead of asking again now and then.
+
+        Raises:
+            CollectorError: A collector refuses this agent, or cannot be reached as the configuration says.
+        """
+        self._until_refused = until_refused
         self._loop = asyncio.get_running_loop()
         while True:
             delay_s = await self._attempt()
@@ -571,6 +579,9 @@ class Uplink:
             )  # fmt: skip
             return self._backoff.first_s()
         if failure.advice:
+            # Another agent of this name may be this one's last life, which ends.
+            if self._until_refused and failure.code != grpc.StatusCode.ALREADY_EXISTS.name:
+                raise CollectorError(failure.code, f"collector {target} refuses this agent: {failure}", failure.advice)
             self._say(
                 f"refused {failure.code}", logging.ERROR,
                 f"collector {target} refuses this agent ({failure}): {failure.advice}. "
@@ -582,6 +593,9 @@ class Uplink:
         else:
             obstacle = await asyncio.to_thread(find_obstacle, target, self._security_for(address), _LOOK_TIMEOUT_S)
             if obstacle and (advice := _ADVICE.get(obstacle.kind)):
+                # One that is just ending may hang up as one does that wants a certificate.
+                if self._until_refused and obstacle.kind != "stranger":
+                    raise CollectorError(failure.code, f"no way to collector {target}: {obstacle.words}", advice)
                 self._say_kept(f"no way {obstacle.kind}", f"no way to collector {target}: {obstacle.words}; {advice}")
             else:
                 self._say_kept("away", f"collector {target} is not there ({obstacle.words if obstacle else failure})")

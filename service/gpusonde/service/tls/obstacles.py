@@ -96,8 +96,7 @@ def _without_tls(target: str, timeout_s: float) -> Obstacle | None:
         context.wrap_socket(plain),
     ):
         return Obstacle("encrypted", "it speaks TLS")
-    with _connected(target, timeout_s) as plain:
-        return _other_protocol(plain)
+    return _other_protocol(target, timeout_s)
 
 
 def _with_tls(target: str, security: ClientSecurity, timeout_s: float) -> Obstacle | None:
@@ -115,8 +114,9 @@ def _with_tls(target: str, security: ClientSecurity, timeout_s: float) -> Obstac
                 if not any(_is_for(name, wanted) for name in names):
                     told = ", ".join(names[:_MOST_NAMES]) or "nobody"
                     return Obstacle("name", f"its certificate is for {told}, not for {wanted}")
-                if not _takes_us(encrypted):
-                    return Obstacle("stranger", "it takes nobody without a certificate that it knows")
+                # TLS 1.3 refuses a client only after the client's own handshake, and the reason may not arrive.
+                if not _speaks_http2(encrypted) and not security.certificate:
+                    return Obstacle("stranger", "it hangs up on who shows no certificate")
                 return None
         except ssl.SSLCertVerificationError as error:
             if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
@@ -128,7 +128,10 @@ def _with_tls(target: str, security: ClientSecurity, timeout_s: float) -> Obstac
         except (ssl.SSLError, ConnectionError):
             pass
     with _connected(target, timeout_s) as plain:
-        return _other_protocol(plain) or Obstacle("plain", "it does not speak TLS")
+        # One that is just ending hangs up, too: only an answer proves it.
+        if _speaks_http2(plain):
+            return Obstacle("plain", "it does not speak TLS")
+    return _other_protocol(target, timeout_s)
 
 
 def _context() -> ssl.SSLContext:
@@ -143,19 +146,19 @@ def _connected(target: str, timeout_s: float) -> socket.socket:
     return connection
 
 
-def _takes_us(encrypted: ssl.SSLSocket) -> bool:
-    """Whether settings of HTTP/2 are acknowledged: TLS 1.3 refuses a client only after the client's own handshake."""
+def _speaks_http2(connection: socket.socket) -> bool:
+    """Whether settings of HTTP/2 are acknowledged."""
     heard = b""
-    with contextlib.suppress(ssl.SSLError, ConnectionError):
-        encrypted.sendall(_PREFACE)
-        while _ACKNOWLEDGED not in heard and len(heard) < _MOST_HEARD_BYTES and (more := encrypted.recv(1024)):
+    with contextlib.suppress(ssl.SSLError, ConnectionError, TimeoutError):
+        connection.sendall(_PREFACE)
+        while _ACKNOWLEDGED not in heard and len(heard) < _MOST_HEARD_BYTES and (more := connection.recv(1024)):
             heard += more
     return _ACKNOWLEDGED in heard
 
 
-def _other_protocol(plain: socket.socket) -> Obstacle | None:
+def _other_protocol(target: str, timeout_s: float) -> Obstacle | None:
     """Ask as a browser would: gRPC answers that with frames of HTTP/2, most other services in words."""
-    with contextlib.suppress(ConnectionError, TimeoutError):
+    with _connected(target, timeout_s) as plain, contextlib.suppress(ConnectionError, TimeoutError):
         plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
         if plain.recv(16).startswith(b"HTTP/1"):
             return Obstacle("http", "an HTTP server listens there, and no gRPC")
