@@ -150,7 +150,7 @@ def test_an_agent_whose_collector_dies_goes_on_at_another_and_comes_back_when_it
             step[0] = next(steps)
         elif step[0] == "b" and rig.counters.acked_sequence == 40:
             assert len(other.hellos) == 1
-            assert time.monotonic() - began[0] < 10.0
+            assert time.monotonic() - began[0] < 30.0
             home.start()
             step[0] = next(steps)
         elif step[0] == "c" and len(home.hellos) == 2 and rig.spool.last_sequence == 40:
@@ -182,9 +182,9 @@ def test_an_agent_does_not_go_back_to_a_collector_that_comes_and_goes(rig, pair)
 
     rig.run(
         f"{home.target}, {other.target}",
-        until=lambda: ups[0] >= 12,
+        until=lambda: ups[0] >= 40,
         during=flap,
-        return_check_s=0.2,
+        return_check_s=1.0,
         connect_timeout_s=0.2,
     )
     assert len(home.hellos) == 0
@@ -201,8 +201,8 @@ def test_a_host_that_swallows_everything_is_left_before_the_time_for_hello_is_ov
         began = time.monotonic()
         # A first failure elsewhere, where the order would not begin with the frozen one.
         other.scripts = [Script(die_after=1)] if other_first else []
-        rig.run(f"{proxy.target}, {other.target}", connect_timeout_s=0.3)
-    assert time.monotonic() - began < 10.0
+        rig.run(f"{proxy.target}, {other.target}", connect_timeout_s=0.3, hello_timeout_s=200.0)
+    assert time.monotonic() - began < 60.0
     assert [record.sequence for record in other.records()] == [1, 2, 3, 4, 5]
 
 

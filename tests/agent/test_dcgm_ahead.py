@@ -9,6 +9,7 @@ from support.dcgm_agent_host import BINDINGS, DcgmHost, forget_bindings, no_nvml
 from support.fake_dcgm.engine import FakeEngine, install
 from support.fake_libdcgm import SharedEngine, serve
 from support.fake_nvidia import compile_library
+from support.wire_agent import wait_until
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
@@ -128,7 +129,7 @@ def test_an_engine_that_ends_between_two_readings_is_lost_and_found_again(host):
     assert host.column("sm_active")[-1] > 0
 
 
-def test_a_look_that_hangs_is_given_up_in_time_and_what_came_before_it_is_kept(host):
+def test_a_look_that_hangs_is_given_up_in_time_and_what_came_before_it_is_kept(host, monkeypatch):
     source = host.source(call_limit_s=LIMIT_S)
     host.open(source)
     host.run(source, 5.05)
@@ -137,20 +138,24 @@ def test_a_look_that_hangs_is_given_up_in_time_and_what_came_before_it_is_kept(h
         host.advance(0.1)
         reading = source.read(host.monotonic_s)
     next_s = host.monotonic_s + 0.1
-    before = host.engine.requests
+    before, count = host.engine.requests, host.engine.count_requests
+
+    def hang_after_three(number):
+        count(number)
+        if host.engine.requests == before + 3:
+            host.engine.hanging = {"dcgmEntitiesGetLatestValues"}
+
+    monkeypatch.setattr(host.engine, "count_requests", hang_after_three)
     assert reading.look_ahead(next_s, 0.1, next_s + 10.0) >= 4
-    while host.engine.requests < before + 3:
-        time.sleep(1e-4)
-    host.engine.hanging = {"dcgmEntitiesGetLatestValues"}
-    time.sleep(0.05)
+    wait_until(lambda: host.engine.held, what="a look that hangs")
     began_s = time.monotonic()
     reading = source.read(host.monotonic_s)
-    assert len(reading.looks) >= 3
+    assert len(reading.looks) == 3
     assert isinstance(reading.ticks, RawTicks)
     assert {ticks.values.shape[1] for ticks in reading.ticks} == {len(reading.looks)}
     assert reading.more
     events = source.read(host.monotonic_s).events
-    assert time.monotonic() - began_s < 10 * LIMIT_S
+    assert time.monotonic() - began_s < 40 * LIMIT_S
     assert [event.kind for event in events] == [GpuEventKind.LOST] * 2
     assert source.statistics.hung_calls == 1
     source.close()
@@ -200,14 +205,12 @@ def shared_engine(tmp_path):
     library = compile_library("fake_libdcgm", "libdcgm.so.4", tmp_path)
     process = serve(library, tmp_path)
     engine = SharedEngine(gpus=4)
-    patient_s = time.monotonic() + 20.0
-    while not engine.connect(library, tmp_path) and time.monotonic() < patient_s:
-        time.sleep(0.02)
+    wait_until(lambda: engine.connect(library, tmp_path), what="an engine that listens")
     install(engine)
     yield engine
     forget_bindings()
     process.terminate()
-    process.wait(10)
+    process.wait(200)
 
 
 def test_a_sampler_wakes_up_for_few_readings_while_a_library_in_c_is_asked_at_every_deadline(shared_engine):
@@ -216,20 +219,22 @@ def test_a_sampler_wakes_up_for_few_readings_while_a_library_in_c_is_asked_at_ev
     )
     inventory = source.open()
     sink, counters = Sink(), SelfCounters()
-    before = shared_engine.all_requests
+    before, began_s = shared_engine.all_requests, time.monotonic()
     sampler = Sampler(source, inventory, 0.1, sink, counters, ahead_s=lambda: 1.0)
     thread = threading.Thread(target=sampler.run)
     thread.start()
-    time.sleep(6.5)
+    wait_until(lambda: counters.deadlines + counters.missed_ticks >= 60, what="six seconds of deadlines")
     sampler.stop()
     thread.join()
-    asked = shared_engine.all_requests - before
+    took_s, asked = time.monotonic() - began_s, shared_engine.all_requests - before
     source.close()
-    assert counters.deadlines + counters.missed_ticks == pytest.approx(65, abs=4)
+    # Looks that were taken ahead and not handed over yet are in the time alone.
+    assert 60 <= counters.deadlines + counters.missed_ticks <= 10 * took_s + 2
     assert asked >= counters.deadlines
     assert sum(len(reading.looks) for reading in sink.readings) > 10
     assert len(sink.readings) < counters.deadlines
-    parts = [ticks.values for reading in sink.readings for ticks in reading.ticks if ticks.gpu == 3]
+    # What came of looks; a hole that a busy machine left is filled with what the engine kept.
+    parts = [ticks.values for reading in sink.readings if reading.looks for ticks in reading.ticks if ticks.gpu == 3]
     columns = dict(zip([m.name for m in inventory.metrics], np.concatenate(parts, axis=1), strict=True))
     assert np.nanmax(columns["sm_active"]) == np.nanmin(columns["sm_active"]) == 0.5
     assert np.nanmax(columns["power_watts"]) == np.nanmin(columns["power_watts"]) == 50.0

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from support.wire_agent import wait_until
 
 from gpusonde.agent.sources.base import GpuEventKind
 from gpusonde.agent.sources.dcgm.calls import CallGuard
@@ -27,7 +28,7 @@ def test_an_engine_that_hangs_is_given_up_in_time_and_connected_to_again(host, c
     host.engine.hanging = {"dcgmEntitiesGetLatestValues"}
     began_s = time.monotonic()
     host.run(source, 1.0)
-    assert time.monotonic() - began_s < 20 * LIMIT_S
+    assert time.monotonic() - began_s < 40 * LIMIT_S
     assert [(e.gpu, e.kind) for e in host.events] == [(0, GpuEventKind.LOST), (1, GpuEventKind.LOST)]
     assert source.statistics.hung_calls == 1
     assert "did not answer in time" in caplog.text
@@ -52,7 +53,7 @@ def test_a_dead_engine_is_not_asked_again_when_its_watches_are_closed(host):
     host.run(source, 0.2)
     began_s = time.monotonic()
     source.close()
-    assert time.monotonic() - began_s < 20 * LIMIT_S
+    assert time.monotonic() - began_s < 40 * LIMIT_S
     assert host.engine.calls.count("dcgmUnwatchFields") == 0
 
 
@@ -81,9 +82,7 @@ def test_a_stalled_engine_never_ends_the_source_which_asks_at_growing_distances(
     # It moves again: the calls return, and nobody waits for the next try.
     host.engine.hanging = set()
     host.engine.released.set()
-    deadline_s = time.monotonic() + 30.0
-    while source._link._guard.hung and time.monotonic() < deadline_s:
-        threading.Event().wait(0.01)
+    wait_until(lambda: not source._link._guard.hung, what="the return of the calls")
     host.run(source, 2.0)
     source.close()
     assert [e.kind for e in host.events[2:]] == [GpuEventKind.RECOVERED] * 2
@@ -116,7 +115,7 @@ def test_a_process_with_a_hung_call_can_end():
         "try: CallGuard(0.1).call(threading.Event().wait)\n"
         "except TimeoutError: print('given up')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout == "given up\n"
 
 
@@ -130,7 +129,7 @@ def test_guarded_calls_return_raise_and_end_their_threads():
     assert len(threads) == 1
     guard.close()
     for thread in threads:
-        thread.join(timeout=60.0)
+        thread.join(timeout=200.0)
     assert not any(thread.is_alive() for thread in threads)
     assert guard.call(max, 1, 2) == 2
     guard.close()
@@ -142,10 +141,7 @@ def test_a_call_that_comes_back_late_is_no_longer_counted_as_hung():
         guard.call(release.wait)
     assert guard.hung == 1
     release.set()
-    deadline_s = time.monotonic() + 60.0
-    while guard.hung and time.monotonic() < deadline_s:
-        threading.Event().wait(0.01)
-    assert guard.hung == 0
+    wait_until(lambda: guard.hung == 0, what="the return of the call")
 
 
 def test_what_a_call_costs_is_told_although_another_thread_spends_it():

@@ -101,7 +101,7 @@ def test_an_agent_killed_at_random_leaves_no_hole_and_no_double(tmp_path, start)
         agent = start(tmp_path / "spool", collector.target)
         wait_for(agent, lambda: len(collector.hellos) == 7)
         agent.send_signal(signal.SIGTERM)
-        out, errors = agent.communicate(timeout=60)
+        out, errors = agent.communicate(timeout=200)
         assert agent.returncode == 0, errors
         records = collector.records()
     report = json.loads(out)
@@ -131,7 +131,7 @@ def test_sigterm_writes_what_was_sampled_drains_and_exits_zero(tmp_path, start):
         agent = start(tmp_path / "spool", collector.target, **{"uplink.batch_interval": "30s"})
         wait_for(agent, lambda: collector.hellos)
         agent.send_signal(signal.SIGTERM)
-        out, errors = agent.communicate(timeout=60)
+        out, errors = agent.communicate(timeout=200)
         assert agent.returncode == 0, errors
         sent = sum(b.tick_count for r in collector.payloads("batch") for b in r.batch.blocks)
     report = json.loads(out)
@@ -144,7 +144,7 @@ def test_sigterm_without_a_collector_ends_within_the_grace_and_keeps_everything(
     wait_for(agent, lambda: spooled_batches(tmp_path / "spool"))
     began = time.monotonic()
     agent.send_signal(signal.SIGTERM)
-    out, errors = agent.communicate(timeout=60)
+    out, errors = agent.communicate(timeout=200)
     assert time.monotonic() - began < 20
     assert agent.returncode == 0, errors
     report = json.loads(out)
@@ -160,7 +160,7 @@ def test_a_second_signal_ends_the_wait_for_the_collector(tmp_path, start):
     time.sleep(0.3)
     assert agent.poll() is None
     agent.send_signal(signal.SIGINT)
-    out, errors = agent.communicate(timeout=60)
+    out, errors = agent.communicate(timeout=200)
     assert agent.returncode == 0, errors
     assert not json.loads(out)["drained"]
 
@@ -170,13 +170,13 @@ def test_a_second_agent_on_the_same_spool_is_refused_and_harms_nothing(tmp_path,
         first = start(tmp_path / "spool", collector.target)
         wait_for(first, lambda: collector.hellos)
         second = start(tmp_path / "spool", collector.target)
-        _, errors = second.communicate(timeout=60)
+        _, errors = second.communicate(timeout=200)
         assert second.returncode != 0
         assert "in use by another agent" in errors
         assert str(first.pid) in errors
         assert first.poll() is None
         first.send_signal(signal.SIGTERM)
-        out, _ = first.communicate(timeout=60)
+        out, _ = first.communicate(timeout=200)
         assert json.loads(out)["drained"]
         assert len(collector.hellos) == 1
 
@@ -193,7 +193,7 @@ def test_a_collector_killed_and_started_again_gets_every_record_once(tmp_path, s
         before = len(collector.records())
         wait_for(agent, lambda: len(collector.records()) > before + 2)
         agent.send_signal(signal.SIGTERM)
-        out, errors = agent.communicate(timeout=60)
+        out, errors = agent.communicate(timeout=200)
         assert agent.returncode == 0, errors
         report = json.loads(out)
         assert [r.sequence for r in collector.records()] == list(range(1, report["last_sequence"] + 1))
@@ -231,7 +231,7 @@ def test_a_disk_that_is_really_full_costs_ticks_that_are_reported_later(tmp_path
             (disk / "ballast").unlink()
             wait_for(agent, lambda: collector.payloads("loss_report"))
             agent.send_signal(signal.SIGTERM)
-            out, _ = agent.communicate(timeout=60)
+            out, _ = agent.communicate(timeout=200)
             assert agent.returncode == 0
             report = json.loads(out)
             lost = sum(r.loss_report.lost_ticks for r in collector.payloads("loss_report"))

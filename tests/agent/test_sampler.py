@@ -218,7 +218,7 @@ def test_stop_interrupts_the_wait_for_the_next_deadline():
     while not world.delivered:
         pass
     sampler.stop()
-    thread.join(timeout=60)
+    thread.join(timeout=200)
     assert not thread.is_alive()
 
 

@@ -206,7 +206,7 @@ def test_an_address_that_is_no_collector_is_named(rig, caplog):
 def test_a_collector_that_does_not_answer_hello_is_left(rig):
     rig.fill(2)
     with ScriptedCollector(scripts=[Script(silent=True)]) as collector:
-        rig.run(collector.target, hello_timeout_s=2.0)
+        rig.run(collector.target, hello_timeout_s=5.0)
         assert sequences(collector) == [1, 2]
     assert rig.counters.connection_failures == {"DEADLINE_EXCEEDED": 1}
 
@@ -214,7 +214,7 @@ def test_a_collector_that_does_not_answer_hello_is_left(rig):
 def test_a_collector_that_stops_acknowledging_is_left(rig):
     rig.fill(10)
     with ScriptedCollector(scripts=[Script(ack=False)]) as collector:
-        rig.run(collector.target, ack_timeout_s=2.0)
+        rig.run(collector.target, ack_timeout_s=5.0)
         assert sequences(collector) == list(range(1, 11))
         assert collector.duplicates == 0
     assert len(collector.hellos) == 2

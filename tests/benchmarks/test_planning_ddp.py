@@ -63,7 +63,7 @@ def test_a_network_that_is_ended_takes_its_namespaces_with_it(shaped_network):
     process, made = holder()
     assert len(made) == 3
     process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.wait(200) == 128 + signal.SIGTERM
     assert not made & namespaces()
 
 
@@ -71,13 +71,13 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_other_namespaces_stay
     process, made = holder()
     other, others = holder()
     process.kill()
-    process.wait(30)
+    process.wait(200)
     assert made <= namespaces()
     with shaped_network.ShapedNetwork(2):
         assert not made & namespaces()
         assert others <= namespaces()
     other.terminate()
-    other.wait(30)
+    other.wait(200)
     assert not {name for name in namespaces() if f"-{os.getpid()}-" in name}
 
 

@@ -153,7 +153,7 @@ def test_drops_do_not_hold_us_beyond_the_time(server: Server) -> None:
         handler.send_response(200)
         handler.end_headers()
         try:
-            for _ in range(200):
+            for _ in range(2000):
                 handler.wfile.write(b"x\n")
                 handler.wfile.flush()
                 time.sleep(0.05)
@@ -164,7 +164,7 @@ def test_drops_do_not_hold_us_beyond_the_time(server: Server) -> None:
     began = time.monotonic()
     with pytest.raises(CloudError, match=r"took longer than 0.5 s"):
         list(_all_lines(server, Budget(most_seconds=0.5)))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_redirect_away_from_https_is_not_followed(server: Server) -> None:

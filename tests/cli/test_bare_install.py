@@ -25,7 +25,7 @@ def bare(*arguments: str, having: tuple[str, ...] = ()) -> subprocess.CompletedP
         "sys.exit(main(sys.argv[1:]))"
     )
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=200, check=False
     )
 
 

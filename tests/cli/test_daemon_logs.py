@@ -22,13 +22,13 @@ def collector(tmp_path):
         with log.open("wb") as stderr:
             process = subprocess.Popen([*command, "--config", str(config), *flags], stderr=stderr)
         started.append(process)
-        wait_until(lambda: "collecting on" in log.read_text() or process.poll() is not None, 60)
+        wait_until(lambda: "collecting on" in log.read_text() or process.poll() is not None, 120)
         return process, config, log
 
     yield start
     for process in started:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(200) == 0
 
 
 def forms(log):

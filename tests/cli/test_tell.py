@@ -368,14 +368,14 @@ def slurm(tmp_path_factory):
     environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def run(*command, check=True):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
         assert not check or done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
     try:
         for daemon in ("slurmctld", "slurmd"):
             run(daemon)
-        wait_until(lambda: "idle" in run("sinfo", "--noheader", "-o", "%T", check=False), 60, "the node of Slurm")
+        wait_until(lambda: "idle" in run("sinfo", "--noheader", "-o", "%T", check=False), 120, "the node of Slurm")
         run.folder = folder
         yield run
     finally:
@@ -390,7 +390,7 @@ def slurm(tmp_path_factory):
 def test_a_real_slurm_has_its_jobs_bound_by_our_prolog_and_commented_by_us(slurm, tmp_path, monkeypatch):
     job = slurm("sbatch", "--parsable", "--gres=gpu:1", "-o", "/dev/null", "--wrap", "sleep 600").strip()
     jobs = slurm.folder / "jobs"
-    bound = wait_until(lambda: [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 60, "the prolog")
+    bound = wait_until(lambda: [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 120, "the prolog")
     assert [(path.name, path.read_text()) for path in bound] == [("GPU-00", f"{job}\n")]
     write_jobs(tmp_path / "data", (job, SLURM, "hung", False))
     monkeypatch.setenv("SLURM_CONF", str(slurm.folder / "slurm.conf"))
@@ -401,7 +401,7 @@ def test_a_real_slurm_has_its_jobs_bound_by_our_prolog_and_commented_by_us(slurm
     assert comment.strip().startswith("Comment=gpusonde: hung since ")
     assert "epochs of 60.0 s, goodput 75 %, all  wait  for one, training 100% so far" in comment
     slurm("scancel", job)
-    wait_until(lambda: not [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 60, "the epilog")
+    wait_until(lambda: not [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 120, "the epilog")
     # Slurm refuses to change it from now on, and keeps it.
     assert comment in slurm("scontrol", "show", "job", job)
 
@@ -447,7 +447,7 @@ def test_a_slurm_that_does_not_answer_is_given_up_and_told_again(slurm, tmp_path
             os.kill(controller, signal.SIGCONT)
         assert "scontrol cannot be run" in told["failure"]
         assert "timed out" in told["failure"]
-        wait_until(lambda: slurm("squeue", "--noheader", check=False), 60, "Slurm to answer again")
+        wait_until(lambda: slurm("squeue", "--noheader", check=False), 120, "Slurm to answer again")
         (told,) = ask("tell", "slurm", "--collector", collector.target)["told"]
     assert told["failure"] is None
     slurm("scancel", job)

@@ -299,7 +299,7 @@ def test_a_running_collector_tells_the_webhook(tmp_path):
     subject.results.save([RunUpdate(run, None, states=[JobStateRow(START, "hung", "all wait", 0.9)])], {})
     subject.store.close()
     with ThreadCollector(tmp_path / "data", alerts__webhook=webhook.address):
-        wait_until(lambda: webhook.bodies, 30, "the alert")
+        wait_until(lambda: webhook.bodies, 120, "the alert")
     assert webhook.bodies[0]["alerts"][0]["annotations"]["description"] == "all wait"
     webhook.close()
 

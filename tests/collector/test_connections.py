@@ -90,9 +90,9 @@ def test_the_connection_of_a_call_is_known_by_grpcs_word_for_its_other_end(liste
     server.start()
     connections.watch(port, 0)
     with grpc.insecure_channel(f"{connect}:{port}", [("grpc.enable_retries", 0)]) as channel:
-        assert channel.unary_unary("/a/b")(b"", timeout=60)
+        assert channel.unary_unary("/a/b")(b"", timeout=200)
         with pytest.raises(grpc.RpcError) as error:
-            channel.unary_unary("/a/c")(b"", timeout=60)
+            channel.unary_unary("/a/c")(b"", timeout=200)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     server.stop(0).wait()
 

@@ -117,7 +117,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_a_request_of_too_many_parts_is_refused_while_records_go_on(agent, channel, method):
     ask = channel.unary_unary(f"/gpusonde.{method}", request_serializer=lambda message: message.SerializeToString())
-    code, text = refusal(lambda: ask(METHODS[method], timeout=60))
+    code, text = refusal(lambda: ask(METHODS[method], timeout=200))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "messages and texts" in text
 
@@ -126,7 +126,7 @@ def test_a_watch_of_too_many_parts_or_of_no_message_is_the_callers_fault(agent, 
     watch = channel.stream_stream("/gpusonde.planning.v1.PlanningService/WatchJob")
     start = planning_pb2.WatchJobRequest(start=planning_pb2.WatchStart(problem=measurements(MANY).problem))
     for request in (start.SerializeToString(), b"\xff\xff\xff"):
-        code, text = refusal(lambda r=request: list(watch(iter([r]), timeout=60)))
+        code, text = refusal(lambda r=request: list(watch(iter([r]), timeout=200)))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "decoded" in text
 
@@ -155,7 +155,7 @@ def test_a_time_that_cannot_be_is_the_callers_fault(agent, channel, field, secon
     request = query_pb2.ReadSamplesRequest(gpu_uuid="GPU-a")
     time_ = getattr(request, field)
     time_.seconds, time_.nanos = seconds, nanos
-    code, text = refusal(lambda: list(query_pb2_grpc.QueryServiceStub(channel).ReadSamples(request, timeout=60)))
+    code, text = refusal(lambda: list(query_pb2_grpc.QueryServiceStub(channel).ReadSamples(request, timeout=200)))
     assert (code, field in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
@@ -163,9 +163,9 @@ def test_times_that_are_far_away_are_answered(agent, channel):
     ask = query_pb2_grpc.QueryServiceStub(channel).ReadSamples
     request = query_pb2.ReadSamplesRequest(gpu_uuid="GPU-a")
     request.start_time.seconds, request.end_time.seconds = -62_135_596_800, 253_402_300_799
-    everything = sum(len(response.arrow_ipc) for response in ask(request, timeout=60))
+    everything = sum(len(response.arrow_ipc) for response in ask(request, timeout=200))
     request.start_time.seconds = 253_402_300_798
-    assert 0 < sum(len(response.arrow_ipc) for response in ask(request, timeout=60)) < everything
+    assert 0 < sum(len(response.arrow_ipc) for response in ask(request, timeout=200)) < everything
 
 
 def test_a_duration_that_cannot_be_is_the_callers_fault(agent, channel):
@@ -173,26 +173,26 @@ def test_a_duration_that_cannot_be_is_the_callers_fault(agent, channel):
     request.measurement.gpu_model = "T4"
     request.measurement.epoch_latency.seconds = 1 << 62
     ask = query_pb2_grpc.QueryServiceStub(channel).PredictEpochLatency
-    code, text = refusal(lambda: ask(request, timeout=60))
+    code, text = refusal(lambda: ask(request, timeout=200))
     assert (code, "epoch_latency" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
 def test_errors_do_not_repeat_megabytes(agent, channel):
     stub = query_pb2_grpc.QueryServiceStub(channel)
     name = "tesla" * 1_000_000
-    began = time.monotonic()
+    began_s = time.process_time()
     for ask in (
-        lambda: list(stub.ReadSamples(query_pb2.ReadSamplesRequest(gpu_uuid="GPU-a", metrics=[name]), timeout=60)),
+        lambda: list(stub.ReadSamples(query_pb2.ReadSamplesRequest(gpu_uuid="GPU-a", metrics=[name]), timeout=200)),
         lambda: stub.PredictEpochLatency(
-            query_pb2.PredictEpochLatencyRequest(target_gpu_models=[name], run_id="none"), timeout=60
+            query_pb2.PredictEpochLatencyRequest(target_gpu_models=[name], run_id="none"), timeout=200
         ),
-        lambda: stub.ListEpochs(query_pb2.ListEpochsRequest(run_id=name), timeout=60),
+        lambda: stub.ListEpochs(query_pb2.ListEpochsRequest(run_id=name), timeout=200),
     ):
         code, text = refusal(ask)
         assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
         assert len(text) < 1000
-    # Stripping one "tesla" after the other took minutes.
-    assert time.monotonic() - began < 45
+    # Stripping one "tesla" after the other took minutes of the collector, which is in this process.
+    assert time.process_time() - began_s < 30
 
 
 def test_who_asks_has_streams_of_its_own_and_takes_none_from_agents():
@@ -229,9 +229,9 @@ def test_watches_that_never_begin_do_not_keep_agents_out(collector, agent, chann
     stop, watch = [], planning_pb2_grpc.PlanningServiceStub(channel).WatchJob
     try:
         # More than a caller may have, which the limits of this collector allow 52 of.
-        calls = [watch(silent(stop), timeout=60) for _ in range(60)]
+        calls = [watch(silent(stop), timeout=200) for _ in range(60)]
         refused = lambda: sum(call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED for call in calls if call.done())  # noqa: E731
-        wait_until(lambda: refused() == 8, 45, "refusals")
+        wait_until(lambda: refused() == 8, 100, "refusals")
         with WireStream(collector.target, hello("agent-4", "spool-4"), timeout_s=60) as stream:
             stream.greet()
     finally:
@@ -247,8 +247,8 @@ def test_whoever_need_not_say_who_it_is_gets_little(agent, collector):
     ):
         stubs = [health_pb2_grpc.HealthStub(each) for each in (one, two)]
         large = health_pb2.HealthCheckRequest(service="x" * 5000)
-        assert refusal(lambda: stubs[0].Check(large, timeout=60))[0] is grpc.StatusCode.INVALID_ARGUMENT
-        assert refusal(lambda: next(stubs[0].Watch(large, timeout=60)))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert refusal(lambda: stubs[0].Check(large, timeout=200))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert refusal(lambda: next(stubs[0].Watch(large, timeout=200)))[0] is grpc.StatusCode.INVALID_ARGUMENT
         calls = [stubs[number % 2].Watch(health_pb2.HealthCheckRequest(), timeout=120) for number in range(60)]
         codes = []
         for call in calls:
@@ -262,11 +262,11 @@ def test_whoever_need_not_say_who_it_is_gets_little(agent, collector):
 
         def watches_again():
             try:
-                return next(stubs[0].Watch(health_pb2.HealthCheckRequest(), timeout=60)).status
+                return next(stubs[0].Watch(health_pb2.HealthCheckRequest(), timeout=200)).status
             except grpc.RpcError:
                 return 0
 
-        wait_until(watches_again, 45, "room for another one")
+        wait_until(watches_again, 120, "room for another one")
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -308,7 +308,7 @@ def test_a_flood_of_pings_ends_its_connection_and_no_other(agent, collector):
                 channel.settimeout(0.01)
                 with contextlib.suppress(TimeoutError):
                     received += channel.recv(65536)
-            channel.settimeout(60)
+            channel.settimeout(200)
             while part := channel.recv(65536):
                 received += part
     assert b"too_many_pings" in received

@@ -233,7 +233,7 @@ def test_reasons_of_losses_have_names_those_of_newer_agents_too():
 
 
 def read(address, path="/metrics"):
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=200) as answer:
         return answer.read().decode()
 
 

@@ -202,7 +202,8 @@ def test_an_answer_that_takes_too_long_is_given_up_and_the_next_question_is_answ
     ):
         code, text = refusal(lambda: client.solve(large_problem()))
         assert (code, "workers.time_limit" in text) == ("DEADLINE_EXCEEDED", True)
-        assert client.estimate(small_problem(), PLAN)["plan"] == PLAN
+        # A second may be too short for any question on a busy machine.
+        wait_until(lambda: succeeds(lambda: client.estimate(small_problem(), PLAN)), 200, "an answer")
 
 
 def succeeds(ask):
@@ -230,17 +231,18 @@ def test_more_questions_than_may_wait_are_refused_at_once(tmp_path):
 
 
 def test_a_caller_who_goes_away_leaves_nobody_computing(tmp_path):
-    with ThreadCollector(tmp_path / "data") as running, PlanningClient(running.target) as client:
+    with (
+        ThreadCollector(tmp_path / "data", workers__time_limit="20m") as running,
+        PlanningClient(running.target, timeout_s=200) as client,
+    ):
         with grpc.insecure_channel(running.target) as channel:
             message = planning_pb2.SolveProblemRequest()
             fill(message, {"problem": large_problem()})
             call = planning_pb2_grpc.PlanningServiceStub(channel).SolveProblem.future(message)
             time.sleep(0.2)
             call.cancel()
-        # With the one process still busy this would wait for half a minute.
-        began = time.monotonic()
+        # With the one process still busy this would wait for twenty minutes, or as long as the search takes.
         client.solve(small_problem())
-        assert time.monotonic() - began < 25
 
 
 def is_running(pid):
@@ -258,7 +260,7 @@ def test_nobody_computes_for_a_collector_that_was_killed(tmp_path):
         children = {pid for task in tasks for pid in (task / "children").read_text().split()}
         assert children
         collector.kill()
-        wait_until(lambda: not any(map(is_running, children)), 60, "the end of the processes")
+        wait_until(lambda: not any(map(is_running, children)), 120, "the end of the processes")
 
 
 def test_requests_beyond_their_size_and_planning_that_is_off_are_refused(tmp_path):
@@ -383,7 +385,7 @@ def test_more_watches_than_allowed_are_refused_until_one_ends(tmp_path):
         assert (code, "planning.max_watches" in text) == ("RESOURCE_EXHAUSTED", True)
         first.close()
         stop.append(True)
-        wait_until(lambda: succeeds(lambda: list(other.watch(small_problem(), {}))), 60, "the end of the first watch")
+        wait_until(lambda: succeeds(lambda: list(other.watch(small_problem(), {}))), 120, "the end of the first watch")
 
 
 def test_a_collector_that_stops_ends_its_watches(tmp_path):

@@ -51,7 +51,7 @@ def filled(tmp_path_factory, trace):
                 stream.greet()
                 stream.send(*records).wait_acked(len(records))
         with Client(collector.target) as client:
-            wait_until(lambda: len(_ended(client)) == 4, 60, "end of all runs")
+            wait_until(lambda: len(_ended(client)) == 4, 120, "end of all runs")
         yield collector
 
 

@@ -124,7 +124,7 @@ def test_processes_killed_at_any_moment_leave_no_trace_in_runs_and_epochs(tmp_pa
         for process in processes._processes:
             if process and process.is_alive and chance.random() < 0.4:
                 os.kill(process.pid, signal.SIGKILL)
-                wait_until(lambda process=process: not process.is_alive, 60, "its end")
+                wait_until(lambda process=process: not process.is_alive, 120, "its end")
     for _ in range(10):
         subject.pipeline.notify(frozenset((gpu.agent_id, gpu.gpu_uuid) for gpu in subject.store.facts.gpus()))
         subject.pipeline.round()
@@ -145,7 +145,7 @@ def test_processes_killed_at_any_moment_leave_no_trace_in_the_runs_of_a_job(tmp_
         for process in processes._processes:
             if process and process.is_alive and chance.random() < 0.4:
                 os.kill(process.pid, signal.SIGKILL)
-                wait_until(lambda process=process: not process.is_alive, 60, "its end")
+                wait_until(lambda process=process: not process.is_alive, 120, "its end")
     for _ in range(10):
         subject.pipeline.notify(frozenset((gpu.agent_id, gpu.gpu_uuid) for gpu in subject.store.facts.gpus()))
         subject.pipeline.round()
@@ -164,6 +164,6 @@ def test_no_process_outlives_a_collector_that_was_killed(tmp_path, trace):
         with WireStream(collector.target, hello()) as stream:
             stream.greet()
             stream.send(*trace_records(trace, end=False))
-            found = wait_until(lambda: trackers_of(collector.pid), 60, "a process of trackers")
+            found = wait_until(lambda: trackers_of(collector.pid), 120, "a process of trackers")
         collector.kill()
-        wait_until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in found), 60, "its end")
+        wait_until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in found), 120, "its end")

@@ -63,7 +63,7 @@ def test_every_object_has_a_kind_a_version_and_a_name_of_its_own(part):
 @pytest.mark.parametrize("part", PARTS)
 def test_kustomize_renders_the_same_objects(part):
     done = subprocess.run(
-        ["kubectl", "kustomize", str(KUBERNETES / part)], capture_output=True, text=True, timeout=60, check=False
+        ["kubectl", "kustomize", str(KUBERNETES / part)], capture_output=True, text=True, timeout=200, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     rendered = list(yaml.safe_load_all(done.stdout))

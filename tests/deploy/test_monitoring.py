@@ -70,13 +70,13 @@ def scraped(daemon, folder, *arguments):
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         address = folder / "state" / "metrics_address"
-        wait_until(lambda: address.exists() or process.poll() is not None, 60, f"the metrics of the {daemon}")
+        wait_until(lambda: address.exists() or process.poll() is not None, 120, f"the metrics of the {daemon}")
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
-        with urllib.request.urlopen(f"http://{address.read_text().strip()}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{address.read_text().strip()}/metrics", timeout=200) as answer:
             text = answer.read().decode()
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(200)
     families = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
     return {name + suffix for name, kind in families for suffix in SUFFIXES.get(kind, ("",))}
 
@@ -247,7 +247,7 @@ def prometheus(tmp_path):
         def ask(expression):
             query = urllib.parse.urlencode({"query": expression})
             try:
-                with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=30) as answer:
+                with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=200) as answer:
                     return json.loads(answer.read())["data"]["result"]
             except urllib.error.URLError:
                 return []
@@ -257,7 +257,7 @@ def prometheus(tmp_path):
     yield start
     for process in started:
         process.terminate()
-        process.wait(30)
+        process.wait(200)
 
 
 def test_the_board_of_jobs_shows_what_a_real_prometheus_has_scraped(tmp_path, prometheus):
@@ -275,7 +275,7 @@ def test_the_board_of_jobs_shows_what_a_real_prometheus_has_scraped(tmp_path, pr
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         address = tmp_path / "state" / "metrics_address"
-        wait_until(address.exists, 60, "the metrics of the collector")
+        wait_until(address.exists, 120, "the metrics of the collector")
         ask = prometheus(address.read_text().strip())
         wait_until(lambda: len(ask("count_over_time(gpusonde_job_state[1m]) > 3")) == 3, 90, "jobs in Prometheus")
         empty = []
@@ -291,4 +291,4 @@ def test_the_board_of_jobs_shows_what_a_real_prometheus_has_scraped(tmp_path, pr
         assert ask("gpusonde_collector_goodput_ratio")
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(200)

@@ -32,7 +32,7 @@ def gpusonde(*arguments):
 def test_two_daemons_and_a_reader_meet_over_tls_as_the_page_says(tmp_path):
     certificates = tmp_path / "certs"
     names = ("--collector", "localhost", "--agent", "host-7")
-    subprocess.run([str(CERTIFICATES), str(certificates), *names], check=True, capture_output=True, timeout=60)
+    subprocess.run([str(CERTIFICATES), str(certificates), *names], check=True, capture_output=True, timeout=200)
     for suffix in ("pem", "key"):
         shutil.copy(certificates / f"agent-host-7.{suffix}", certificates / f"agent.{suffix}")
     store, log = tmp_path / "store", tmp_path / "log"
@@ -49,7 +49,7 @@ def test_two_daemons_and_a_reader_meet_over_tls_as_the_page_says(tmp_path):
         )
     try:
         address = store / "address"
-        wait_until(lambda: address.exists() or collector.poll() is not None, 60, "start of the collector")
+        wait_until(lambda: address.exists() or collector.poll() is not None, 120, "start of the collector")
         assert collector.poll() is None, log.read_text()
         target = f"localhost:{address.read_text().strip().rsplit(':', 1)[1]}"
         text = configuration("[uplink]").replace("/etc/gpusonde/tls", str(certificates))
@@ -66,7 +66,7 @@ def test_two_daemons_and_a_reader_meet_over_tls_as_the_page_says(tmp_path):
         assert json.loads(sent.stdout)["agent_id"] == "host-7"
         mine = {"ca": "ca.pem", "cert": "reader.pem", "key": "reader.key"}
         reader = [f"--tls-{what}={certificates / file}" for what, file in mine.items()]
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         runs = []
         while not runs and time.monotonic() < deadline:
             asked = subprocess.run(
@@ -80,4 +80,4 @@ def test_two_daemons_and_a_reader_meet_over_tls_as_the_page_says(tmp_path):
         assert stranger.returncode == 1
     finally:
         collector.terminate()
-        assert collector.wait(60) == 0
+        assert collector.wait(200) == 0

@@ -43,7 +43,7 @@ def run(node, script, job, **environment):
         "GPUSONDE_DRIVER_DIR": str(node / "driver"),
         "GPUSONDE_DEFAULTS": str(node / "defaults"),
     } | environment
-    done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -146,7 +146,7 @@ def test_twenty_jobs_that_begin_and_end_at_once_lose_nothing(node):
             subprocess.Popen([str(script)], env=environment | {"SLURM_JOB_ID": str(job)}, stderr=subprocess.DEVNULL)
             for job in range(100, 120)
         ]
-        assert [job.wait(60) for job in jobs] == [0] * 20
+        assert [job.wait(240) for job in jobs] == [0] * 20
         if script == PROLOG:
             wanted = {str(job) for job in range(100, 120)}
             assert {name: set(text.split()) for name, text in files(node).items()} == {GPU[0]: wanted, GPU[1]: wanted}

@@ -20,7 +20,7 @@ def analyze(*arguments):
         ["systemd-analyze", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
         env={"PATH": "/usr/bin:/bin"},
     )

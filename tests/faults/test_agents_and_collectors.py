@@ -60,7 +60,7 @@ def test_what_a_collector_missed_waits_in_the_spool_and_arrives_in_order_and_thr
         collector.kill()
         with VictimAgent(tmp_path / "agent", collector.target, ticks=30) as agent:
             # The collector is still away while the agent goes on.
-            wait_until(lambda: "is not there" in agent.log(), 60, "a collector that is missed")
+            wait_until(lambda: "is not there" in agent.log(), 120, "a collector that is missed")
             collector.start()
             began = time.monotonic()
             report = agent.wait()
@@ -98,9 +98,9 @@ def test_a_host_clock_that_jumps_by_an_hour_loses_and_reorders_nothing_and_is_on
             for seconds in (0, HOUR_S, 0, -HOUR_S, 0):
                 offset.write_text(str(seconds))
                 before = agent.took()
-                wait_until(lambda before=before: agent.took() > before + 75, 60, "ticks at this time")
+                wait_until(lambda before=before: agent.took() > before + 75, 120, "ticks at this time")
             report = agent.finish()
-        wait_until(lambda: runs_of(collector), 60, "runs")
+        wait_until(lambda: runs_of(collector), 120, "runs")
         runs = runs_of(collector)
         assert collector.terminate() == 0
     assert report["drained"]
@@ -221,11 +221,11 @@ def test_of_two_real_agents_with_one_id_one_is_kept_the_other_is_told_and_their_
     with ProcessCollector(tmp_path / "data") as collector:
         quick = {"interval_s": 0.02, "batch_interval_s": 0.1}
         with VictimAgent(tmp_path / "one", collector.target, **quick) as first:
-            wait_until(lambda: "connected to collector" in first.log(), 60, "the first agent's connection")
+            wait_until(lambda: "connected to collector" in first.log(), 120, "the first agent's connection")
             with VictimAgent(tmp_path / "two", collector.target, {"uplink.drain_timeout": "1s"}, **quick) as second:
-                wait_until(lambda: "refuses this agent" in second.log(), 60, "the second agent's refusal")
+                wait_until(lambda: "refuses this agent" in second.log(), 120, "the second agent's refusal")
                 before = first.took()
-                wait_until(lambda: first.took() > before + 100, 60, "more ticks of the first")
+                wait_until(lambda: first.took() > before + 100, 120, "more ticks of the first")
                 told = second.finish()
             kept = first.finish()
         assert collector.terminate() == 0
@@ -252,9 +252,9 @@ def test_what_a_full_spool_dropped_is_known_at_the_collector_to_the_tick(tmp_pat
         with VictimAgent(
             tmp_path / "agent", collector.target, small, interval_s=0.005, batch_interval_s=0.01, gpu_uuids=gpus
         ) as agent:
-            wait_until(lambda: "is full: dropped records" in agent.log(), 60, "a full spool")
+            wait_until(lambda: "is full: dropped records" in agent.log(), 120, "a full spool")
             before = agent.took()
-            wait_until(lambda: agent.took() > before + 200, 60, "more ticks")
+            wait_until(lambda: agent.took() > before + 200, 120, "more ticks")
             collector.start()
             report = agent.finish()
         assert collector.terminate() == 0

@@ -95,7 +95,7 @@ class Chaos:
         self.pause()
 
     def restart(self, host):
-        wait_until(host.took, 60, "a tick")
+        wait_until(host.took, 120, "a tick")
         host.kill()
         if self.chance.random() < 0.3:
             host.take_copy(self.directory / f"copy-{host.name}")
@@ -147,13 +147,13 @@ class Chaos:
             return
         # What the image does not have is with the collector: else it would be lost with the host.
         self.proxy.end()
-        wait_until(host.took, 60, "a tick")  # not before it can be told to end
+        wait_until(host.took, 120, "a tick")  # not before it can be told to end
         host.finish()
         self.collector.kill()
         host.set_back()
         for _ in range(self.chance.randint(0, 2)):
             host.start()
-            wait_until(lambda: host.took() > 20, 60, "ticks")
+            wait_until(lambda: host.took() > 20, 120, "ticks")
             host.kill()
         host.start()
         self.collector.start()
@@ -204,7 +204,7 @@ def test_every_fault_at_once_repeats_and_reorders_nothing_and_all_that_is_lost_i
         while time.monotonic() < until_s:
             chaos.next()
         for host in hosts:
-            wait_until(host.took, 60, "a tick")
+            wait_until(host.took, 120, "a tick")
             assert host.finish()["drained"]
         assert collector.terminate() == 0
         verify(collector.directory, hosts, chaos)

@@ -50,7 +50,7 @@ def test_collector_and_agent_killed_again_and_again_lose_repeat_and_reorder_noth
             try:
                 for _ in range(KILLS):
                     # Not before it has taken a tick: else only its start would be killed.
-                    wait_until(victim.took, 60, "a tick")
+                    wait_until(victim.took, 120, "a tick")
                     time.sleep(chance.uniform(0.05, 1.5))
                     victim.kill()
                     victim.start()
@@ -94,11 +94,11 @@ def test_a_killed_agent_of_the_default_pace_loses_no_more_than_a_batch_and_a_com
     with ProcessCollector(tmp_path / "data") as collector:
         with VictimAgent(tmp_path / "agent", collector.target, {"spool.commit_interval": "100ms"}) as victim:
             for _ in range(4):
-                wait_until(lambda: victim.took() > 8, 60, "ticks")
+                wait_until(lambda: victim.took() > 8, 120, "ticks")
                 time.sleep(chance.uniform(0.0, 1.5))
                 victim.kill()
                 victim.start()
-            wait_until(lambda: victim.took() > 8, 60, "ticks")
+            wait_until(lambda: victim.took() > 8, 120, "ticks")
             report = victim.finish()
         assert collector.terminate() == 0
     found = stored(tmp_path / "data")
@@ -124,13 +124,13 @@ def test_a_killed_agent_of_which_a_collector_asks_for_long_batches_loses_no_more
         quick = {"interval_s": 0.01, "batch_interval_s": 0.05}
         with VictimAgent(tmp_path / "agent", collector.target, **quick) as victim:
             for life in range(1, 4):
-                wait_until(lambda life=life: victim.log().count("asks for at most") >= life, 60, "the throttle")
+                wait_until(lambda life=life: victim.log().count("asks for at most") >= life, 120, "the throttle")
                 before = victim.took()
-                wait_until(lambda before=before: victim.took() > before + 100, 60, "ticks")
+                wait_until(lambda before=before: victim.took() > before + 100, 120, "ticks")
                 time.sleep(chance.uniform(0.0, 0.5))
                 victim.kill()
                 victim.start()
-            wait_until(lambda: victim.took() > 8, 60, "ticks")
+            wait_until(lambda: victim.took() > 8, 120, "ticks")
             assert victim.finish()["drained"]
         records = collector.records()
     values = [

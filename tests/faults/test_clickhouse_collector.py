@@ -64,13 +64,13 @@ def test_a_collector_on_clickhouse_killed_in_the_middle_finds_the_epochs_and_pre
                 wait_until(lambda: agent.acked > i - len(records) // 6, what="acknowledgements")  # noqa: B023
                 collector.kill()
                 collector.start()
-        thread.join(90)
+        thread.join(240)
         assert agent.acked == len(records)
         with Client(collector.target) as client:
             stored = client.read_samples(trace.gpu_uuid)
-            wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, 60, "end of the run")
+            wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, 120, "end of the run")
             (run,) = client.list_runs()
-            wait_until(lambda: not client.list_epochs(run.run_id).pending_summaries, 60, "mean metrics and energy")
+            wait_until(lambda: not client.list_epochs(run.run_id).pending_summaries, 120, "mean metrics and energy")
             epochs = client.list_epochs(run.run_id)
             predictions = client.predict_run(run.run_id, ["V100", "H100"]).predictions
         assert collector.terminate() == 0
@@ -149,9 +149,9 @@ def test_an_agent_whose_collector_dies_goes_on_at_another_one_with_the_same_run(
             agent.target = two.target
             one.kill()
             sent += [record.SerializeToString() for record in records[len(sent) :]]
-            thread.join(120)
+            thread.join(240)
             assert agent.acked == len(records)
-            wait_until(lambda: there.list_runs() and not there.list_runs()[0].active, 60, "end of the run")
+            wait_until(lambda: there.list_runs() and not there.list_runs()[0].active, 120, "end of the run")
             (run,) = there.list_runs()
             assert len(there.read_samples(run.gpu_uuid)) == len(trace)
             epochs = there.list_epochs(run.run_id).epochs

@@ -50,7 +50,7 @@ def test_damaged_tails_of_spool_and_log_are_sent_again_or_on_record_and_nothing_
             for _ in range(ROUNDS):
                 wait_connected(agent, 40 + chance.randint(0, 150))
                 # A busy machine's collector may have stored none of these ticks yet.
-                wait_until(lambda: len(tails(tmp_path)) == 2, 60, "something in spool and log")
+                wait_until(lambda: len(tails(tmp_path)) == 2, 120, "something in spool and log")
                 collector.kill()
                 agent.kill()
                 victim, file = chance.choice(tails(tmp_path))
@@ -91,8 +91,8 @@ def test_damaged_tails_of_spool_and_log_are_sent_again_or_on_record_and_nothing_
 
 def wait_connected(agent, ticks):
     """Return once a life of the agent has found the collector and taken so many ticks."""
-    wait_until(lambda: agent.log().count("connected to collector") >= agent.lives, 60, "a connection")
-    wait_until(lambda: agent.took() > ticks, 60, "ticks")
+    wait_until(lambda: agent.log().count("connected to collector") >= agent.lives, 120, "a connection")
+    wait_until(lambda: agent.took() > ticks, 120, "ticks")
 
 
 def tails(tmp_path):

@@ -31,18 +31,18 @@ def test_a_collector_whose_disk_is_really_full_takes_everything_when_there_is_ro
     ballast = small_disk / "ballast"
     with ProcessCollector(small_disk / "data", store__reserve_bytes="256KiB") as collector:
         with VictimAgent(tmp_path / "agent", collector.target, interval_s=0.005, batch_interval_s=0.01) as agent:
-            wait_until(lambda: agent.took() > 200, 60, "ticks")
+            wait_until(lambda: agent.took() > 200, 120, "ticks")
             with ballast.open("wb", buffering=0) as file:
                 try:
                     while True:
                         file.write(b"\0" * 4096)
                 except OSError:
                     pass
-            wait_until(lambda: "takes no records now" in agent.log(), 60, "the agent to be told")
+            wait_until(lambda: "takes no records now" in agent.log(), 120, "the agent to be told")
             before = agent.took()
-            wait_until(lambda: agent.took() > before + 400, 60, "ticks while the disk is full")
+            wait_until(lambda: agent.took() > before + 400, 120, "ticks while the disk is full")
             ballast.unlink()
-            wait_until(lambda: "records are taken again" in collector.log_path.read_text(), 60, "room again")
+            wait_until(lambda: "records are taken again" in collector.log_path.read_text(), 120, "room again")
             report = agent.finish()
         assert collector.terminate() == 0
     assert "no records are taken" in collector.log_path.read_text()

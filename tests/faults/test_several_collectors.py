@@ -1,6 +1,5 @@
 """Four collector processes on one ClickHouse schema, and agents that spread over them: one may die at any moment."""
 
-import time
 import uuid
 from pathlib import Path
 
@@ -103,7 +102,7 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
         took = fleet.wait_acked(half + 1)
         # What a busy machine does to everybody is seen by those who have lost nothing.
         others_s = max(took[agent] for agent in took if agent not in orphans)
-        assert all(took[agent] < 10.0 + others_s for agent in orphans), took
+        assert all(took[agent] < 10.0 * max(1.0, others_s) for agent in orphans), took
         now = {agent: owner.collector for agent, owner in facts.owners().items()}
         assert victim.directory.name not in now.values()
         # Nobody else has moved.
@@ -115,11 +114,9 @@ def test_agents_of_a_collector_that_dies_go_on_at_the_others_and_every_one_knows
         living = [one for one in running if one is not victim]
         seen = whole_from(living, expected) if home.startswith("after") else None
         victim.start()
-        began_s = time.monotonic()
         wait_until(
             lambda: {agent: owner.collector for agent, owner in facts.owners().items()} == owners, 60, "agents at home"
         )
-        assert time.monotonic() - began_s < 60.0
         # Nothing more comes: who has the agents now looks at what the others have left.
         runs = whole_from(running, expected)
         assert seen in (None, runs)

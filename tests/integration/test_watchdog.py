@@ -16,7 +16,7 @@ from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, Sourc
 from gpusonde.service.durable_files import OsFiles
 from gpusonde.telemetry import metric
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 class Systemd:

@@ -139,7 +139,7 @@ def test_a_child_ends_with_its_parent(tmp_path):
     code = (
         "from gpusonde.service.child import Child, Purpose\n"
         "child = Child.start(Purpose('support.child_answers:echo', 'nothing'))\n"
-        "child.ask(b'').result(60)\n"
+        "child.ask(b'').result(200)\n"
         "print(child.pid, flush=True)\n"
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
     )

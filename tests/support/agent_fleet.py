@@ -69,9 +69,9 @@ class AgentFleet:
     def __exit__(self, *_: object) -> None:
         for running in self._running:
             running.cancel()
-        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(200)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(240)
         self._loop.close()
         for agent in self.agents:
             agent.spool.close()
@@ -88,7 +88,7 @@ class AgentFleet:
             for agent in self.agents:
                 agent.feed(upto)
 
-        asyncio.run_coroutine_threadsafe(work(), self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(work(), self._loop).result(200)
 
     def wait_acked(self, upto: int, timeout_s: float = 120.0) -> dict[str, float]:
         """Wait until every agent has records up to a number acknowledged; return the seconds that each one took."""

@@ -17,7 +17,7 @@ from typing import Any
 from gpusonde.cli.main import main
 
 GPUSONDE = (sys.executable, "-m", "gpusonde.cli")
-_TIMEOUT_S = 90.0
+_TIMEOUT_S = 200.0
 
 
 class CollectorProcess:

@@ -13,12 +13,12 @@ from support.fake_dcgm.engine import FakeEngine
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.sources.base import Clocks, SourceEvent, SourceInventory
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
+from gpusonde.agent.sources.dcgm.calls import CallGuard
 from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes
 from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import MissingReason
 
 BINDINGS = Path(fake.__file__).parent / "bindings"
-_LONGEST_LOOK_S = 0.3
 _MODULES = ("pydcgm", "dcgm_agent", "dcgm_structs", "dcgm_fields")
 
 
@@ -31,6 +31,22 @@ def forget_bindings() -> None:
     for name in _MODULES:
         sys.modules.pop(name, None)
     sys.path[:] = [entry for entry in sys.path if entry != str(BINDINGS)]
+
+
+class PatientGuard(CallGuard):
+    """Gives up calls that the engine holds, and waits for those that a busy machine has not come to."""
+
+    def __init__(self, engine: FakeEngine, guard: CallGuard) -> None:
+        super().__init__(guard._limit_s, guard._on_cost)
+        self._engine = engine
+
+    def _wait_for(self, call, patience: float) -> None:
+        hung = self.hung
+        while self._engine.held <= hung:
+            if call.running.acquire(timeout=0.02):
+                call.running.release()
+                break
+        super()._wait_for(call, patience)
 
 
 class DcgmHost:
@@ -67,7 +83,9 @@ class DcgmHost:
             monotonic=lambda: self.monotonic_s,
             sleep=self.advance,
         )
-        return DcgmSource(SourceConfig(**section), probes=HostProbes(**found), clocks=clocks, **own)
+        source = DcgmSource(SourceConfig(**section), probes=HostProbes(**found), clocks=clocks, **own)
+        source._link._guard = PatientGuard(self.engine, source._link._guard)
+        return source
 
     def open(self, source: DcgmSource) -> SourceInventory:
         self._take(source.open())
@@ -105,24 +123,20 @@ class DcgmHost:
                         values = dict(zip(self.names, part.values[:, i].tolist(), strict=True))
                         self.ticks.setdefault(part.gpu, []).append((time_ns / 1e9, values, blanks))
             if self.looks_ahead and reading.look_ahead is not None and left > 1:
-                left -= self._leave_alone(reading.look_ahead, step_s, left - 1)
+                left -= self._leave_alone(source, reading.look_ahead, step_s, left - 1)
 
-    def _leave_alone(self, look_ahead: Callable[[float, float, float], int], step_s: float, most: int) -> int:
+    def _leave_alone(
+        self, source: DcgmSource, look_ahead: Callable[[float, float, float], int], step_s: float, most: int
+    ) -> int:
         """Let the source look by itself, which moves the clock, and wait for it; return how many looks it takes."""
-        before = self.engine.requests
         next_s = self.monotonic_s + step_s + self._shift_s
         count = look_ahead(next_s, step_s, next_s + (most - 0.5) * step_s)
-        last_s, patient_s = next_s + (count - 1) * step_s - 1e-6, time.monotonic() + _LONGEST_LOOK_S
-        while count and time.monotonic() < patient_s:
-            time.sleep(1e-4)
-            if self.monotonic_s >= last_s and self.engine.requests >= before + count:
-                # The thread has its answer and notes the time.
-                time.sleep(2e-3)
-                break
         if count:
+            while source._series.running.locked() and not self.engine.held:
+                time.sleep(1e-4)
             self._shift_s = 0.0
             # Of a call that hangs the clock knows nothing.
-            self.advance(max(0.0, last_s + 1e-6 - self.monotonic_s))
+            self.advance(max(0.0, next_s + (count - 1) * step_s - self.monotonic_s))
         return count
 
     def column(self, name: str, gpu: int = 0) -> list[float]:

@@ -33,7 +33,7 @@ class FreezingProxy:
 
     def __exit__(self, *_):
         self._ended.set()
-        self._thread.join(60)
+        self._thread.join(240)
 
     def _run(self):
         with selectors.DefaultSelector() as selector, self._listener:

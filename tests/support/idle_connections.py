@@ -48,7 +48,7 @@ class IdleConnections:
 
     def __exit__(self, *_):
         self._over.set()
-        self._thread.join(60)
+        self._thread.join(240)
         for key in tuple(self._selector.get_map().values()):
             key.fileobj.close()
         self._selector.close()

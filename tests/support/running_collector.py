@@ -68,7 +68,7 @@ class ThreadCollector:
 
     def stop(self):
         self._stop.set()
-        self._thread.join(120)
+        self._thread.join(240)
         assert not self._thread.is_alive()
         return self.report
 

@@ -68,7 +68,7 @@ class Rig:
 
         return Backoff(uniform=draw)
 
-    def run(self, target, until=None, timeout_s=60.0, during=None, security=None, allowed_targets="", **limits):
+    def run(self, target, until=None, timeout_s=150.0, during=None, security=None, allowed_targets="", **limits):
         """Run the uplink until a condition holds (or everything is acknowledged)."""
         self.uplink = Uplink(
             self.spool,
@@ -95,7 +95,7 @@ class Rig:
                 began = time.monotonic()
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
-                assert time.monotonic() - began < 20.0
+                assert time.monotonic() - began < 100.0
 
         asyncio.run(main())
 

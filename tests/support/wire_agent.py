@@ -100,7 +100,7 @@ class StreamEnded(Exception):
 class WireStream:
     """One stream. Everything waits at most ``timeout_s`` and then fails the test."""
 
-    def __init__(self, target, greeting, timeout_s=60.0, security=None):
+    def __init__(self, target, greeting, timeout_s=200.0, security=None):
         access = (security or ClientSecurity()).load(target)
         options = [("grpc.use_local_subchannel_pool", 1), *access.options]
         self._channel = (
@@ -190,7 +190,7 @@ def wait_for_growth(value, target, what, stalled_s=60.0):
     return newest
 
 
-def wait_until(condition, timeout_s=60.0, what="the condition"):
+def wait_until(condition, timeout_s=120.0, what="the condition"):
     """Poll until ``condition()`` is true and return its value."""
     deadline = time.monotonic() + timeout_s
     for _ in itertools.count():

@@ -25,7 +25,7 @@ if ! (: >>"$folder/.lock") 2>/dev/null; then
     exit 0
 fi
 exec 9>>"$folder/.lock"
-flock -w 10 9 || say "$folder/.lock is held for 10 s; going on without it"
+flock -w 30 9 || say "$folder/.lock is held for 30 s; going on without it"
 for file in "$folder"/*; do
     [ -f "$file" ] || continue
     grep -qx -e "$job" "$file" || continue

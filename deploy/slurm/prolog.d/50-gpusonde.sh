@@ -72,11 +72,11 @@ if ! (mkdir -p "$folder" && : >>"$folder/.lock") 2>/dev/null; then
     say "$folder cannot be written; the GPUs of job $job have no owner"
     exit 0
 fi
+names=$(for gpu in $gpus; do name_of "$gpu"; done)
 exec 9>>"$folder/.lock"
-# Two jobs may share a GPU and begin at once.
-flock -w 10 9 || say "$folder/.lock is held for 10 s; going on without it"
-for gpu in $gpus; do
-    name=$(name_of "$gpu") || continue
+# Two jobs may share a GPU and begin at once; on a busy host many may.
+flock -w 30 9 || say "$folder/.lock is held for 30 s; going on without it"
+for name in $names; do
     file=$folder/$name
     # The whole file at once: a reader sees the old jobs or the new ones.
     if ! (

@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from support.fake_kubelet import FakeKubelet
 from support.running_collector import ProcessCollector
 from support.scripted_collector import ScriptedCollector
+from support.wire_agent import wait_until
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
+from gpusonde.agent.jobs import JobWatcher
 from gpusonde.agent.jobs.processes import ProcFolder
 from gpusonde.cli.main import main
 from gpusonde.telemetry import Trace
@@ -22,24 +25,48 @@ from gpusonde.telemetry import Trace
 SECONDS = 50
 
 
+# How often the watcher has looked: at all, and since a new inventory.
+LOOKS = Counter()
+
+
 @pytest.fixture(autouse=True)
 def _jobs_are_looked_for_often(monkeypatch):
+    LOOKS.clear()
+
+    def poll(self, real=JobWatcher.poll):
+        inventories = LOOKS["inventories"]
+        real(self)
+        LOOKS.update(["all", *["since inventory"] * min(1, inventories)])
+
+    def inventory_changed(self, gpus, real=JobWatcher.inventory_changed):
+        real(self, gpus)
+        LOOKS["inventories"] += 1
+
     monkeypatch.setattr("gpusonde.agent.jobs.watcher.POLL_INTERVAL_S", 0.1)
+    monkeypatch.setattr(JobWatcher, "poll", poll)
+    monkeypatch.setattr(JobWatcher, "inventory_changed", inventory_changed)
 
 
 class LiveSource(ReplaySource):
-    """A replay that passes for the GPU itself."""
+    """A replay that passes for the GPU itself, and waits until its jobs were looked for."""
 
     def __init__(self, uuid, speed=25.0):
         time_s = np.arange(SECONDS * 10) * 0.1
         busy = np.where((time_s > 5) & (time_s < SECONDS - 5), 0.8, 0.0)
         super().__init__([Trace(time_s, {"sm_active": busy})], speed=speed)
-        self._uuid = uuid
+        self._uuid, self._readings = uuid, 0
 
     def open(self):
         inventory = super().open()
         (gpu,) = inventory.gpus
         return replace(inventory, gpus=(replace(gpu, gpu_uuid=self._uuid, replayed=False),))
+
+    def read(self, deadline_s):
+        self._readings += 1
+        if self._readings == 4:
+            wait_until(lambda: LOOKS["all"], what="a look at the jobs")
+        # However late it is, each reading is a tenth of a second.
+        return super().read(self._start_s + 0.1 * self._readings)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +93,7 @@ def sample(folder, collector, source=None, **settings):
 
 def runs(folder, collector, capsys):
     """What ``gpusonde runs --json`` says of the folder's agent, once its run is over."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         capsys.readouterr()
         assert main(["runs", "--collector", collector.target, "--json"]) == 0
@@ -74,7 +101,7 @@ def runs(folder, collector, capsys):
         if found and not any(run["active"] for run in found):
             return found
         time.sleep(0.1)
-    pytest.fail("no run in a minute and a half")
+    pytest.fail("no run in more than three minutes")
     return []
 
 
@@ -145,12 +172,12 @@ class GrowingSource(LiveSource):
 
     def open(self):
         self._inventory = super().open()
-        self._readings = 0
         return self._inventory
 
     def read(self, deadline_s):
+        if self._readings == 16:
+            wait_until(lambda: LOOKS["since inventory"], what="a look after the inventory")
         reading = super().read(deadline_s)
-        self._readings += 1
         if self._readings != 15 or reading is None:
             return reading
         (gpu,) = self._inventory.gpus

@@ -209,7 +209,7 @@ def test_the_thread_goes_on_after_an_error_and_ends_when_it_is_told_to(rig, capl
     thread = threading.Thread(target=watcher.run)
     thread.start()
     watcher.stop()
-    thread.join(60)
+    thread.join(240)
     assert not thread.is_alive()
 
 

@@ -41,7 +41,7 @@ def password(tmp_path):
 @pytest.fixture
 def engine(server, password):
     name = f"gpusonde_test_http_{uuid.uuid4().hex}"
-    made = ClickHouseEngine(ClickHouseConfig(server.url, name, "gpusonde", str(password), timeout_s=20.0))
+    made = ClickHouseEngine(ClickHouseConfig(server.url, name, "gpusonde", str(password), timeout_s=100.0))
     yield made
     server.broken = False
     made.drop()
@@ -164,7 +164,7 @@ def test_a_collector_whose_database_goes_away_sends_agents_off_and_takes_them_ag
             except StreamEnded:
                 return None
 
-        assert wait_until(back, 60, "the return of the collector").durable_sequence == 2
+        assert wait_until(back, 120, "the return of the collector").durable_sequence == 2
         with WireStream(collector.target, hello(first=3)) as stream:
             stream.greet()
             stream.send(batch(3)).wait_acked(3)

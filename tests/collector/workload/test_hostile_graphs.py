@@ -23,7 +23,7 @@ KINDS = {
 CLUSTER = {"device": "T4"}
 # The bar is one second. Other work on the host (tests run beside each other) must not make it fail, and to move 100 MB
 # through gRPC in Python takes its time whatever is in them.
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0  # more than any of them takes, by far, on a machine that is busy
 PATIENCE_PER_BYTE_S = 2e-7
 
 
@@ -53,14 +53,14 @@ class Agent:
 
     def __exit__(self, *_):
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(240)
         self._stream.close()
 
 
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory, model_file):
     # The largest of them are to reach their reader.
-    settings = {"workload__max_request_bytes": "128MiB", "workload__model": model_file}
+    settings = {"workload__max_request_bytes": "128MiB", "workers__time_limit": "5m", "workload__model": model_file}
     with ThreadCollector(tmp_path_factory.mktemp("hostile") / "data", **settings) as running:
         yield running
 
@@ -116,7 +116,7 @@ def test_what_is_larger_than_a_request_may_be_never_arrives(tmp_path, model_file
         with pytest.raises(CollectorError) as error:
             client.predict([workload(HOSTILE["100 MB of JSON"].make())])
         assert error.value.code == "RESOURCE_EXHAUSTED"
-        assert time.monotonic() - began < 12 * PATIENCE_S
+        assert time.monotonic() - began < 4 * PATIENCE_S
         with pytest.raises(CollectorError, match=r"workload\.max_request_bytes"):
             client.predict([workload(b"{" * ((8 << 20) + 1))])
         assert client.predict([workload(graph_json())])[0]["prediction"]
@@ -144,7 +144,7 @@ def test_whoever_breaks_off_leaves_nobody_reading(collector, client):
         call.cancel()
     began = time.monotonic()
     assert client.predict([workload(graph_json())])[0]["prediction"]
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 4 * PATIENCE_S
 
 
 def test_what_is_small_on_the_wire_and_large_behind_it_never_arrives(tmp_path):
@@ -153,5 +153,5 @@ def test_what_is_small_on_the_wire_and_large_behind_it_never_arrives(tmp_path):
         request = workload_pb2.PredictRequest()
         request.workloads.add(batch_size=1).graph.graph.content = b" " * 50_000_000
         with pytest.raises(grpc.RpcError) as error:
-            stub.Predict(request, compression=grpc.Compression.Gzip, timeout=60)
+            stub.Predict(request, compression=grpc.Compression.Gzip, timeout=200)
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -102,17 +102,17 @@ def test_a_reload_is_refused_where_the_encoder_of_the_new_model_is_missing(tmp_p
     with log.open("wb") as stderr:
         process = subprocess.Popen([*command, "--config", str(config)], stderr=stderr)
     try:
-        wait_until(lambda: "collecting on" in log.read_text() or process.poll() is not None, 60)
+        wait_until(lambda: "collecting on" in log.read_text() or process.poll() is not None, 120)
         config.write_text(f'{text}model = "{model}"\n')
         os.kill(process.pid, signal.SIGHUP)
-        wait_until(lambda: "the configuration stays as it was" in log.read_text(), 60)
+        wait_until(lambda: "the configuration stays as it was" in log.read_text(), 120)
         assert "which cannot be had" in log.read_text()
         with WorkloadClient((tmp_path / "store" / "address").read_text().strip()) as client:
             (answer,) = client.predict([question(chain(48, 6))])
             assert answer["prediction"]["features"] != "roofline+analytic+embedding"
         Registry(tmp_path / "store" / "embeddings").add(encoder_weights())
         os.kill(process.pid, signal.SIGHUP)
-        wait_until(lambda: "changed: workload.model" in log.read_text(), 60)
+        wait_until(lambda: "changed: workload.model" in log.read_text(), 120)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(200)

@@ -38,13 +38,13 @@ def questions(*contents):
 
 def run(work, **options):
     async def main():
-        processes = WorkloadProcesses(PoolOptions(**{"time_limit_s": 2.0, **options}), PURPOSE)
+        processes = WorkloadProcesses(PoolOptions(**{"time_limit_s": 6.0, **options}), PURPOSE)
         try:
             return await work(processes)
         finally:
             await processes.close()
 
-    return asyncio.run(asyncio.wait_for(main(), 120))
+    return asyncio.run(asyncio.wait_for(main(), 250))
 
 
 def kinds(found):
@@ -65,10 +65,10 @@ def test_a_graph_that_never_ends_is_the_only_one_without_an_answer():
 
 def test_graphs_that_never_end_take_no_more_than_twice_the_time_of_one_answer():
     began = time.monotonic()
-    found = ask(b"sleep", b"sleep ", b"die", graph_json(), b"sleep  ", time_limit_s=4.0)
+    found = ask(b"sleep", b"sleep ", b"die", graph_json(), b"sleep  ", time_limit_s=10.0)
     assert found == ["out_of_time", "out_of_time", "out_of_memory", "ok", "out_of_time"]
     # Beside the limits this takes the starts of six processes.
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150
 
 
 def test_a_fault_of_ours_is_in_the_collector_s_log_and_not_in_the_answer(caplog):
@@ -95,6 +95,6 @@ def test_the_queue_is_bounded_and_goes_on_after_a_loss():
         found = [kinds(await each) for each in asked]
         return found, kinds(await processes.ask("predict", questions(graph_json()), HEAD))
 
-    found, after = run(work, waiting=2, time_limit_s=0.5)
+    found, after = run(work, waiting=2, time_limit_s=3.0)
     assert found == [["out_of_time"]] * 3
     assert after == ["ok"]

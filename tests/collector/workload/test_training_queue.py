@@ -11,6 +11,7 @@ import sys
 import textwrap
 
 import pytest
+from support.spawned_work import train_all
 
 from gpusonde.collector.workload.training import drain
 from gpusonde.collector.workload.training_queue import TrainingQueue
@@ -287,18 +288,9 @@ def test_what_a_killed_process_trained_is_queued_again_and_given_up_after_three_
     assert drain(queue, lambda *_: "00") == 1
 
 
-def _work(directory, names):
-    queue = TrainingQueue(directory, largest=100)
-    for name in names:
-        queue.enqueue_if_absent(name)
-    begun = []
-    drain(queue, lambda name, _: begun.append(name) or "00")
-    return begun
-
-
 def test_processes_share_a_queue_and_none_trains_what_another_does(tmp_path):
     names = [f"type-{i}" for i in range(12)]
     with multiprocessing.get_context("spawn").Pool(3) as pool:
-        begun = pool.starmap(_work, [(tmp_path, names)] * 3)
+        begun = pool.starmap(train_all, [(tmp_path, names)] * 3)
     assert sorted(name for some in begun for name in some) == sorted(names)
     assert {training.state for training in TrainingQueue(tmp_path).trainings()} == {"done"}

@@ -72,7 +72,7 @@ class Rig:
     def run_until(self, condition):
         async def main():
             running = asyncio.ensure_future(self.trainings.run())
-            until = time.monotonic() + 60
+            until = time.monotonic() + 200
             while not condition():
                 assert time.monotonic() < until
                 assert not running.done(), running.exception()
@@ -235,7 +235,7 @@ def test_a_trainer_can_be_stopped_where_the_collector_is_a_background_job_that_i
     with subprocess.Popen(as_a_script_does, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout.readline() == "begun\n"
         trainer.send_signal(sent)
-        _, complaint = trainer.communicate(timeout=60)
+        _, complaint = trainer.communicate(timeout=200)
     assert complaint.endswith("KeyboardInterrupt\n")
 
 
@@ -272,7 +272,7 @@ def test_states_are_seen_in_the_metrics(tmp_path, model_file):
         address = (tmp_path / "data" / "metrics_address").read_text().strip()
 
         def read():
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=200) as answer:
                 return answer.read().decode()
 
         wait_until(lambda: 'workload_trainings{state="queued"} 2.0' in read())

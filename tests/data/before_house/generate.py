@@ -320,7 +320,7 @@ def write_collector(out: Path, scratch: Path) -> None:
             )
             collector._process.kill()
             collector._process.wait()
-            wait_until(lambda: spooled(out / "spool"), 15, "segments of the spool")
+            wait_until(lambda: spooled(out / "spool"), 120, "segments of the spool")
         finally:
             live.kill()
             live.wait()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.own_port import own_port
+from support.spawned_work import probe_as_rank
 
 from gpusonde.errors import MeasurementError
 from gpusonde.simulator.allreduce import AllreduceModel, measurements_from_json, measurements_to_json
@@ -17,29 +18,18 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 GRID = ProbeGrid(sizes=(4, 4096, 1 << 20), concurrent=(1, 2), seconds_per_point=0.02, most_repeats=8)
 
 
-def run_rank(rank, world_size, port, grid, answers):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rendezvous = Rendezvous(rank, world_size, f"127.0.0.1:{port}")
-    try:
-        found = probe_allreduce(
-            "loopback", grid, rendezvous=rendezvous, backend="gloo", timeout_s=60, clock=lambda: 1234.0
-        )
-    except MeasurementError as error:
-        found = str(error)
-    answers.put((rank, found))
-
-
 def probe(world_size, grid):
     context = multiprocessing.get_context("spawn")
     answers, port = context.Queue(), own_port()
     ranks = [
-        context.Process(target=run_rank, args=(rank, world_size, port, grid, answers)) for rank in range(world_size)
+        context.Process(target=probe_as_rank, args=(rank, world_size, port, grid, answers))
+        for rank in range(world_size)
     ]
     for rank in ranks:
         rank.start()
     found = dict(answers.get(timeout=120) for _ in ranks)
     for rank in ranks:
-        rank.join(timeout=60)
+        rank.join(timeout=200)
     return found
 
 

@@ -122,6 +122,7 @@ class FakeEngine:
     recordings: dict[tuple[tuple[int, int], int], Recording] = field(default_factory=dict)
     hanging: set[str] = field(default_factory=set)
     released: threading.Event = field(default_factory=threading.Event)
+    held: int = 0
     connections: list[Connection] = field(default_factory=list)
 
     def advance(self, seconds: float) -> None:
@@ -186,7 +187,9 @@ class FakeEngine:
         """The code that a function answers; 0 for success."""
         self.calls.append(function)
         if function in self.hanging:
+            self.held += 1
             self.released.wait()
+            self.held -= 1
         return self.refused.get(function, 0)
 
     def metric_groups(self, gpu: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:

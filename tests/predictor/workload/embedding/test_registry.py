@@ -11,6 +11,8 @@ import threading
 
 import numpy as np
 import pytest
+from support.spawned_work import add_again_and_again
+from support.wire_agent import wait_until
 
 from gpusonde.errors import EncoderError, UnknownEncoderError
 from gpusonde.predictor.workload.embedding import registry as module
@@ -191,20 +193,15 @@ def test_a_write_that_breaks_off_leaves_the_old_encoder(registry, monkeypatch, f
     assert Registry(registry.folder).get("flowers").sha256 == weights().sha256
 
 
-def replace_again_and_again(folder, ready):
-    ready.set()
-    for seed in range(40):
-        Registry(folder).add(weights(seed=seed % 4))
-
-
 def test_readers_find_an_encoder_while_another_process_replaces_it(registry):
     registry.add(weights())
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    writer = context.Process(target=replace_again_and_again, args=(registry.folder, ready))
+    encoders = [weights(seed=seed) for seed in range(4)]
+    writer = context.Process(target=add_again_and_again, args=(registry.folder, encoders, ready))
     writer.start()
-    assert ready.wait(60)
-    expected = {weights(seed=seed).sha256 for seed in range(4)}
+    wait_until(lambda: ready.is_set() or not writer.is_alive(), what="the start of the writer")
+    expected = {encoder.sha256 for encoder in encoders}
     while writer.is_alive():
         assert Registry(registry.folder).get("flowers").sha256 in expected
         assert registry.get("flowers").sha256 in expected
