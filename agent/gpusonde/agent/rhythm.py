@@ -36,7 +36,7 @@ _MATTERS = 0.3
 # The same for what is faster than eight readings: steps within it blur the repetition.
 _REPEATS = 0.3
 _WIDTHS = 20  # of ten readings, in which it is looked for
-_HELD = 0.5  # of the age, after it was seen
+_HELD = 0.35  # of the age, after it was seen
 # Kept readings; when they are full, every other one of the older half goes.
 _KEPT = 1024
 _COARSE = 2.5  # distances between readings
