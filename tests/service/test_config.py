@@ -121,7 +121,7 @@ def test_zero_is_allowed_where_it_means_something_else():
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        ("[brew]\nwayt = 1", "brew.wayt", "unknown key brew.wayt; [brew] has wait, water"),
+        ("[brew]\nwayt = 1", "brew.wayt", "unknown key brew.wayt; did you mean wait? [brew] has wait, water"),
         ("[bru]\nwait = 1", "bru", "unknown section [bru]; known are brew, log"),
         ("wait = 1", "wait", "wait stands outside a section"),
         ("[brew\n", None, "not TOML"),

@@ -183,14 +183,43 @@ def test_a_clock_in_the_wrong_unit_is_refused(tmp_path: Path) -> None:
     assert "not mhz?" in str(_refusal(_file(tmp_path, "time_s,sm_clock_mhz\n0,1410000\n1,1980000\n")))
 
 
+@pytest.mark.parametrize(("given", "read_as_s"), [("ms", 0.1), ("s", 100.0)])
+def test_times_that_are_most_likely_milliseconds_are_refused_until_the_user_says_so(
+    tmp_path: Path, given: str, read_as_s: float
+) -> None:
+    path = _file(tmp_path, "time_s,power_watts\n0,100\n100,100\n200,100\n301,100\n")
+    assert f"--column time_s=time_s:{given}" in str(_refusal(path))
+    assert read_trace(path, columns=[f"time_s=time_s:{given}"]).interval_s == pytest.approx(read_as_s)
+
+
+@pytest.mark.parametrize(("metric", "unit", "expected"), [("power_watts", "kW", 250.0), ("sm_clock_mhz", "GHz", 250.0)])
+def test_values_a_thousand_times_too_small_are_refused_until_the_user_says_their_unit(
+    tmp_path: Path, metric: str, unit: str, expected: float
+) -> None:
+    rows = "".join(f"{at},0.25\n" for at in range(30))
+    path = _file(tmp_path, f"time_s,{metric}\n{rows}")
+    option = f"{metric}={metric}:{unit}"
+    assert f"{unit}? No value is larger than 0.25" in str(_refusal(path))
+    assert f"--column '{option}'" in str(_refusal(path))
+    assert read_trace(path, columns=[option]).values[metric][0] == pytest.approx(expected)
+
+
+def test_rows_of_two_gpus_in_one_column_are_refused(tmp_path: Path) -> None:
+    rows = "".join(f"{at / 10 + gpu * 0.004},{70 + 100 * gpu}\n" for at in range(60) for gpu in (0, 1))
+    error = _refusal(_file(tmp_path, f"time_s,power_watts\n{rows}"))
+    assert "2 GPUs in one column? Name the GPU of each row in a column gpu_uuid" in str(error)
+
+
 def test_milliseconds_since_1970_in_time_s_are_refused(tmp_path: Path) -> None:
     error = _refusal(_file(tmp_path, "time_s,power_watts\n1753572729703,1\n1753572729803,2\n"))
     assert "milliseconds? Name the column timestamp" in str(error)
 
 
 def test_whole_times_far_apart_are_said_to_be_perhaps_milliseconds(tmp_path: Path) -> None:
-    trace = read_trace(_file(tmp_path, "time_s,power_watts\n0,100\n100,100\n200,100\n301,100\n"))
-    assert trace.warnings == ("ticks are 100 s apart; if time_s holds milliseconds, divide it by 1000",)
+    trace = read_trace(_file(tmp_path, "time_s,power_watts\n0,100\n120,100\n240,100\n361,100\n"))
+    assert trace.warnings == (
+        "ticks are 120 s apart; if these are milliseconds, say --column time_s=time_s:ms, or divide by 1000",
+    )
 
 
 def test_a_sentinel_that_could_be_a_number_of_bytes_is_missing_all_the_same(tmp_path: Path) -> None:

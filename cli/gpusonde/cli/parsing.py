@@ -41,7 +41,10 @@ class Parser(argparse.ArgumentParser):
         namespace, left = super().parse_known_args(args, namespace)
         if left:
             known = [option for action in self._actions for option in action.option_strings]
-            self.error(f"unrecognized arguments: {' '.join(left)}{_guess(left[0].partition('=')[0], known)}")
+            hint = _guess(left[0].partition("=")[0], known)
+            if self._subparsers is not None and left[0].startswith("-"):
+                hint = "; options stand behind the command"
+            self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
         return namespace, left
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

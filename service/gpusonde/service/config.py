@@ -13,6 +13,7 @@ refused, because ``interval = 3`` means 3 ms to one reader and 3 s to another.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import re
@@ -444,7 +445,9 @@ def _find(options: Mapping[str, Option], setting: _Setting) -> Option:
             f"unknown section [{setting.section}]; known are {known}", origin=setting.origin, field=setting.section
         )
     if key not in options:
-        problem = f"unknown key {key}; [{setting.section}] has {', '.join(names)}"
+        nearest = difflib.get_close_matches(setting.name[:80], names, n=1)
+        guess = f"did you mean {nearest[0]}? " if nearest else ""
+        problem = f"unknown key {key}; {guess}[{setting.section}] has {', '.join(names)}"
         raise ConfigError(problem, origin=setting.origin, field=key)
     return options[key]
 

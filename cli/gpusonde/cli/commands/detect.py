@@ -48,9 +48,9 @@ def add_trace_options(parser: argparse.ArgumentParser, every: str = "") -> None:
     group.add_argument(
         "--interval-s",
         "--interval",
-        type=duration_s,
+        type=_tick_interval_s,
         metavar="TIME",
-        help="seconds between ticks, for files that do not say",
+        help="seconds between ticks, for files that do not say, such as 100ms",
     )
     group.add_argument(
         "--column",
@@ -59,6 +59,19 @@ def add_trace_options(parser: argparse.ArgumentParser, every: str = "") -> None:
         help="what a column of another name is, with its unit, such as util=gpu_utilization:percent, t=timestamp or "
         "'GPU *=power_watts' (repeatable; without a header, the column's number)",
     )
+
+
+_LONGEST_BARE_INTERVAL_S = 30.0
+
+
+def _tick_interval_s(text: str) -> float:
+    """Argument type: a time between ticks; a large one without a unit is most likely what dcgmi and nvidia-smi take."""
+    interval_s = duration_s(text)
+    if interval_s > _LONGEST_BARE_INTERVAL_S and text[-1:].isdigit():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} would be {interval_s:g} seconds between ticks; write {text}ms, or {text}s if it is so"
+        )
+    return interval_s
 
 
 def read_chosen_trace(args: argparse.Namespace, path: Path) -> Trace:

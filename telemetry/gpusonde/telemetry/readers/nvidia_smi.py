@@ -108,6 +108,17 @@ def deinterleave(time_s: FloatArray, breaks: Sequence[int] = (), gpus: int | Non
     return _assign(time_s, starts, found.count, frozenset(breaks))
 
 
+def rows_at_once(time_s: FloatArray) -> int:
+    """Return how many rows come together, milliseconds apart, as those of several GPUs do; 1 where they do not.
+
+    Args:
+        time_s: Shape (n,), the rows' times in the order of the file.
+    """
+    gaps = np.diff(time_s[: _SAMPLE_ROWS + 1])
+    found = _bursts(gaps, np.zeros(len(gaps), dtype=np.bool_), range(2, MAX_GPUS + 1), _CLEARLY)
+    return 1 if found is None else found.count
+
+
 @dataclass(frozen=True)
 class _Bursts:
     shortest_pause_s: float

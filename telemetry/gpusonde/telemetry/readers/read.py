@@ -56,6 +56,10 @@ class Format(Enum):
     API = "Prometheus API"
 
 
+# Where rows of several GPUs may stand in one column, with nothing that tells them apart.
+_MAY_MIX_GPUS = (Format.OWN_CSV, Format.PARQUET, Format.TABLE, Format.JSON)
+
+
 def formats() -> list[tuple[str, str, str, str]]:
     """Return what ``docs/trace_files.md`` says of each kind: name, what writes it, where its times and its GPUs are."""
     own = [
@@ -215,6 +219,14 @@ def read_traces(
     if os.fspath(path) == _STDIN:
         return _read_stdin(gpus, interval_s, columns, max_bytes)
     kind, traces, timed = _read(path, gpus, interval_s, rules, max_bytes)
+    if kind in _MAY_MIX_GPUS and len(traces) == 1 and not traces[0].gpu_uuid:
+        together = nvidia_smi.rows_at_once(traces[0].time_s)
+        if together > 1:
+            raise TraceFormatError(
+                path,
+                f"the ticks come {together} at a time, milliseconds apart: {together} GPUs in one column? Name the GPU "
+                "of each row in a column gpu_uuid, or say which column does, such as --column device=gpu_index",
+            )
     unused = []
     if gpus is not None and kind not in (Format.NVIDIA_SMI, Format.TABLE):
         unused.append(f"gpus was not used: the rows of a {kind.value} name their GPUs")

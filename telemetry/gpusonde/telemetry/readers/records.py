@@ -401,7 +401,9 @@ def split_records(
     unknown = [name for name in names if name not in used]
     if unknown and dialect is OWN_NAMES:
         warnings.append(warn_of_columns(unknown))
-    traces = split_by_gpu(Rows(records.path, time_s, lines, codes, described, columns, time_field, warnings=warnings))
+    # A unit of times that the user says is beyond doubt.
+    doubted = "time" if any(rule.meaning == TIME_S for rule in rules) else time_field
+    traces = split_by_gpu(Rows(records.path, time_s, lines, codes, described, columns, doubted, warnings=warnings))
     return traces, bool(time_field)
 
 

@@ -192,6 +192,9 @@ _MOSTLY = 0.5
 _MANY_IMPOSSIBLE = 0.05
 # No GPU counts its memory in pieces this small: numbers below are MiB or GiB.
 _LEAST_BYTES = 1 << 20
+# No GPU at work draws, or is clocked at, less than this: numbers below are in the unit beside it.
+_SOME = 20
+_LEAST = {Unit.WATTS: (1.5, "kW"), Unit.MEGAHERTZ: (10.0, "GHz")}
 
 _NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*)?", re.ASCII)
 
@@ -251,6 +254,7 @@ class Column:
         above: How many values, sentinels aside, were above the metric's range (of a ratio: and at most 100).
         over_one: How many were above 1 (the same).
         positive: How many were above zero.
+        fractional: How many were no whole numbers (the same).
         largest: The largest of them all.
         parts: Converted blocks.
     """
@@ -266,6 +270,7 @@ class Column:
     above: int = 0
     over_one: int = 0
     positive: int = 0
+    fractional: int = 0
     largest: float = 0.0
     parts: list[FloatArray] = field(default_factory=list)
 
@@ -328,6 +333,7 @@ class Column:
         in_range = meant <= _ALL_PER_CENT if entry.unit is Unit.RATIO else True
         self.above += int(np.count_nonzero((meant > highest) & in_range))
         self.over_one += int(np.count_nonzero((meant > 1) & in_range))
+        self.fractional += int(np.count_nonzero(meant % 1))
         self.largest = max(self.largest, float(meant.max(initial=0.0)))
         count = int(np.count_nonzero(wrong))
         if count:
@@ -354,6 +360,9 @@ class Column:
                 return self._advise("per cent? A ratio lies in 0..1", "%")
         elif unit is Unit.BYTES and 0 < self.largest < _LEAST_BYTES:
             return self._advise(f"MiB? No value is larger than {self.largest:,.10g} bytes", "MiB")
+        elif unit in _LEAST and 0 < self.largest < _LEAST[unit][0] and self.fractional >= _SOME:
+            smaller = _LEAST[unit][1]
+            return self._advise(f"{smaller}? No value is larger than {self.largest:,.10g} {unit.value}", smaller)
         elif self.above > _MOSTLY * self.positive:
             larger = {Unit.WATTS: "mW", Unit.JOULES: "mJ"}.get(unit)
             if larger is not None:
@@ -362,7 +371,8 @@ class Column:
         return ""
 
     def _advise(self, doubt: str, unit: str) -> str:
-        return f"{doubt}: name the column '{self.metric} [{unit}]', or convert the values"
+        told = f"--column '{self.header}={self.metric}:{'percent' if unit == '%' else unit}'"
+        return f"{doubt}: name the column '{self.metric} [{unit}]', say {told}, or convert the values"
 
     def warnings(self, place: str, scope: str) -> list[str]:
         """Say what was read as missing; ``place`` is the word before a line number, ``scope`` follows the counts."""
@@ -500,9 +510,13 @@ def _check_units(rows: Rows) -> list[str]:
         raise TraceFormatError(rows.path, what, field=TIME_S)
     steps = np.diff(rows.time_s[rows.codes == rows.codes[0]])
     usual = float(np.median(steps)) if steps.size else 0.0
-    if usual >= _LONG_STEP_S and not np.any(rows.time_s % 1):
-        return [f"ticks are {usual:g} s apart; if time_s holds milliseconds, divide it by 1000"]
-    return []
+    if usual < _LONG_STEP_S or np.any(rows.time_s % 1):
+        return []
+    what = f"ticks are {usual:g} s apart; if these are milliseconds, say --column time_s=time_s:ms, or divide by 1000"
+    # Samplers of fleets come once a minute, or every few; those of GPUs every 100, 200 or 1000 ms.
+    if usual % 60:
+        raise TraceFormatError(rows.path, f"{what}; if they are seconds, say --column time_s=time_s:s", field=TIME_S)
+    return [what]
 
 
 def _distinct_times(rows: Rows, time_s: FloatArray, lines: IntArray, gpu: TraceMetadata) -> BoolArray:
