@@ -87,6 +87,7 @@ def test_a_prediction_for_hosts_is_for_their_gpus_with_what_is_free_of_them(coll
     for each in (small, large):
         assert (each["gpu_model"], each["gpu_count"], each["node_count"]) == ("T4", 2, 1)
         assert (each["parallelism"], each["agent_ids"]) == ("distributed", ["agent-1"])
+        assert 0 < each["communication_ratio"] < 1
         # Half of the host is busy: Eq. 1 and 2.
         assert (each["free_cores"], each["free_memory_bytes"]) == (4.0, float(1 << 33))
         assert each["step_low_s"] < each["step_s"] < each["step_high_s"]

@@ -80,6 +80,22 @@ def test_every_combination_is_answered_at_once_in_the_order_of_the_questions(cap
     assert [(each["graph"], each["gpu_model"], each["batch_size"]) for each in found] == asked
 
 
+def test_gpus_are_placed_as_those_of_epochs_are(capsys):
+    places = "T4,8xV100-SXM2-16GB,8xV100-SXM2-16GB@pcie,2x4xV100-SXM2-16GB@25gbit"
+    rows = predict(capsys, "chain16x4.json", "--target-gpus", places)["predictions"]
+    assert [(each["gpu_count"], each["node_count"], each["link"]) for each in rows] == [
+        (1, 1, None), (8, 1, None), (8, 1, "pcie"), (8, 2, None),
+    ]  # fmt: skip
+    assert rows[3]["network_bytes_per_second"] == 25e9 / 8
+    waits = [each["communication_ratio"] for each in rows]
+    assert waits[0] is None
+    assert 0 < waits[1] < waits[2] < 1
+    assert main(["workload", "predict", "chain16x4.json", "--target-gpus", places, "--wide"]) == 0
+    shown = capsys.readouterr().out
+    assert "8 x V100-SXM2-16GB@pcie" in shown
+    assert "in 2 hosts@25gbit" in shown
+
+
 def test_an_epoch_is_its_steps_the_last_of_which_may_hold_fewer_samples(capsys):
     arguments = ("chain16x4.json", "--target-gpus", "T4", "--batch-size", "32", "--gpus", "1,4")
     one, four = predict(capsys, *arguments, "--samples-per-epoch", "1001")["predictions"]

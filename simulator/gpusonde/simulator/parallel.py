@@ -53,7 +53,7 @@ _LOG_EXCHANGE, _LOG_EXCHANGE_SPREAD = -1.5, 0.5
 # prior, for what several GPUs add; fitted to the same timings.
 _CAUTION = 0.2
 # What is left over, beside the interval of one GPU: chosen for a coverage of nine tenths over all of those timings.
-_JOB_SPREAD = 0.25
+JOB_LOG_SPREAD = 0.25
 # By how much a sample takes longer in half the batch on one GPU, as a power: profet's timings (MIT), median.
 _BATCH_POWER = 0.2
 # Spread of an exchange that was seen as a rate; PCI Express carries input data too.
@@ -62,7 +62,7 @@ _BUCKETS = 10
 _FORWARD = 1 / 3
 # Nodes and weights of seven equally likely exchanges.
 _NODES = np.array([-1.465, -0.792, -0.366, 0.0, 0.366, 0.792, 1.465])
-_NORMAL_90 = 1.645
+NORMAL_90 = 1.645
 # Of a rate that fills the link, the exchange is as long as this many computations, no longer.
 _LOG_RATIO_GRID = np.linspace(-9.0, 4.0, 261)
 # What is still known of the memory with a smaller (False) and with a larger (True) batch than the run's.
@@ -301,14 +301,14 @@ class ParallelPredictor:
         # As a multiple of the source's computation per step; a larger batch computes more for the same gradients.
         moved = own.ratio * math.exp(-compute) / batch
         if exchange is None:
-            own_step, step = np.ones_like(own.ratio), _step(moved)
+            own_step, step = np.ones_like(own.ratio), measure_step(moved)
         else:
-            own_step = _step(own.ratio)
+            own_step = measure_step(own.ratio)
             if target.gpu_count == 1:
                 step = np.ones_like(own.ratio)
             else:
                 traffic = target.traffic_share / here.traffic_share
-                step = _step(moved * traffic * here.bus_bytes_per_second / target.bus_bytes_per_second)
+                step = measure_step(moved * traffic * here.bus_bytes_per_second / target.bus_bytes_per_second)
         logs = compute + np.log(step / own_step)
         if own.basis == "assumed" and "prior only, " in single.method:
             logs = logs - _CAUTION * abs(float(logs.mean()))
@@ -316,8 +316,8 @@ class ParallelPredictor:
         half_width = math.log(single.epoch_latency_high_s / single.epoch_latency_low_s) / 2
         link_spread = _LINK_SPREAD * float(np.mean(1 - 1 / step)) if _links_differ(here, target) else 0.0
         is_same = here == replace(target, batch_per_gpu=here.batch_per_gpu) and batch == 1.0
-        left_over = _JOB_SPREAD if own.basis in ("assumed", "none") and not is_same else 0.0
-        half_width = math.hypot(half_width, _NORMAL_90 * math.hypot(float(logs.std()), link_spread, left_over))
+        left_over = JOB_LOG_SPREAD if own.basis in ("assumed", "none") and not is_same else 0.0
+        half_width = math.hypot(half_width, NORMAL_90 * math.hypot(float(logs.std()), link_spread, left_over))
         latency = source.epoch_latency_s * math.exp(float(logs.mean()))
         reasons = [single.reason, *_remarks(here, target, own, batch)]
         return replace(
@@ -384,7 +384,7 @@ def _remarks(here: Placement, target: Placement, exchange: _Exchange, batch: flo
     return told
 
 
-def _step(ratio: FloatArray) -> FloatArray:
+def measure_step(ratio: FloatArray) -> FloatArray:
     """Return the length of steps whose computation lasts 1 and whose exchange lasts ``ratio``, shape (n,).
 
     Buckets of one size become ready evenly in the backward pass, and are exchanged one at a time.
@@ -419,6 +419,6 @@ def _measure_exchange(source: SourceMeasurement, here: Placement) -> _Exchange:
         return _assume_exchange(source, here, here.gpu)
     share = sum(rates) / len(rates) / here.bus_bytes_per_second
     grid = np.exp(_LOG_RATIO_GRID)
-    seen = np.interp(share, grid / _step(grid), _LOG_RATIO_GRID)
+    seen = np.interp(share, grid / measure_step(grid), _LOG_RATIO_GRID)
     spread = math.hypot(_SEEN_SPREAD[link], _LINK_SPREAD)
     return _Exchange(np.exp(seen + spread * _NODES), f"from {'NVLink' if link == 'nvlink' else 'PCIe'} rates")

@@ -11,7 +11,7 @@ from gpusonde.service.child import pack, unpack
 
 CLUSTER = {
     "device": "V100-SXM2-16GB", "device_count": 2, "node_count": 1, "precision": "fp32", "parallelism": "distributed",
-    "environment": None, "agent_ids": [], "host": None, "notes": [],
+    "environment": None, "link": "", "network_bytes_per_second": 0.0, "agent_ids": [], "host": None, "notes": [],
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_what_is_unset_has_its_default():
         "optimizer": "adamw", "samples_per_epoch": None,
         "cluster": {
             "device": V100, "device_count": 1, "node_count": 1, "precision": "fp32", "parallelism": "none",
-            "environment": None, "agent_ids": [], "host": None,
+            "environment": None, "link": "", "network_bytes_per_second": 0.0, "agent_ids": [], "host": None,
         },
     }  # fmt: skip
     # "V100" is two cards; which one was taken is said.

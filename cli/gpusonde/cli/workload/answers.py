@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 _SHOWN_NEAREST = 2
 _FREE = ("free_cores", "free_memory_bytes", "free_disk_throughput", "free_cpu_flops")
-_PLACE = ("gpu_model", "gpu_count", "node_count", "parallelism", *_FREE)
+_PLACE = ("gpu_model", "gpu_count", "node_count", "parallelism", "link", "network_bytes_per_second", *_FREE)
 _ANSWER = (
     "global_batch_size", "step_s", "step_low_s", "step_high_s", "interval_coverage", "steps_per_epoch", "epoch_s",
-    "epoch_low_s", "epoch_high_s", "tokens_per_second", "model_flops_utilisation", "regressor", "features",
+    "epoch_low_s", "epoch_high_s", "tokens_per_second", "model_flops_utilisation", "communication_ratio", "regressor",
+    "features",
     "out_of_distribution", "fits", "memory",
 )  # fmt: skip
 
@@ -58,6 +59,8 @@ class StepPayload(TypedDict):
     free_disk_throughput: Annotated[float | None, JsonKey("likewise", "bytes per second")]
     free_cpu_flops: Annotated[float | None, JsonKey("likewise", "per second")]
     parallelism: Annotated[str | None, JsonKey("`none`, `data_parallel` or `distributed`")]
+    link: Annotated[str | None, JsonKey("inside of a host, where it was told: `nvlink` or `pcie`")]
+    network_bytes_per_second: Annotated[float | None, JsonKey("of a host, where it was told")]
     precision: str
     batch_size: Annotated[int, JsonKey("samples per GPU and step")]
     global_batch_size: Annotated[int | None, JsonKey("on all GPUs")]
@@ -74,6 +77,10 @@ class StepPayload(TypedDict):
     tokens_per_second: Annotated[float | None, JsonKey("on all GPUs; null where samples are no sequences of tokens")]
     model_flops_utilisation: Annotated[
         float | None, JsonKey("share of the precision's peak that the products of both passes use, from 0 to 1")
+    ]
+    communication_ratio: Annotated[
+        float | None,
+        JsonKey("share of the step in which GPUs only wait for gradients; null where the exchange was not simulated"),
     ]
     regressor: str | None
     features: str | None
@@ -118,6 +125,8 @@ def row(
         "gpu_count": cluster.device_count,
         "node_count": cluster.node_count,
         "parallelism": cluster.parallelism.value,
+        "link": cluster.link or None,
+        "network_bytes_per_second": cluster.network_bytes_per_second or None,
         "agent_ids": list(agent_ids),
         "free_cores": host and host.cores,
         "free_memory_bytes": host and host.memory_bytes,
@@ -129,6 +138,7 @@ def row(
         "steps_per_epoch": steps,
         **dict(zip(("epoch_s", "epoch_low_s", "epoch_high_s"), epochs, strict=True)),
         **_rate(request, found),
+        "communication_ratio": None if found is None else found.communication_ratio,
         "regressor": None if found is None else found.regressor,
         "features": None if found is None else found.features,
         "out_of_distribution": None if found is None else found.out_of_distribution,
@@ -246,6 +256,10 @@ def _where(each: Mapping[str, Any]) -> str:
         return "these hosts"
     count = each["gpu_count"]
     words = each["gpu_model"] if count == 1 else f"{count} x {each['gpu_model']}"
+    if each["link"]:
+        words += f"@{each['link']}"
     if each["node_count"] > 1:
         words += f" in {each['node_count']} hosts"
+    if each["network_bytes_per_second"]:
+        words += f"@{8 * each['network_bytes_per_second'] / 1e9:.4g}gbit"
     return words if each["precision"] == "fp32" else f"{words}, {each['precision']}"

@@ -44,7 +44,12 @@ def add_predict_options(parser: Parser) -> None:
     )
     add_matrix_option(parser)
     group = parser.add_argument_group("what it is to run on")
-    group.add_argument("--target-gpus", type=names, metavar="A,B", help="GPU models, in any spelling")
+    group.add_argument(
+        "--target-gpus",
+        type=names,
+        metavar="A,B",
+        help="GPU models, in any spelling; 8xA, 2x8xA@400gbit on two hosts, 4xA@pcie instead of --gpus and --machines",
+    )
     group.add_argument(
         "--gpus", type=counts, metavar="A,B", help="how many GPUs in all (default: 1, or all that the hosts have)"
     )
@@ -156,7 +161,7 @@ def _check_cluster(args: argparse.Namespace) -> None:
             raise UsageError("--machines belongs to --target-gpus; --hosts are as many as they are")
     elif args.target_gpus is None:
         raise UsageError("name GPU models by --target-gpus, or --hosts of a --collector")
-    elif args.parallelism is not None and most == 1:
+    elif args.parallelism is not None and most == 1 and not any("x" in each for each in args.target_gpus):
         raise UsageError("--parallelism belongs to several GPUs; give --gpus")
     elif (args.machines or 1) > fewest:
         raise UsageError(f"--machines {args.machines}: each has one of the {fewest} GPUs at least")
@@ -164,13 +169,14 @@ def _check_cluster(args: argparse.Namespace) -> None:
 
 def _predict_here(args: argparse.Namespace) -> StepsPayload:
     from gpusonde.predictor.workload.engine import WorkloadModel
+    from gpusonde.simulator.steps import DataParallelModel
 
     requests, notes = _make_requests(args)
     model = WorkloadModel.shipped() if args.model is None else WorkloadModel.load(args.model)
     known = model.state.ood_detector.environments
     if args.environment not in (None, *known):
         notes.append(f"environments that the model knows: {', '.join(known) or 'none'}")
-    found = model.predict(requests, regressor=args.regressor)
+    found = DataParallelModel(model).predict(requests, regressor=args.regressor)
     return {
         "model_version": model.version,
         "notes": notes,
@@ -185,25 +191,28 @@ def _predict_here(args: argparse.Namespace) -> StepsPayload:
 def _make_requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str]]:
     from gpusonde.catalog import Precision, load_gpus
     from gpusonde.predictor.workload.engine import Cluster, Optimizer, Parallelism, WorkloadRequest
+    from gpusonde.simulator.parallel import Placement
 
     gpus = load_gpus()
-    resolutions = [gpus.resolve(name, with_slices=True) for name in args.target_gpus]
-    notes = [f"{each.requested}: {each.note}" for each in resolutions if each.note]
+    placed = [(name, *Placement.parse(name, gpus)) for name in args.target_gpus]
+    notes = [f"{name}: {note}" for name, _, note in placed if note]
     graphs = read_graphs(args.graphs)
     for graph in graphs:
         notes += [f"{graph.name}: {note}" for note in graph.notes]
     clusters = [
         Cluster(
-            resolution.spec.name,
+            place.gpu.name,
             count,
-            args.machines or 1,
+            place.host_count if place.counted else args.machines or 1,
             Precision(args.precision),
             Parallelism.NONE if count == 1 else Parallelism(args.parallelism or "distributed"),
             args.environment,
             channels_last=args.channels_last,
+            link=place.link,
+            network_bytes_per_second=place.network_bytes_per_second,
         )
-        for resolution in resolutions
-        for count in args.gpus or [1]
+        for _, place, _ in placed
+        for count in ([place.gpu_count] if place.counted else args.gpus or [1])
     ]
     requests = [
         WorkloadRequest(graph, batch_size, cluster, Optimizer(args.optimizer))

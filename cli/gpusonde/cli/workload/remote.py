@@ -116,6 +116,8 @@ def _cluster(request: WorkloadRequest) -> dict[str, Any]:
         "node_count": cluster.node_count,
         "precision": cluster.precision.value,
         "parallelism": cluster.parallelism.value,
+        "link": cluster.link,
+        "network_bytes_per_second": cluster.network_bytes_per_second,
         **({} if cluster.environment is None else {"environment": cluster.environment}),
     }
 
@@ -222,4 +224,5 @@ def _prediction(found: Mapping[str, Any] | None) -> WorkloadPrediction | None:
         tuple(found["reasons"]),
         tuple((near["name"], near["similarity"]) for near in found["nearest"]),
         None if found["memory"] is None else MemoryFit.from_document(found),
+        found["communication_ratio"],
     )

@@ -58,6 +58,7 @@ from gpusonde.predictor.workload.engine import (
 )
 from gpusonde.predictor.workload.graph import GraphLimits, WorkloadGraph, count_graph_cost, read_graph
 from gpusonde.service import child
+from gpusonde.simulator.steps import DataParallelModel
 
 _KINDS = {
     GraphLimitError: GRAPH_TOO_LARGE,
@@ -70,6 +71,8 @@ _KINDS = {
     RecursionError: MALFORMED_GRAPH,
     MemoryError: OUT_OF_MEMORY,
 }
+# Of a cluster, what answers do not repeat.
+_UNTOLD = ("environment", "link", "network_bytes_per_second")
 _Value = TypeVar("_Value")
 _Result = TypeVar("_Result")
 _Graph: TypeAlias = "WorkloadGraph | WorkloadError"
@@ -233,9 +236,10 @@ class Answers:
                 "out_of_distribution": found.out_of_distribution,
                 "reasons": list(found.reasons),
                 "nearest": near,
+                "communication_ratio": found.communication_ratio,
                 "embedding": None if use is None else _said_of(use, found.features, encoder),
                 "graph": _value(summary),
-                "cluster": {key: value for key, value in row["cluster"].items() if key != "environment"},
+                "cluster": {key: value for key, value in row["cluster"].items() if key not in _UNTOLD},
                 **({} if found.memory is None else found.memory.document()),
             }
         }
@@ -251,6 +255,8 @@ def _request(graph: _Graph, row: Mapping[str, Any]) -> WorkloadRequest:
         Parallelism(given["parallelism"]),
         given["environment"],
         None if given["host"] is None else HostResources(**given["host"]),
+        link=given["link"],
+        network_bytes_per_second=given["network_bytes_per_second"],
     )
     return WorkloadRequest(_value(graph), row["batch_size"], cluster, Optimizer(row["optimizer"]))
 
@@ -376,7 +382,7 @@ def load_model(path: str, embeddings: str | Path) -> WorkloadModel:
 
 
 def _load(path: str, folder: str, _: tuple[int, ...]) -> Model:
-    return load_model(path, folder)
+    return DataParallelModel(load_model(path, folder))
 
 
 def _identity(path: str) -> tuple[int, ...]:

@@ -170,6 +170,8 @@ def _cluster(cluster: workload_pb2.Cluster, hosts: Sequence[HostView], gpus: Gpu
         "precision": _choice(cluster, "precision", "fp32"),
         "parallelism": parallelism,
         "environment": _text(cluster.environment, "cluster.environment") or None,
+        "link": _text(cluster.link, "cluster.link"),
+        "network_bytes_per_second": cluster.network_bytes_per_second,
         "agent_ids": [each.agent_id for each in named],
         "host": None if host is None else resource_document(host),
         "notes": notes,

@@ -134,7 +134,7 @@ class GraphSource(_message.Message):
     def __init__(self, graph: _Optional[_Union[Graph, _Mapping]] = ..., same_as: _Optional[int] = ...) -> None: ...
 
 class Cluster(_message.Message):
-    __slots__ = ("device", "device_count", "node_count", "precision", "parallelism", "environment", "agent_ids", "host_names")
+    __slots__ = ("device", "device_count", "node_count", "precision", "parallelism", "environment", "agent_ids", "host_names", "link", "network_bytes_per_second")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     NODE_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,8 @@ class Cluster(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
     HOST_NAMES_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     device: str
     device_count: int
     node_count: int
@@ -151,7 +153,9 @@ class Cluster(_message.Message):
     environment: str
     agent_ids: _containers.RepeatedScalarFieldContainer[str]
     host_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, device: _Optional[str] = ..., device_count: _Optional[int] = ..., node_count: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., parallelism: _Optional[_Union[Parallelism, str]] = ..., environment: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., host_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    link: str
+    network_bytes_per_second: float
+    def __init__(self, device: _Optional[str] = ..., device_count: _Optional[int] = ..., node_count: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., parallelism: _Optional[_Union[Parallelism, str]] = ..., environment: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., host_names: _Optional[_Iterable[str]] = ..., link: _Optional[str] = ..., network_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class PredictRequest(_message.Message):
     __slots__ = ("workloads",)
@@ -192,7 +196,7 @@ class WorkloadAnswer(_message.Message):
     def __init__(self, prediction: _Optional[_Union[WorkloadPrediction, _Mapping]] = ..., error: _Optional[_Union[WorkloadError, _Mapping]] = ...) -> None: ...
 
 class WorkloadPrediction(_message.Message):
-    __slots__ = ("iteration_seconds", "epoch_seconds", "coverage", "regressor", "features", "out_of_distribution", "reasons", "nearest", "embedding", "graph", "cluster", "fits", "memory")
+    __slots__ = ("iteration_seconds", "epoch_seconds", "coverage", "regressor", "features", "out_of_distribution", "reasons", "nearest", "embedding", "graph", "cluster", "fits", "memory", "communication_ratio")
     ITERATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COVERAGE_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +210,7 @@ class WorkloadPrediction(_message.Message):
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     FITS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATION_RATIO_FIELD_NUMBER: _ClassVar[int]
     iteration_seconds: Interval
     epoch_seconds: Interval
     coverage: float
@@ -219,7 +224,8 @@ class WorkloadPrediction(_message.Message):
     cluster: ResolvedCluster
     fits: _gpu_pb2.Fits
     memory: StepMemory
-    def __init__(self, iteration_seconds: _Optional[_Union[Interval, _Mapping]] = ..., epoch_seconds: _Optional[_Union[Interval, _Mapping]] = ..., coverage: _Optional[float] = ..., regressor: _Optional[str] = ..., features: _Optional[str] = ..., out_of_distribution: bool = ..., reasons: _Optional[_Iterable[str]] = ..., nearest: _Optional[_Iterable[_Union[NearestArchitecture, _Mapping]]] = ..., embedding: _Optional[_Union[EmbeddingUse, _Mapping]] = ..., graph: _Optional[_Union[GraphSummary, _Mapping]] = ..., cluster: _Optional[_Union[ResolvedCluster, _Mapping]] = ..., fits: _Optional[_Union[_gpu_pb2.Fits, str]] = ..., memory: _Optional[_Union[StepMemory, _Mapping]] = ...) -> None: ...
+    communication_ratio: float
+    def __init__(self, iteration_seconds: _Optional[_Union[Interval, _Mapping]] = ..., epoch_seconds: _Optional[_Union[Interval, _Mapping]] = ..., coverage: _Optional[float] = ..., regressor: _Optional[str] = ..., features: _Optional[str] = ..., out_of_distribution: bool = ..., reasons: _Optional[_Iterable[str]] = ..., nearest: _Optional[_Iterable[_Union[NearestArchitecture, _Mapping]]] = ..., embedding: _Optional[_Union[EmbeddingUse, _Mapping]] = ..., graph: _Optional[_Union[GraphSummary, _Mapping]] = ..., cluster: _Optional[_Union[ResolvedCluster, _Mapping]] = ..., fits: _Optional[_Union[_gpu_pb2.Fits, str]] = ..., memory: _Optional[_Union[StepMemory, _Mapping]] = ..., communication_ratio: _Optional[float] = ...) -> None: ...
 
 class StepMemory(_message.Message):
     __slots__ = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "workspace_bytes", "device_bytes", "largest_batch", "largest_batch_checkpointed")

@@ -171,7 +171,7 @@ class WorkloadModel:
         cluster = request.cluster
         counted = self._memory.get(request.graph, cluster.precision, request.optimizer, cluster.parallelism)
         memory = counted.fit(request.batch_size, self._features.spec(cluster.device).memory_bytes)
-        return replace(found, memory=memory, reasons=(*found.reasons, *_note_memory(request, memory)))
+        return replace(found, memory=memory, reasons=(*found.reasons, *note_memory(request, memory)))
 
     def _predict(self, requests: Sequence[WorkloadRequest], name: str) -> list[WorkloadPrediction]:
         if not requests:
@@ -325,7 +325,7 @@ def _count_memory(
     return StepMemory.of(graph, precision, optimizer, buckets=parallelism is Parallelism.DISTRIBUTED)
 
 
-def _note_memory(request: WorkloadRequest, memory: MemoryFit) -> list[str]:
+def note_memory(request: WorkloadRequest, memory: MemoryFit) -> list[str]:
     """Say which batches would fit where this one may not."""
     if memory.fits not in (Fits.NO, Fits.UNKNOWN):
         return []

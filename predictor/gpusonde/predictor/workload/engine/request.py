@@ -60,6 +60,8 @@ class Cluster:
             is any other.
         host: What the hosts have free, where it is known.
         channels_last: Images lie with their channels innermost (NHWC), as tensor cores read them.
+        link: ``nvlink`` or ``pcie`` inside of a host; empty: the better one that joins all devices of it.
+        network_bytes_per_second: Of one host; 0 where nobody says.
 
     Raises:
         ModelError: The counts cannot be.
@@ -73,6 +75,8 @@ class Cluster:
     environment: str | None = None
     host: HostResources | None = None
     channels_last: bool = False
+    link: str = ""
+    network_bytes_per_second: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.device:
@@ -185,6 +189,8 @@ class WorkloadPrediction:
         reasons: What is unlike, and what else the reader should know, one sentence each.
         nearest: Names of the fitted architectures most like this one and how alike they are, at most 1, best first.
         memory: What the step holds, and whether it fits into the device's memory.
+        communication_ratio: Share of the step in which devices only wait for gradients, where the exchange was
+            simulated; None where it was not told apart.
     """
 
     seconds: float
@@ -197,3 +203,4 @@ class WorkloadPrediction:
     reasons: tuple[str, ...] = ()
     nearest: tuple[tuple[str, float], ...] = ()
     memory: MemoryFit | None = None
+    communication_ratio: float | None = None
