@@ -454,7 +454,7 @@ def test_a_run_that_does_not_exist_is_not_found(client):
         ("GetRun", query_pb2.GetRunRequest(), "run_id"),
         ("GetJob", query_pb2.GetJobRequest(), "job_id"),
         ("PredictEpochLatency", query_pb2.PredictEpochLatencyRequest(run_id=""), "run_id"),
-        ("DecimateSamples", query_pb2.DecimateSamplesRequest(gpu_uuid="x"), "metrics"),
+        ("DecimateSamples", query_pb2.DecimateSamplesRequest(gpu_uuid="x", metrics=["power_watts"] * 17), "metrics"),
         ("DecimateSamples", query_pb2.DecimateSamplesRequest(metrics=["power_watts"]), "gpu_uuid"),
         ("ListRuns", query_pb2.ListRunsRequest(page_token="; DROP TABLE runs"), "page_token"),
         ("ListRuns", query_pb2.ListRunsRequest(page_token="W10="), "page_token"),
@@ -547,6 +547,7 @@ def test_a_picture_gets_the_bounds_of_the_samples(filled, run, trace):
         every.end_time.FromNanoseconds(START_NS + 20 * 10**9)
         ticks = stub.DecimateSamples(every)
     (power,) = found.metrics
+    assert set(found.available_metrics) == set(trace.metrics)
     assert len(found.offset_seconds) == len(power.minimums) == len(power.maximums) <= 40
     # From the run's first activity to its last.
     first_s, last_s = ((time - START_NS) / 1e9 for time in (run.start_unix_nano, run.end_unix_nano))

@@ -21,6 +21,8 @@ _METRICS_PER_WINDOW = 27
 _MOST_WINDOWS = 12
 _MOST_DECIMATED = 16
 _MOST_BINS = 4000
+# Those that say best how busy a GPU is, the best first.
+_TELL_LOAD = ("sm_active", "graphics_active", "gpu_utilization", "dram_active", "power_watts")
 _LONGEST_DECIMATED_NS = 31 * 86_400 * 1_000_000_000
 
 
@@ -60,9 +62,11 @@ def decimate_samples(store: Store, request: query_pb2.DecimateSamplesRequest) ->
         gpu_uuid = run.gpu_uuid
         start = start if request.HasField("start_time") else run.start_unix_nano
         end = end if request.HasField("end_time") else run.end_unix_nano + 1
-    if not 1 <= len(request.metrics) <= _MOST_DECIMATED:
-        raise RequestError("INVALID_ARGUMENT", f"field 'metrics': one to {_MOST_DECIMATED} are taken at a time")
+    if len(request.metrics) > _MOST_DECIMATED:
+        raise RequestError("INVALID_ARGUMENT", f"field 'metrics': at most {_MOST_DECIMATED} are taken at a time")
     metrics = _choose_metrics(store, gpu_uuid, request.metrics)
+    if not request.metrics:
+        metrics = [next((name for name in _TELL_LOAD if name in metrics), metrics[0])]
     if not 0 < end - start <= _LONGEST_DECIMATED_NS:
         raise RequestError(
             "INVALID_ARGUMENT", "field 'end_time': comes after start_time, by 31 days at most; give both of a GPU"
@@ -71,7 +75,9 @@ def decimate_samples(store: Store, request: query_pb2.DecimateSamplesRequest) ->
     bins = _Bins(start, end, count, metrics)
     for window in read_windows(store.samples, gpu_uuid, start, end, metrics, _window_ns(len(metrics))):
         bins.add(window)
-    return bins.response(gpu_uuid)
+    response = bins.response(gpu_uuid)
+    response.available_metrics.extend(store.facts.metrics(gpu_uuid))
+    return response
 
 
 class _Bins:

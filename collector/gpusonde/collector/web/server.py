@@ -41,7 +41,7 @@ _LARGEST_HEAD_BYTES = 16 << 10
 # For a request's head; for taking what waits to be sent.
 _HEAD_S = 10.0
 _SLOW_READER_S = 20.0
-_LAST_ANSWERS_S = 2
+_LAST_ANSWERS_S = 5
 _LOOK_AT_CERTIFICATE_S = 5.0
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -122,7 +122,10 @@ class WebServer:
                 if watching is not None:
                     watching.cancel()
                 server.should_exit = True
-                await asyncio.wait({serving})
+                # However often this is cancelled: the last answers have their time, and no more.
+                while not serving.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait({serving})
 
     async def _follow_certificate(self, context: ssl.SSLContext) -> None:
         """Have new connections use a renewed certificate; a bad one is logged and the one in use stays."""

@@ -730,7 +730,7 @@ class DecimateSamplesRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., bin_count: _Optional[int] = ...) -> None: ...
 
 class DecimateSamplesResponse(_message.Message):
-    __slots__ = ("gpu_uuid", "start_time", "end_time", "offset_seconds", "metrics", "resolution", "interval")
+    __slots__ = ("gpu_uuid", "start_time", "end_time", "offset_seconds", "metrics", "resolution", "interval", "available_metrics")
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -738,6 +738,7 @@ class DecimateSamplesResponse(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     RESOLUTION_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_METRICS_FIELD_NUMBER: _ClassVar[int]
     gpu_uuid: str
     start_time: _timestamp_pb2.Timestamp
     end_time: _timestamp_pb2.Timestamp
@@ -745,7 +746,8 @@ class DecimateSamplesResponse(_message.Message):
     metrics: _containers.RepeatedCompositeFieldContainer[MetricExtremes]
     resolution: _duration_pb2.Duration
     interval: _duration_pb2.Duration
-    def __init__(self, gpu_uuid: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., offset_seconds: _Optional[_Iterable[float]] = ..., metrics: _Optional[_Iterable[_Union[MetricExtremes, _Mapping]]] = ..., resolution: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    available_metrics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gpu_uuid: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., offset_seconds: _Optional[_Iterable[float]] = ..., metrics: _Optional[_Iterable[_Union[MetricExtremes, _Mapping]]] = ..., resolution: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., available_metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MetricExtremes(_message.Message):
     __slots__ = ("metric", "minimums", "maximums")

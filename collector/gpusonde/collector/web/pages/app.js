@@ -1,0 +1,62 @@
+// The page: which view is shown, whether the collector answers, who asks for a token.
+
+import { Api } from "./api.js";
+import { Fleet } from "./fleet.js";
+import { JobView } from "./job.js";
+import { el } from "./parts.js";
+
+const view = document.getElementById("view");
+const link = document.getElementById("link");
+const gone = document.getElementById("gone");
+let shown = null;
+let goneSince = null;
+
+function askToken(why) {
+  const dialog = document.getElementById("ask");
+  const input = document.getElementById("ask-token");
+  document.getElementById("ask-why").textContent = why;
+  input.value = "";
+  dialog.showModal();
+  input.focus();
+  return new Promise((resolve) => {
+    const closed = () => {
+      if (!input.value.trim()) return dialog.showModal();
+      dialog.removeEventListener("close", closed);
+      resolve(input.value.trim());
+      input.value = "";
+    };
+    dialog.addEventListener("close", closed);
+  });
+}
+
+const api = new Api(askToken);
+
+function show() {
+  shown?.close();
+  const job = location.hash.match(/^#\/jobs\/(.+)$/);
+  const place = el("div");
+  view.replaceChildren(place);
+  shown = job ? new JobView(api, place, decodeURIComponent(job[1])) : new Fleet(api, place);
+  document.title = job ? `${decodeURIComponent(job[1])} - gpusonde` : "gpusonde";
+  shown.load();
+}
+
+function setLink(state) {
+  if (state === "gone") {
+    goneSince ??= new Date();
+    gone.textContent = `The collector has not answered since ${goneSince.toLocaleTimeString()}. What is shown is from before;`
+      + " this page tries again by itself.";
+  } else if (goneSince) {
+    goneSince = null;
+    shown.load();
+  }
+  gone.hidden = state !== "gone";
+  link.textContent = { here: "live", waiting: "waiting for a turn: many watch", gone: "not connected" }[state];
+}
+
+addEventListener("hashchange", () => {
+  show();
+  view.focus();
+});
+show();
+api.watch((change) => shown.change(change), setLink);

@@ -1,0 +1,78 @@
+// What the pages share: elements (text of users only ever as text), states, times.
+
+export function el(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in made && !name.includes("-")) made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+// Those that want somebody come first. Colour and sign: neither alone says which it is.
+export const STATES = [
+  ["hung", "#d13438", "M3 3l10 10M13 3L3 13"],
+  ["stalled", "#e8710a", "M5 3v10M11 3v10"],
+  ["slower", "#c99700", "M3 5l5 6 5-6"],
+  ["idle", "#8a8f98", "M3 8h10"],
+  ["unknown", "#6e5a7e", "M5 5a3 3 0 1 1 3 4v1M8 13v1"],
+  ["starting", "#4aa3df", "M4 8h8M8 4v8"],
+  ["training", "#2e9d5b", "M4 3l9 5-9 5z"],
+  ["evaluating", "#17a2a2", "M8 3a5 5 0 1 0 .1 0"],
+  ["checkpointing", "#3b6fd4", "M3 3h10v10H3z"],
+  ["serving", "#9b59d0", "M3 8a5 5 0 0 1 10 0M3 8h10"],
+  ["ended", "#00000000", "M3 13h10"],
+];
+const BY_NAME = new Map(STATES.map(([name, colour, sign], rank) => [name, { colour, sign, rank }]));
+
+export const stateOf = (wire) => (wire || "").replace("JOB_STATE_", "").toLowerCase() || "unknown";
+export const colourOf = (state) => (BY_NAME.get(state) || BY_NAME.get("unknown")).colour;
+export const rankOf = (state) => (BY_NAME.get(state) || BY_NAME.get("unknown")).rank;
+
+export function stateMark(state) {
+  const known = BY_NAME.get(state) || BY_NAME.get("unknown");
+  const space = "http://www.w3.org/2000/svg";
+  const picture = document.createElementNS(space, "svg");
+  picture.setAttribute("viewBox", "0 0 16 16");
+  picture.setAttribute("aria-hidden", "true");
+  const sign = document.createElementNS(space, "path");
+  for (const [name, value] of [
+    ["d", known.sign], ["fill", "none"], ["stroke-width", "3"],
+    ["stroke", known.colour.length > 7 ? "currentColor" : known.colour],
+  ]) sign.setAttribute(name, value);
+  picture.append(sign);
+  return el("span", { className: "state" }, picture, state);
+}
+
+export const secondsOf = (time) => (time ? Date.parse(time) / 1000 : NaN);
+export const lengthOf = (duration) => (duration ? parseFloat(duration) : NaN);
+
+export function timeText(seconds) {
+  return Number.isFinite(seconds)
+    ? new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" })
+    : "not known";
+}
+
+export function lengthText(seconds) {
+  if (!Number.isFinite(seconds)) return "not known";
+  if (seconds === 0) return "0 s";
+  if (seconds < 1) return `${(seconds * 1000).toPrecision(3)} ms`;
+  if (seconds < 120) return `${seconds.toPrecision(3)} s`;
+  if (seconds < 7200) return `${(seconds / 60).toPrecision(3)} min`;
+  if (seconds < 172800) return `${(seconds / 3600).toPrecision(3)} h`;
+  return `${(seconds / 86400).toPrecision(3)} d`;
+}
+
+export const shareText = (share) => `${(100 * share).toPrecision(3)} %`;
+
+export function table(caption, head, rows) {
+  return el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption },
+    el("table", {},
+      el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col" }, text)))),
+      el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell) => (
+        cell instanceof HTMLTableCellElement ? cell : el("td", {}, cell)
+      )))))));
+}
+
+export const jobAddress = (jobId) => `#/jobs/${encodeURIComponent(jobId)}`;

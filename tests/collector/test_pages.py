@@ -1,0 +1,247 @@
+"""The page in a real browser, on a collector with a job of eight GPUs, one of one GPU, and one with a hostile name."""
+
+import os
+import re
+import shutil
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from support.job_records import binding, gpu_traces, records_of
+from support.own_port import own_port
+from support.running_collector import ThreadCollector
+from support.web_client import WebClient, web_address
+from support.wire_agent import WireStream, hello, wait_until
+
+from gpusonde.collector.security.identity import Role
+from gpusonde.collector.security.tokens import token_entry
+from gpusonde.ingest.v1 import ingest_pb2
+
+pytest.importorskip("uvicorn", reason="the page needs the extra web")
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser is driven with playwright")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium here")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+HOSTILE = '<script>document.title="owned"</script><img src=x onerror=alert(1)>'
+GENEROUS_MS = 60_000
+AXE = os.environ.get("GPUSONDE_TEST_AXE", "")
+# Where somebody wants to look at what the browser saw.
+PICTURES = os.environ.get("GPUSONDE_TEST_PICTURES", "")
+JOBS = {"host-a": ("resnet-8", 8), "host-b": ("lora-1", 1), "host-c": (HOSTILE, 1)}
+
+
+def feed(target):
+    """Have three agents send a job each, of the same nine epochs; the first two go on."""
+    streams = []
+    for agent, (job, count) in JOBS.items():
+        traces = {f"GPU-{agent}-{i}": trace for i, trace in enumerate(gpu_traces(count).values())}
+        pending = records_of(traces, [binding(gpu, job) for gpu in traces], agent_id=agent)
+        records = [ingest_pb2.Record.FromString(each.entry.payload) for each in pending]
+        stream = WireStream(target, hello(agent), timeout_s=280)
+        stream.greet()
+        records = records if job == HOSTILE else records[:-1]
+        stream.send(*records).wait_acked(len(records))
+        streams.append(stream)
+    return streams
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pages") / "data"
+    with ThreadCollector(directory, web__listen="127.0.0.1:0", store__segment_interval="100ms") as collector:
+        streams = feed(collector.target)
+        client = WebClient(directory)
+        wait_until(lambda: has_told(client), 120, "states and cycles of all jobs")
+        yield "http://{}:{}/".format(*web_address(directory))
+        for stream in streams:
+            stream.close()
+
+
+def has_told(client):
+    runs = client.get("/v1/runs")["runs"]
+    jobs = client.get("/v1/jobs")["jobs"]
+    return len(runs) == 10 and len(jobs) == 3 and all(job["history"] and "level" in job for job in jobs)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page whose errors, and whose requests to anywhere else, fail the test."""
+    context = browser.new_context(viewport={"width": 1100, "height": 800})
+    context.set_default_timeout(GENEROUS_MS)
+    page = context.new_page()
+    page.errors, page.hosts = [], set()
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
+    page.on("request", lambda request: page.hosts.add(re.sub(r"^(\w+://[^/]+).*", r"\1", request.url)))
+    yield page
+    context.close()
+    assert page.errors == []
+    assert len(page.hosts) <= 1
+
+
+def picture(page, name):
+    if PICTURES:
+        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
+
+
+def test_the_fleet_lists_jobs_and_shows_the_time_of_every_gpu(page, filled):
+    page.goto(filled)
+    page.get_by_role("link", name="resnet-8").wait_for()
+    heat = page.get_by_role("img", name="10 GPUs from")
+    heat.wait_for()
+    page.get_by_text("live", exact=True).wait_for()
+    picture(page, "web_fleet")
+    heat.focus()
+    page.keyboard.press("ArrowDown")
+    page.get_by_text(re.compile(r"GPU-host-\w-\d: \w+ since .*, job ")).wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("#/jobs/"))
+
+
+def test_a_job_shows_its_state_its_cycles_and_its_traces_down_to_ticks(page, filled):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if "/samples?" in request.url else None)
+    page.goto(f"{filled}#/jobs/resnet-8")
+    chart = page.get_by_role("group", name="Trace of 8 of 8 GPUs")
+    chart.locator("canvas").wait_for()
+    page.get_by_role("heading", name="Cycles").wait_for()
+    assert page.get_by_role("region", name="GPUs").get_by_role("row").count() == 9
+    picture(page, "web_job")
+    widths = []
+    chart.focus()
+    for _ in range(12):
+        before = len(asked)
+        page.keyboard.press("w")
+        wait_for(page, lambda before=before: len(asked) > before)
+        widths.append(width_of(asked[-1]))
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < 2.0
+    page.keyboard.press("0")
+    wait_for(page, lambda: width_of(asked[-1]) > 100)
+
+
+def wait_for(page, condition):
+    """Wait while the browser's events come in, which they do only while it is asked something."""
+    for _ in range(GENEROUS_MS // 50):
+        if condition():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("waited in vain")
+
+
+def width_of(url):
+    times = re.findall(r"(?:start|end)_time=([^&]+)", url)
+    start, end = (unix_s(text) for text in times)
+    return end - start
+
+
+def unix_s(text):
+    return datetime.fromisoformat(unquote(text).replace("Z", "+00:00")).timestamp()
+
+
+def test_a_total_gives_the_end_of_the_job(page, filled):
+    page.goto(f"{filled}#/jobs/resnet-8")
+    page.get_by_role("heading", name="Cycles").wait_for()
+    page.get_by_label("Cycles in all").fill("20")
+    page.keyboard.press("Tab")
+    page.get_by_text(re.compile(r"between .* and .*\(\d+\.\d %\)")).wait_for()
+
+
+def test_what_users_have_named_is_text_and_nothing_else(page, filled):
+    page.goto(filled)
+    link = page.get_by_role("link", name=HOSTILE)
+    link.wait_for()
+    link.click()
+    page.get_by_role("heading", name=HOSTILE).wait_for()
+    assert page.locator("main script, main img").count() == 0
+    assert page.title() == f"{HOSTILE} - gpusonde"
+
+
+def test_a_phone_shows_it_without_scrolling_sideways_in_dark_too(page, filled):
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.emulate_media(color_scheme="dark")
+    for place in ("", "#/jobs/resnet-8"):
+        page.goto(f"{filled}{place}")
+        page.get_by_role("link", name="resnet-8" if not place else "All jobs").wait_for()
+        page.locator("canvas").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        picture(page, f"web_phone{'_job' if place else ''}")
+
+
+def test_everything_can_be_reached_with_the_keyboard_and_has_a_name(page, filled):
+    page.goto(filled)
+    page.get_by_role("link", name="resnet-8").wait_for()
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.textContent || document.activeElement.ariaLabel || ''"))
+    assert reached[0] == "Skip to content"
+    assert any("resnet-8" in text for text in reached)
+    assert page.locator("button:not(:has-text(' ')):empty, a:empty").count() == 0
+
+
+@pytest.mark.skipif(not AXE, reason="GPUSONDE_TEST_AXE names no axe.min.js (of npm's axe-core)")
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser, filled, colours):
+    # The page's own policy would keep the checker out.
+    page = browser.new_context(bypass_csp=True, color_scheme=colours).new_page()
+    page.set_default_timeout(GENEROUS_MS)
+    for place, sign in (("", "link"), ("#/jobs/resnet-8", "heading")):
+        page.goto(f"{filled}{place}")
+        page.get_by_role(sign, name="resnet-8").wait_for()
+        page.locator("canvas").first.wait_for()
+        page.add_script_tag(path=AXE)
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(each["id"], each["impact"], [node["html"] for node in each["nodes"]]) for each in found] == []
+    page.context.close()
+
+
+def test_a_token_is_asked_for_and_kept_out_of_every_address(browser, tmp_path):
+    (tmp_path / "tokens.toml").write_text(token_entry("of-a-reader", Role.READER))
+    settings = {"security__tokens_file": str(tmp_path / "tokens.toml"), "security__anonymous": "never"}
+    with ThreadCollector(tmp_path / "data", web__listen="127.0.0.1:0", **settings):
+        page = browser.new_page()
+        page.set_default_timeout(GENEROUS_MS)
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto("http://{}:{}/".format(*web_address(tmp_path / "data")))
+        for token in ("of-nobody", "of-a-reader"):
+            page.get_by_label("Token", exact=True).fill(token)
+            page.get_by_role("button", name="Use it").click()
+        page.get_by_text("No job has run here yet").wait_for()
+        page.reload()
+        page.get_by_text("No job has run here yet").wait_for()
+        page.context.close()
+        assert not any("of-a" in url for url in asked)
+
+
+def test_a_page_whose_collector_is_gone_says_so_and_comes_back(browser, tmp_path):
+    address = f"127.0.0.1:{own_port()}"
+    page = browser.new_page()
+    page.set_default_timeout(GENEROUS_MS)
+    with ThreadCollector(tmp_path / "data", web__listen=address):
+        page.goto(f"http://{address}/")
+        page.get_by_text("live", exact=True).wait_for()
+    page.get_by_role("alert").get_by_text("The collector has not answered since").wait_for()
+    with ThreadCollector(tmp_path / "data", web__listen=address):
+        page.get_by_text("live", exact=True).wait_for()
+        assert page.get_by_role("alert").is_hidden()
+        page.context.close()
