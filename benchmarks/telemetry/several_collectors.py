@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +36,28 @@ from support.clickhouse_http import ClickHouseHttp
 from support.trace_records import trace_records
 
 _TRACE = Path(__file__).parents[2] / "tests" / "data" / "demo_trace.parquet"
+_LONE = 40
+# A service of the same interface that reads a message and writes one, and then waits for the end of the stream.
+_FLOOR = """
+import asyncio, grpc.aio
+from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+
+class Floor(ingest_pb2_grpc.IngestServiceServicer):
+    async def StreamSamples(self, requests, context):
+        await requests.__anext__()
+        await context.write(ingest_pb2.StreamSamplesResponse(hello_ack=ingest_pb2.HelloAck()))
+        async for _ in requests:
+            pass
+
+async def main():
+    server = grpc.aio.server()
+    ingest_pb2_grpc.add_IngestServiceServicer_to_server(Floor(), server)
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+asyncio.run(main())
+"""
 
 
 async def _greet(target: str, names: Sequence[str], start_unix_nano: int) -> None:
@@ -66,13 +89,33 @@ def _in_store(collector: CollectorProcess) -> float:
     return sum(of_python[1:])
 
 
+def grpc_alone(pause_s: float) -> float:
+    """Return the CPU seconds that one lone greeting costs a service which does nothing with it.
+
+    Args:
+        pause_s: Between one and the next, as a collector's answer takes.
+    """
+    with subprocess.Popen([sys.executable, "-c", _FLOOR], stdout=subprocess.PIPE, text=True) as floor:
+        assert floor.stdout
+        try:
+            address = f"127.0.0.1:{int(floor.stdout.readline())}"
+            asyncio.run(_greet(address, ["first"], 1))
+            before = cpu_seconds(floor.pid)
+            for number in range(_LONE):
+                asyncio.run(_greet(address, [f"lone-{number}"], 1))
+                time.sleep(pause_s)
+            return (cpu_seconds(floor.pid) - before) / _LONE
+        finally:
+            floor.terminate()
+
+
 def greetings(collector: CollectorProcess, count: int) -> dict[str, tuple[float, float, float]]:
     """Return kind of greeting -> CPU seconds of the collector for one, those of them in its store, and wall seconds.
 
     All without what it takes when idle.
     """
     names = [f"greeted-{number}" for number in range(count)]
-    lone = [f"lone-{number}" for number in range(40)]
+    lone = [f"lone-{number}" for number in range(_LONE)]
 
     def spent() -> np.ndarray:
         return np.array([cpu_seconds(collector.pid), _in_store(collector), time.monotonic()])
@@ -204,11 +247,13 @@ def main() -> None:
                     one.stop()
                 if sql:
                     sql.close()
+    lone_s = [wall for kind, (_, _, wall) in greeted.items() if "one after another" in kind]
     lines = ["| greetings | CPU of the collector, each | of that in its store | wall time, each |", "|---|---|---|---|"]
     lines += [
         f"| {kind} | {1e3 * cpu:.2f} ms | {1e3 * store:.2f} ms | {1e3 * wall:.1f} ms |"
         for kind, (cpu, store, wall) in greeted.items()
     ]
+    lines.append(f"| gRPC alone, one after another | {1e3 * grpc_alone(min(lone_s)):.2f} ms | - | - |")
     lines += [
         "",
         "| four collectors, one killed | |",
