@@ -62,6 +62,15 @@ def test_nothing_is_in_the_way_of_a_server_that_is_as_the_client_thinks(authorit
         assert kind_and_words(encrypted, ClientSecurity(ca=str(authority.ca), server_name="LOCALHOST")) is None
 
 
+def test_a_server_without_tls_is_asked_without_what_tls_takes_of_memory(monkeypatch):
+    def context():
+        raise AssertionError("a context of TLS was made")
+
+    monkeypatch.setattr("gpusonde.service.tls.obstacles._context", context)
+    with grpc_server() as plain:
+        assert kind_and_words(plain) is None
+
+
 def test_nobody_and_unknown_hosts_are_told_apart():
     assert kind_and_words(f"127.0.0.1:{own_port()}") == ("nobody", "nothing listens there")
     assert kind_and_words("no-such-host.invalid:7433") == ("host", "the host's name is not known here")

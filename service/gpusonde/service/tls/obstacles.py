@@ -60,7 +60,7 @@ class Obstacle:
 def find_obstacle(
     target: str, security: ClientSecurity, timeout_s: float = 3.0, environment: Mapping[str, str] = os.environ
 ) -> Obstacle | None:
-    """Look what is at an address; takes up to about three times ``timeout_s``. None where nothing is wrong with it.
+    """Look what is at an address; takes up to about four times ``timeout_s``. None where nothing is wrong with it.
 
     Args:
         target: ``host:port``.
@@ -87,6 +87,10 @@ def find_obstacle(
 
 
 def _without_tls(target: str, timeout_s: float) -> Obstacle | None:
+    # Most often nothing is wrong any more, and a context of TLS takes an agent some MiB for good.
+    with _connected(target, timeout_s) as plain:
+        if _speaks_http2(plain):
+            return None
     context = _context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
