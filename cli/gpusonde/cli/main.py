@@ -45,6 +45,7 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("watch a training job from its GPU's metrics alone, from sampling to the best offer", "demo"),
+    "view": Command("show trace files on the collector's page, without a collector", "commands.view"),
     "detect": Command("find the training epochs of one trace", "commands.detect"),
     "predict": Command("predict the epoch latency of a run on other GPUs", "commands.predict"),
     "train": Command(

@@ -55,7 +55,7 @@ class DemoProcess:
                 stdout=out,
                 stderr=log,
                 start_new_session=True,
-                env=_environment(),
+                env=_environment() | {"TMPDIR": str(self._log_path.parent)},
             )
         _log.debug("%s is process %d: gpusonde %s", self.name, self._process.pid, " ".join(self._arguments))
 
@@ -73,7 +73,9 @@ class DemoProcess:
         """Raise ``CommandError`` if the process ended with a failure."""
         code = self.exit_code
         if code is not None and code != 0:
-            raise CommandError(f"the {self.name} of the demo ended with exit code {code}: {self.last_words()}")
+            raise CommandError(
+                f"the {self.name} that was started here ended with exit code {code}: {self.last_words()}"
+            )
 
     def wait_until(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Wait for a condition that the process brings about.

@@ -1,0 +1,112 @@
+"""``gpusonde view``: the collector's page for trace files, without a collector: what it makes is gone when it ends."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+from gpusonde.cli import formatting
+from gpusonde.cli.demo.processes import DemoProcess, stopped_by_signals
+from gpusonde.cli.output import JsonKey, Output
+from gpusonde.cli.parsing import Parser
+from gpusonde.errors import CommandError
+
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.2
+# A file is there after some seconds, but for very long ones.
+_REPLAY_S = 5.0
+_MOST_SPEED = 500.0
+_MOST_FILES = 64
+
+
+class ViewPayload(TypedDict):
+    """What ``gpusonde view`` prints."""
+
+    url: Annotated[str, JsonKey("where the page is, until the command ends")]
+    gpus: Annotated[int, JsonKey("GPUs in the files")]
+
+
+def add_view_options(parser: Parser) -> None:
+    """Declare ``gpusonde view``."""
+    parser.description = (
+        "Show trace files on the collector's page: a collector and an agent for each file run on loopback, with a"
+        " folder of their own, until Ctrl-C; then all of it is removed."
+    )
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="trace file; several may be given")
+
+
+def run_view(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    from gpusonde.telemetry import read_traces
+
+    if importlib.util.find_spec("uvicorn") is None:
+        raise CommandError("the page needs the extra 'web': pip install 'gpusonde[collector,web]'")
+    if len(args.traces) > _MOST_FILES:
+        raise CommandError(f"{len(args.traces)} files; up to {_MOST_FILES} are shown at a time")
+    durations_s, gpus = [], 0
+    for path in args.traces:
+        traces = read_traces(path)
+        durations_s.append(max(trace.duration_s for trace in traces))
+        gpus += len(traces)
+    output = Output(as_json=args.json)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stopped_by_signals())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpusonde-view-")))
+        collector, url, address = _start_collector(directory, output, stack)
+        speed = min(_MOST_SPEED, max(1.0, max(durations_s) / _REPLAY_S))
+        agents = _start_agents(args.traces, speed, address, directory, stack)
+        output.result(
+            ViewPayload(url=url, gpus=gpus),
+            lambda screen: screen.line(
+                f"{url} shows {formatting.count(gpus, 'GPU')} of {formatting.count(len(agents), 'file')} until Ctrl-C"
+            ),
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                for process in (collector, *agents):
+                    process.check()
+                time.sleep(_POLL_S)
+    return 0
+
+
+def _start_collector(directory: Path, output: Output, stack: contextlib.ExitStack) -> tuple[DemoProcess, str, str]:
+    """Start a collector with a page; return it, the page's address and its own."""
+    store = directory / "store"
+    arguments = ["collector", "--listen", "127.0.0.1:0", "--store", str(store)]
+    # Files are replayed faster than the rate that an agent may have.
+    for setting in ("metrics.listen=", "web.listen=127.0.0.1:0", "ingest.max_records_per_second=10000"):
+        arguments += ["--set", setting]
+    collector = DemoProcess("collector", arguments, directory)
+    stack.callback(collector.stop)
+    collector.start()
+    with output.progress("starting the collector"):
+        collector.wait_until((store / "address").is_file, "the start of the collector", _START_TIMEOUT_S)
+    if not (store / "web_address").is_file():
+        raise CommandError(f"the collector serves no page: {collector.last_words()}")
+    web, own = ((store / name).read_text(encoding="utf-8").strip() for name in ("web_address", "address"))
+    return collector, f"http://{web}/", own
+
+
+def _start_agents(
+    paths: Sequence[Path], speed: float, address: str, directory: Path, stack: contextlib.ExitStack
+) -> list[DemoProcess]:
+    """Have each file replayed by an agent that is called as the file is."""
+    agents = []
+    for number, path in enumerate(paths, start=1):
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.name)[:80].lstrip("._-") or "trace"
+        name = stem if [other.name for other in paths].count(path.name) == 1 else f"{stem}-{number}"
+        words = ["agent", "--json", "--collector", address, "--id", name, "--spool", str(directory / f"spool-{number}")]
+        words += ["--set", "metrics.listen=", "--replay", str(path.absolute()), "--speed", repr(speed)]
+        agent = DemoProcess(f"agent-{number}", words, directory)
+        # Stopped before the collector: the stack unwinds backwards.
+        stack.callback(agent.stop)
+        agent.start()
+        agents.append(agent)
+    return agents

@@ -1,0 +1,63 @@
+"""``gpusonde view``: the page for files, which leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from support.wire_agent import wait_until
+
+pytest.importorskip("uvicorn", reason="the page needs the extra web")
+
+DEMO = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+
+
+def gpusonde(*words, temporary):
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpusonde.cli", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    )
+
+
+def asked(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_file_is_shown_until_an_interrupt_and_nothing_stays(tmp_path, number):
+    viewing = gpusonde("view", DEMO, "--json", temporary=tmp_path)
+    try:
+        printed = json.loads(viewing.stdout.readline())
+        assert printed["gpus"] == 1
+        runs = []
+
+        def is_analysed():
+            runs[:] = asked(f"{printed['url']}v1/runs")["runs"]
+            return runs and runs[0]["status"] == "RUN_STATUS_ENDED"
+
+        wait_until(is_analysed, 120, "the end of the replay")
+        assert (runs[0]["agent_id"], runs[0]["verdict"]) == ("demo_trace.parquet", "EPOCH_VERDICT_EPOCHS")
+        viewing.send_signal(number)
+        _, errors = viewing.communicate(timeout=120)
+        assert (viewing.returncode, errors) == (0, "")
+    finally:
+        viewing.kill()
+        viewing.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_none_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "trace.csv").write_text("nothing\n")
+    viewing = gpusonde("view", tmp_path / "trace.csv", temporary=tmp_path)
+    _, errors = viewing.communicate(timeout=120)
+    assert viewing.returncode == 1
+    assert "trace.csv" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.csv"]
