@@ -119,7 +119,7 @@ def _hangs(recorded: Recorded, _: argparse.Namespace) -> list[str]:
             for recording, told in recorded
             if (trial := hangs.hang(recording, told, how, rng, with_marks=with_marks)) is not None
         ]
-        lines += [*hangs.table(trials, title), ""]
+        lines += [*hangs.table(trials, title, kinds=with_marks), ""]
     return lines
 
 
@@ -159,7 +159,7 @@ def _weeks(_: Recorded, arguments: argparse.Namespace) -> list[str]:
         for looks, share in ((True, 1.0), (False, _BARE_SHARE)):
             tasks = [(*job, looks) for job in weeks.every_job(share * arguments.weeks * hangs.WEEK_H)]
             lines += ["With marks of processes:" if looks else "Only the end of the processes known:", ""]
-            lines += [*weeks.table(list(pool.map(_watched, tasks))), ""]
+            lines += [*weeks.table(list(pool.map(_watched, tasks)), kinds=looks), ""]
     return lines
 
 

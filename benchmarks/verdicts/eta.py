@@ -24,6 +24,7 @@ _JITTER, _LOOKS = 0.02, 3  # of the job, either way of a share; looks at each
 _SAME_PERIOD = 0.15
 _FEWEST = 4  # cycles of a job, for its end to be asked for
 _WHOLE_S = 2.0
+_IN_EVERY_KIND, _LARGE = 0.8, 0.05
 _LONGEST_S = 3600.0  # of generated jobs, as planned
 _TRAINS = frozenset({JobState.TRAINING, JobState.SLOWER})
 _TILING = frozenset({CycleRole.EPOCH, CycleRole.STEP, CycleRole.TRIAL})
@@ -155,26 +156,40 @@ def tasks(per_kind: int) -> list[tuple[str, int, int]]:
 
 
 def table(found: Sequence[Look]) -> list[str]:
-    """Lines of a Markdown table, a kind each: jobs, looks at which there was an estimate, errors and intervals."""
+    """Lines of a Markdown table: jobs, looks at which there was an estimate, errors and intervals; what falls short."""
     cells = " | ".join(f"{share:.0%}: estimates | median error | p90 | in the interval | its width" for share in SHARES)
     lines = [f"| jobs | | {cells} |", "|---|---|---|---|---|---|---|---|---|---|---|---|"]
-    groups: dict[str, list[Look]] = defaultdict(list)
+    kinds: dict[str, list[Look]] = defaultdict(list)
     for look in found:
-        groups[look.kind].append(look)
-    back = [look for look in found if look.held_back]
+        kinds[look.kind].append(look)
     rows = [
-        *sorted(groups.items()),
+        *sorted((kind, mine) for kind, mine in kinds.items() if not kind.startswith("generated")),
         ("**recordings chosen by**", [look for look in found if not look.held_back]),
-        ("**held back**", back),
+        ("**held back**", [look for look in found if look.held_back]),
     ]
-    without = []
     for name, mine in rows:
-        if mine and all(look.estimate() is None for look in mine):
-            without.append(f"{name} ({len({look.name for look in mine})})")
-        elif mine:
+        if any(look.estimate() is not None for look in mine):
             cells = " | ".join(_cells([look for look in mine if look.share == share]) for share in SHARES)
             lines.append(f"| {name} | {len({look.name for look in mine})} | {cells} |")
-    return [*lines, "", f"Without any estimate: {', '.join(without) or 'none'}."]
+    lines.append("")
+    for share in SHARES:
+        told = {kind: _errors([look for look in mine if look.share == share]) for kind, mine in sorted(kinds.items())}
+        told = {kind: each for kind, each in told.items() if each[0].size}
+        fewer = [f"{kind} {inside.mean():.0%}" for kind, (_, inside) in told.items() if inside.mean() < _IN_EVERY_KIND]
+        worse = [f"{kind} {np.median(error):.0%}" for kind, (error, _) in told.items() if np.median(error) > _LARGE]
+        lines += [
+            f"At {share:.0%}, of {len(told)} kinds, in the interval less than {_IN_EVERY_KIND:.0%}:",
+            f"{', '.join(fewer) or 'none'}. Median error over {_LARGE:.0%}: {', '.join(worse) or 'none'}.",
+        ]
+    return lines
+
+
+def _errors(mine: Sequence[Look]) -> tuple[FloatArray, FloatArray]:
+    """Relative errors of the estimates, and which of their intervals hold the end."""
+    told = [(look.unit.end_s, look.now_s, estimate) for look in mine if look.unit and (estimate := look.estimate())]
+    errors = [abs((estimate.end_s - now_s) / (end_s - now_s) - 1) for end_s, now_s, estimate in told]
+    inside = [estimate.end_low_s <= end_s <= estimate.end_high_s for end_s, _, estimate in told]
+    return np.array(errors), np.array(inside)
 
 
 def _cells(mine: Sequence[Look]) -> str:

@@ -119,8 +119,8 @@ def upper_bound(events: int, hours: float) -> float:
     return float(chi2.ppf(0.95, 2 * events + 2)) / 2 / hours * WEEK_H
 
 
-def table(trials: Sequence[Trial], title: str) -> list[str]:
-    """Lines of a Markdown table, one kind of hang each."""
+def table(trials: Sequence[Trial], title: str, *, kinds: bool) -> list[str]:
+    """Lines of a Markdown table, one kind of hang each where that is wanted, and all together."""
     by: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
         by[trial.how].append(trial)
@@ -128,7 +128,7 @@ def table(trials: Sequence[Trial], title: str) -> list[str]:
         f"| {title} | trials | in 60 s | held back | median s | p90 s | never | `hung` | 3 pauses | in 3 cycles |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for how, mine in [*by.items(), ("all", list(trials))]:
+    for how, mine in [*(by.items() if kinds else ()), ("all", list(trials))]:
         delay = np.array([t.delay_s for t in mine])
         back = np.array([t.delay_s for t in mine if is_held_back(t.name, t.kind)])
         some = [t for t in mine if t.pauses >= 3]

@@ -246,8 +246,8 @@ def _budget_s(rng: Generator) -> float:
     return log_uniform(rng, _SHORTEST_S, _LONGEST_S)
 
 
-def table(jobs: Sequence[Played]) -> list[str]:
-    """Lines of a Markdown table: alarms by kind of job."""
+def table(jobs: Sequence[Played], *, kinds: bool) -> list[str]:
+    """Lines of a Markdown table: alarms by kind of job where that is wanted, and of all of them."""
     groups = {
         "training": [k for k in _KINDS if k not in BLIND and k not in (*INTERACTIVE, *SERVING, *_OTHER)],
         "training of kinds set aside": [k for k in BLIND if k not in (*INTERACTIVE, *SERVING, *_OTHER)],
@@ -256,15 +256,15 @@ def table(jobs: Sequence[Played]) -> list[str]:
         "other work": _OTHER,
         _BY_USE: tuple(_KINDS),
         _BY_POWER: tuple(_KINDS),
-        "all": tuple(_KINDS),
     }
     lines = [
         "| jobs | job-weeks | false alarms | per job and week | upper bound (95 %) | stalls named | ended |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, kinds in groups.items():
-        mine = [job for job in jobs if job.kind in kinds and (job.by_power or name != _BY_POWER)]
-        if name not in (_BY_POWER, "all"):
+    wanted = [*groups] if kinds else [_BY_USE, _BY_POWER]
+    for name in wanted:
+        mine = [job for job in jobs if job.kind in groups[name] and (job.by_power or name != _BY_POWER)]
+        if name != _BY_POWER:
             mine = [job for job in mine if not job.by_power]
         hours = sum(job.hours for job in mine)
         if not mine:

@@ -170,6 +170,27 @@ def test_a_gap_is_epochs_that_were_not_seen_or_a_pause(trained_s: list[list[floa
     assert estimate.epochs_done == done
 
 
+@pytest.mark.parametrize(
+    ("rests_s", "later_s"), [([], 0.0), ([(105, 107), (118, 121), (130, 134)], 0.0), ([(105, 131)], 26.0)]
+)
+def test_a_long_pause_since_the_last_epoch_comes_on_top_and_many_short_ones_do_not(
+    rests_s: list[tuple[float, float]], later_s: float
+) -> None:
+    starts = np.arange(0.0, 100.0, 10.0)
+    edges = np.array([0.0, *[edge for rest in rests_s for edge in rest], 160.0]).reshape(-1, 2)
+    estimate = estimate_end(starts, starts + 10.0, 30, 160.0, training_s=edges)
+    assert estimate.end_s == pytest.approx(300.0 + later_s)
+
+
+@pytest.mark.parametrize(("first_s", "done"), [(10.0, 10), (33.0, 13), (36.0, 10)])
+def test_what_it_trained_before_the_first_epoch_that_was_seen_is_epochs_if_it_is_whole_ones(
+    first_s: float, done: int
+) -> None:
+    starts = first_s + np.arange(0.0, 100.0, 10.0)
+    trained_s = np.array([[0.0 if first_s > 10 else 9.0, first_s + 100]])
+    assert estimate_end(starts, starts + 10.0, 30, first_s + 100, training_s=trained_s).epochs_done == done
+
+
 def test_earlier_runs_bound_the_end_of_one_that_goes_on() -> None:
     estimate = estimate_from_others([1000.0, 1100.0, 900.0, 1050.0], 50.0, 500.0)
     assert 500.0 < estimate.end_low_s < estimate.end_s == pytest.approx(50 + 1025, abs=10)

@@ -28,8 +28,8 @@ _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
 # Beyond the scatter of cycles: slow drift, of the time left; where boundaries are placed, and cycles that were not
 # seen, of a cycle; and the share of time that longer ones took, of the time left: they need be no part of a rhythm.
 _DRIFT, _PLACED, _UNSEEN, _UNEVEN = 0.03, 0.5, 1.0, 0.5
-_LOST = 0.25  # of a cycle, in which it did not train though it usually does: less is where its words begin and end
-_LEAST_TRAINING = 0.05  # share of its time
+_WARM_UP = 0.4  # of a cycle
+_LOST = 1.0  # of a cycle, that it has not trained at a time: less, and what it usually does, is part of its cycles
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
 
@@ -75,8 +75,8 @@ def estimate_end(
         total_epochs: Epochs that the job is to run for.
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
-            A gap between epochs is a pause, or epochs that were not seen, and what it has trained less than usual since
-            the last of them comes on top.
+            A gap between epochs is a pause, or epochs that were not seen, and so is training before them. A pause since
+            the last of them that is twice as long as any before comes on top.
         epochs_before: Epochs before the first one given.
 
     Raises:
@@ -92,7 +92,12 @@ def estimate_end(
     last = float(ends_s[-1])
     seen = _SeenCycles.measure(starts_s, ends_s, training_s)
     # A total that is reached only by what was not seen is not reached.
-    unseen = min(seen.unseen, total_epochs - done) if total_epochs > done else 0
+    unseen = seen.unseen
+    if training_s is not None and training_s.size and not epochs_before:
+        before = float(_overlap(np.array([-math.inf]), starts_s[:1], training_s)[0]) / seen.mean_s
+        # It warms up, too; what is half an epoch more than whole ones is something else.
+        unseen += int(before) if before % 1 < _WARM_UP else 0
+    unseen = min(unseen, total_epochs - done) if total_epochs > done else 0
     done += unseen
     left = total_epochs - done
     if left <= 0:
@@ -108,10 +113,9 @@ def estimate_end(
     half = float(stdtrit(max(seen.count - 1, 1), 0.5 + COVERAGE / 2)) * sigma
     end = last + left * seen.mean_s + longer_s
     if training_s is not None and training_s.size:
-        usual = float(_overlap(starts_s[:1], ends_s[-1:], training_s)[0]) / (last - float(starts_s[0]))
-        since = float(_overlap(ends_s[-1:], np.array([max(now_s, last)]), training_s)[0])
-        lost_s = now_s - last - since / max(usual, _LEAST_TRAINING)
-        end += lost_s if lost_s > _LOST * seen.mean_s else 0.0
+        pauses = _pauses_s(training_s, last, now_s)
+        usual_s = max(_pauses_s(training_s, float(starts_s[0]), last), default=0.0)
+        end += sum(pause_s - usual_s for pause_s in pauses if pause_s > max(_LOST * seen.mean_s, 2 * usual_s))
     low, high = (max(end + side * half, now_s) for side in (-1, 1))
     return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s))
 
@@ -216,6 +220,13 @@ class _SeenCycles:
         if unseen:
             said.append(f"{unseen} that were not seen but must have been")
         return ", ".join(said)
+
+
+def _pauses_s(spans_s: FloatArray, begin_s: float, end_s: float) -> list[float]:
+    """How long each stretch of a time is that lies in no span, seconds."""
+    inside = spans_s[(spans_s[:, 1] > begin_s) & (spans_s[:, 0] < end_s)]
+    edges = np.concatenate([[begin_s], inside.ravel(), [max(begin_s, end_s)]])
+    return [max(float(stop - begin), 0.0) for begin, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _overlap(begins_s: FloatArray, ends_s: FloatArray, spans_s: FloatArray) -> FloatArray:
