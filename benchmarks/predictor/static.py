@@ -128,13 +128,14 @@ def several_gpus_section(path: Path) -> str:
             )
             for name in ran["gpu"]
         ]  # fmt: skip
-        for source, (seconds, batch) in enumerate(ran[["t_rel", "batch_per_gpu"]].itertuples(index=False)):
+        # What a GPU cannot have as a batch (half a sample, a million interactions) is not told.
+        batches = ran["batch_per_gpu"].where(ran["batch_per_gpu"].between(1, 2**20), 0.0)
+        for source, seconds in enumerate(ran["t_rel"]):
             others = [place for place in range(len(ran)) if place != source]
             known = SourceMeasurement(placed[source].gpu, seconds, precision=precisions.get(str(first["precision"])))
-            batches = ran["batch_per_gpu"].fillna(0.0)
             asked = [placed[place] for place in others]
             told = [replace(placed[place], batch_per_gpu=batches[place]) for place in others]
-            here = replace(placed[source], batch_per_gpu=batch if batch > 0 else 0.0)
+            here = replace(placed[source], batch_per_gpu=batches[source])
             answers = (
                 model.predict(known, [each.gpu for each in asked]),
                 several.predict(model, known, placed[source], asked),

@@ -12,6 +12,7 @@ from gpusonde.predictor.crossgpu.prior import (
     MetricLevel,
     Roofline,
     log_cautious_ratio,
+    log_idle_effect,
     log_latency_ratio,
     log_peak_ratio,
     metric_level,
@@ -38,9 +39,15 @@ def test_the_prior_is_the_formula_of_the_documentation(gpus):
     assert log_latency_ratio(source, v100, line) == pytest.approx(math.log(0.2 + 0.8 * working))
 
 
-def test_of_the_idle_time_half_stays_where_utilisation_is_all_that_is_known(gpus):
-    source = measurement(gpus, gpu_utilization=0.8)
-    assert roofline(source, MetricLevel.UTILIZATION).busy == pytest.approx(0.9)
+def test_utilisation_alone_says_how_much_the_idle_time_may_do_and_nothing_more(gpus):
+    source, target = measurement(gpus, gpu_utilization=0.8), gpus.get("A100-SXM4-40GB")
+    line = roofline(source, MetricLevel.UTILIZATION)
+    assert line == roofline(source, MetricLevel.STATIC)
+    working = math.exp(log_latency_ratio(source, target, line))
+    effect = log_idle_effect(source, target, line)
+    assert effect == pytest.approx(math.log((0.2 + 0.8 * working) / working))
+    assert effect > log_idle_effect(measurement(gpus, gpu_utilization=0.9), target, line) > 0
+    assert log_idle_effect(measurement(gpus), target, line) == 0
 
 
 def test_an_idle_gpu_gains_nothing_from_a_faster_one(gpus):

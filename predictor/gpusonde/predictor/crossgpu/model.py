@@ -37,6 +37,7 @@ from gpusonde.predictor.crossgpu.prior import (
     Roofline,
     has_activity,
     log_cautious_ratio,
+    log_idle_effect,
     log_latency_ratio,
     metric_level,
     roofline,
@@ -233,10 +234,14 @@ class Query:
         if level is not MetricLevel.NVIDIA_SMI:
             # No measurement tells how good the other levels are: as wide as if nothing dynamic were known.
             half_width = max(half_width, self._find_half_width(Regime.STATIC_ONLY, target))
+        if level is MetricLevel.UTILIZATION:
+            half_width = math.hypot(half_width, log_idle_effect(source, target, line))
         reasons = []
         seen = not self._find_unseen(target)
         if not seen:
-            half_width *= self._find_inflation(target)
+            inflation = self._find_inflation(target)
+            # Data sheets alone were never fitted, and know distant GPUs nearly as well as near ones.
+            half_width *= inflation if level is MetricLevel.NVIDIA_SMI else math.sqrt(inflation)
             reasons.append(self._name_unseen(target))
         missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
         if missing:

@@ -31,9 +31,6 @@ _MEMORY_SHARE_SLOPE = 0.2
 # Without dynamic metrics the variance of the log error grows with the distance of the two GPUs: it is this share of
 # |log ratio| on the runs the shipped model is fitted on (docs/latency_prediction.md).
 _STATIC_VARIANCE = 0.13
-# Share of the idle time that stays on another GPU where utilisation is all that is known. All of it is best on the
-# fitted runs, none of it on timings of 24 other GPUs (docs/results/predictor.md).
-_IDLE_THAT_STAYS = 0.5
 
 
 class MetricLevel(Enum):
@@ -90,14 +87,15 @@ def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:
     At the DCGM level the share of working time is that of the graphics engine (or, without it, of the SMs), the
     bandwidth's weight is DRAM activity against the busier of the compute pipes, and the tensor pipe's share of the
     compute activity decides which peak rate counts. Activity ratios are shares of cycles, so they are comparable.
+
+    Utilisation alone does not tell whether the idle part stays on another GPU: all of it does on the fitted runs, none
+    on timings of 24 other GPUs. So it changes the interval (:func:`log_idle_effect`), not the answer.
     """
     metrics = source.metrics
-    if level is MetricLevel.STATIC:
+    if level in (MetricLevel.STATIC, MetricLevel.UTILIZATION):
         return Roofline(busy=1.0)
     if level is not MetricLevel.DCGM:
         busy = min(1.0, metrics["gpu_utilization"].mean)
-        if level is MetricLevel.UTILIZATION:
-            return Roofline(1 - _IDLE_THAT_STAYS * (1 - busy))
         if busy <= 0:
             return Roofline(busy)
         share = min(1.0, metrics["memory_utilization"].mean / busy)
@@ -140,6 +138,19 @@ def log_latency_ratio(
     )
     working = math.exp((1 - line.bandwidth_weight) * compute + line.bandwidth_weight * math.log(own / theirs))
     return math.log((1 - line.busy) + line.busy * working)
+
+
+def log_idle_effect(source: SourceMeasurement, target: GpuSpec, line: Roofline) -> float:
+    """Return by how much the log ratio changes if the source's idle time stays as it is, 0 without utilisation.
+
+    Raises:
+        ValueError: A peak rate of one of the GPUs is not known.
+    """
+    if "gpu_utilization" not in source.metrics:
+        return 0.0
+    busy = min(1.0, source.metrics["gpu_utilization"].mean)
+    working = math.exp(log_latency_ratio(source, target, line))
+    return math.log((1 - busy) + busy * working) - math.log(working)
 
 
 def log_peak_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
