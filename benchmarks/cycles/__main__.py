@@ -19,8 +19,8 @@ from scoring import MethodScores, evaluate_method
 from gpusonde.errors import UsageError
 
 _COLUMNS = (
-    "set", "method", "best guess", "wrong at .8", "listed", "by chance", "levels told", "levels listed", "median error",
-    "boundary error", "roles right", "wrong role at .7", "epochs told",
+    "set", "method", "best guess", "wrong at .8", "listed", "by chance", "levels told", "levels listed", "real at .9",
+    "median error", "boundary error", "roles right", "wrong role at .7", "epochs told",
     "called epoch", "counted", "time left", "time left within 10 %", "CPU per trace-hour",
 )  # fmt: skip
 
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--mlperf", type=Path, action="append", default=[], metavar="CHECKOUT",
                         help="MLPerf Training results repository, or a part of it (repeatable)")  # fmt: skip
     parser.add_argument("--per-kind", type=int, default=4, help="simulated jobs of each kind")
+    parser.add_argument("--seed", type=int, default=8_128, help="of the simulated jobs")
     parser.add_argument(
         "--set", action="append", metavar="TEXT", help="only sets whose name contains this (repeatable)"
     )
@@ -46,7 +47,7 @@ def main() -> None:
         parser.error(str(error))
     methods = {name: method for name, method in methods.items() if not arguments.only or name in arguments.only}
     rows = []
-    for name, problems in every_set(arguments.shared, arguments.mlperf, arguments.per_kind).items():
+    for name, problems in every_set(arguments.shared, arguments.mlperf, arguments.per_kind, arguments.seed).items():
         if arguments.set and not any(part in name for part in arguments.set):
             continue
         asked = list(itertools.islice(problems, arguments.limit))
@@ -63,6 +64,7 @@ def _row(name: str, method: str, scores: MethodScores) -> tuple[str, ...]:
     return (
         name, method, _percent(s.within_10pct), _percent(s.confidently_wrong), _percent(s.listed_within_10pct),
         _percent(s.listed_chance), "-" if s.levels_told is None else f"{s.levels_told:.1f}", _percent(s.levels_listed),
+        _percent(scores.real_when_sure),
         _percent(scores.median_error), _percent(scores.boundary_error), _percent(s.roles_right),
         _percent(s.roles_confidently_wrong), _percent(scores.roles_right_told),
         _percent(s.epoch_role_rate), _percent(scores.counts_right), _percent(scores.eta_error),

@@ -30,7 +30,6 @@ _LEAST_STEP_TICKS = 5  # logged steps repeat exactly and often
 _LEAST_CYCLES = 3
 _SAME = 0.05  # levels whose periods differ by less are one
 _SAME_EVENT_S = 0.3  # several ranks log one event
-_SEED = 8_128
 
 
 @dataclass(frozen=True)
@@ -230,11 +229,11 @@ def generated(folder: Path, name: str) -> Iterator[Problem]:
         yield Problem(trace_id, (trace,), truth[trace_id])
 
 
-def simulated(kinds: Iterable[str], per_kind: int) -> Iterator[Problem]:
+def simulated(kinds: Iterable[str], per_kind: int, seed: int) -> Iterator[Problem]:
     """Simulate jobs step by step; those whose recording shows nothing of a training are left out."""
     for kind in kinds:
         for number in range(per_kind):
-            made = jobs.job(kind, _SEED, number, blind=True)
+            made = jobs.job(kind, seed, number, blind=True)
             if made.truth is None:
                 continue
             starts = made.truth.epoch_starts_s
@@ -246,17 +245,20 @@ def simulated(kinds: Iterable[str], per_kind: int) -> Iterator[Problem]:
                 yield Problem(made.name, made.traces, made.truth, epochs=made.epochs)
 
 
-def every_set(shared: Path | None, submissions: Sequence[Path], per_kind: int) -> dict[str, Iterator[Problem]]:
+def every_set(
+    shared: Path | None, submissions: Sequence[Path], per_kind: int, seed: int
+) -> dict[str, Iterator[Problem]]:
     """Every set that is there, by name.
 
     Args:
         shared: Folder with ``mlperf_power`` and ``traces``; None to go without.
         submissions: Checkouts of MLPerf Training results repositories, or parts of them.
         per_kind: Simulated jobs of each kind.
+        seed: Of them.
     """
     sets: dict[str, Iterator[Problem]] = {
-        "jobs, kinds known": simulated(jobs.FIT, per_kind),
-        "jobs, kinds set aside": simulated(sorted(jobs.BLIND), per_kind),
+        "jobs, kinds known": simulated(jobs.FIT, per_kind, seed),
+        "jobs, kinds set aside": simulated(sorted(jobs.BLIND), per_kind, seed),
     }
     for folder in submissions:
         sets[f"MLPerf {folder.name}"] = mlperf_submission(folder)

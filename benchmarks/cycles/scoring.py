@@ -13,11 +13,12 @@ from problems import Problem
 from gpusonde.epoch_detect import EpochDetection
 from gpusonde.epoch_detect.cycles.tree import LEAST_TOLD
 from gpusonde.epoch_detect.detect import round_to_wire_times
-from gpusonde.epoch_detect.evaluation import Summary, TraceScore, score, summarise
+from gpusonde.epoch_detect.evaluation import Summary, TraceScore, level_reliability, score, summarise
 from gpusonde.epoch_detect.ticks import Ticks, active_range, select_values
 from gpusonde.telemetry import Trace
 
 _RIGHT = 0.10
+_SURE = 0.9
 _COUNT_TOLERANCE = 2  # steps; a ramp and a tail may look like one each
 _ETA_AT = (0.4, 0.7)  # shares of the job after which the time left is asked for
 
@@ -28,6 +29,7 @@ class MethodScores:
 
     Attributes:
         summary: Scores of levels, roles and best guesses.
+        real_when_sure: Share of the levels told with 0.9 or more that are real, where all true levels are known.
         median_error: Of the levels that are told, from the true period, as a share of it.
         boundary_error: Median distance of a true start from the nearest told one, as a share of the period.
         roles_right_told: Share of the real levels that are called by their name once the number of epochs is told.
@@ -38,6 +40,7 @@ class MethodScores:
     """
 
     summary: Summary
+    real_when_sure: float | None
     median_error: float | None
     boundary_error: float | None
     roles_right_told: float | None
@@ -73,6 +76,7 @@ def evaluate_method(method: Method, problems: Iterable[Problem]) -> MethodScores
     answered = [eta for eta in etas if eta is not None]
     return MethodScores(
         summarise(scores),
+        next((each.right for each in level_reliability(scores, (_SURE, 1.0))), None),
         _median(errors),
         _median(boundaries),
         summarise(told).roles_right,

@@ -102,6 +102,14 @@ def test_an_epoch_told_has_more_steps_than_a_few() -> None:
     assert settle([sure], Told(total_epochs=1), ended=True, span_s=310.0).levels[0].cycle.role != CycleRole.STEP
 
 
+def test_a_level_is_no_likelier_to_be_the_epoch_than_to_be_the_best_guess() -> None:
+    roles = np.where([role == CycleRole.EPOCH for role in JUDGED_ROLES], 0.75, 0.05)
+    for guess, stated in ((0.18, 0.2), (0.9, 0.75)):
+        found = NamedLevel(level(20.0, 9).cycle, roles, guess)
+        (named,) = settle([found], Told(), ended=False, span_s=200.0).levels
+        assert (named.cycle.role, named.cycle.role_confidence) == (CycleRole.EPOCH, pytest.approx(stated))
+
+
 @pytest.mark.parametrize(("high", "state"), [(0.0, RunState.IDLE), (0.9, RunState.TRAINING)])
 def test_the_run_as_a_whole_is_named(high: float, state: RunState) -> None:
     trace, _ = nest()

@@ -187,9 +187,9 @@ def name_anew(found: EpochDetection, marks: Marks) -> EpochDetection:
         NamedLevel(
             replace(cycle, role=CycleRole.UNKNOWN, role_confidence=0.0),
             np.where([cycle.role == role for role in JUDGED_ROLES], cycle.role_confidence, 0.0),
-            found.confidence if i == found.level else 0.0,
+            guess=1.0,  # which is chosen already
         )
-        for i, cycle in enumerate(found.cycles)
+        for cycle in found.cycles
     ]
     ends = np.array([0.0, 1.0])
     named = name_by_marks(levels, marks, TimeMap(ends, ends))

@@ -492,7 +492,11 @@ def _name(level: NamedLevel, excluded: set[CycleRole]) -> NamedLevel:
         best = as_epoch
     if likely[best] < least:
         return level
-    return level.named(JUDGED_ROLES[best], float(min(likely[best], level.surest)))
+    sure = min(float(likely[best]), level.surest)
+    if best == as_epoch and not excluded:
+        # A real level that is the epoch is the right best guess, so it is no likelier to be the epoch than to be that.
+        sure = min(sure, level.guess / max(level.cycle.confidence, level.guess))
+    return level.named(JUDGED_ROLES[best], sure)
 
 
 def _by_steps(levels: list[NamedLevel], steps: int, refuted: set[int]) -> int | None:
