@@ -25,6 +25,8 @@ refusal helps where it has the words that [cases.py](../../benchmarks/usability/
 that the refusal without them names.
 """
 
+_LONGEST_WORDS = 110
+
 
 def main() -> int:
     """Run, judge, print."""
@@ -61,7 +63,8 @@ def _draw(name: str, cases: Sequence[Case], judged: Sequence[Judgement]) -> str:
     ]
     for case, each in zip(cases, judged, strict=True):
         options = f"`{' '.join(case.options)}`" if case.options else ""
-        told = each.words.replace("|", r"\|").replace("\n", " ")
+        told = each.words if len(each.words) <= _LONGEST_WORDS else f"{each.words[:_LONGEST_WORDS]}..."
+        told = told.replace("|", r"\|").replace("*", r"\*")
         lines.append(f"| {case.name} | {options.replace('|', chr(92) + '|')} | {each.verdict.value} | {told} |")
     return "\n".join(lines) + "\n"
 

@@ -276,6 +276,16 @@ def _twice() -> str:
     return make.own_csv(_TWO[:400])
 
 
+_PROBLEM = """format = "gpusonde.problem/1"
+name = "small"
+global_batch = 64
+iterations = 100
+[job]
+[[offers]]
+name = "t4"
+device = "T4"
+usd_per_hr = 0.5
+"""
 _SECONDS_ALONE = r"write 100ms|100ms"
 MISTAKES: tuple[Case, ...] = (
     Case(
@@ -403,8 +413,8 @@ MISTAKES: tuple[Case, ...] = (
     Case("`plan solve` of no file", _words("plan solve nowhere.toml"), helps="No such file"),
     Case(
         "misspelt key of a problem",
-        _toml("format = 'gpusonde.problem/1'\n[[offers]]\nname = 'a'\nusd_per_hr = 3\n", "plan solve made.toml"),
-        helps="did you mean 'usd_per_hour'",
+        _toml(_PROBLEM, "plan solve made.toml"),
+        helps="did you mean '?usd_per_hour",
     ),
     Case("bad TOML", _toml("a = = 1\n", "plan solve made.toml"), helps="line"),
     Case(
@@ -427,7 +437,7 @@ MISTAKES: tuple[Case, ...] = (
         "a proxy in the way",
         _words("runs --collector 192.0.2.1:7433"),
         helps="prox",
-        environment={"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},
+        environment={"grpc_proxy": "http://127.0.0.1:9"},
     ),
     Case("no such token file", _words("runs --token-file nowhere"), helps="No such file|--tls"),
     Case("every address without TLS", _words("collector --set server.listen=0.0.0.0:7433 --check-config"), helps="tls"),

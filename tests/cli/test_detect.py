@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gpusonde.cli.commands.detect import headline
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.telemetry import Trace, read_trace, write_trace
@@ -48,7 +50,50 @@ def test_people_are_told_that_the_trace_is_generated(capsys: pytest.CaptureFixtu
     assert main(["detect", str(bundled_trace())]) == 0
     printed = capsys.readouterr().out
     assert "this trace is generated" in printed
-    assert "12 epochs of 17." in printed
+    assert "cycles of 17." in printed or "12 epochs of 17." in printed
+
+
+@pytest.mark.parametrize(
+    ("role", "mode", "said"),
+    [
+        ("unknown", "default", "3 cycles of 17.5 s"),
+        ("evaluation", "default", "3 evaluation cycles of 17.5 s"),
+        ("epoch", "default", "3 epochs of 17.5 s"),
+        ("unknown", "paper", "3 epochs of 17.5 s"),
+    ],
+)
+def test_a_cycle_is_called_an_epoch_only_where_it_is_known_to_be_one(role: str, mode: str, said: str) -> None:
+    found = SimpleNamespace(
+        role=role, mode=mode, verdict="epochs", period_s=17.5, period_low_s=17.0, period_high_s=18.0,
+        epoch_starts_s=np.arange(3.0),
+    )  # fmt: skip
+    assert headline(found).startswith(said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("utilization", "watts", "said"),
+    [
+        (np.zeros(600), np.full(600, 70.0), "no value changes in the whole trace (gpu_utilization, power_watts)"),
+        (np.zeros(600), 70 + 100 * (np.arange(600) % 100 > 30), "gpu_utilization is 0 throughout although the power"),
+    ],
+)
+def test_metrics_that_never_change_are_named(
+    utilization: Any, watts: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "still.csv"
+    write_trace(Trace(np.arange(600) * 0.1, {"gpu_utilization": utilization, "power_watts": watts}), path)
+    _, answer = run_json(capsys, "detect", str(path))
+    assert any(warning.startswith(said) for warning in answer["warnings"])
+
+
+@pytest.mark.parametrize("typed", ["gpu*.csv", "gpu0.csv"])
+def test_a_pattern_that_no_shell_took_apart_means_its_files(
+    typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("gpu0.csv", "gpu1.csv"):
+        write_trace(read_trace(bundled_trace()), tmp_path / name)
+    code, answer = run_json(capsys, "detect", str(tmp_path / typed))
+    assert (code, answer["trace"]) == (0, str(tmp_path / "gpu0.csv"))
 
 
 def test_one_metric_is_enough(capsys: pytest.CaptureFixture[str]) -> None:

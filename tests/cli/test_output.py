@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import enum
 import io
 import json
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Output, RichScreen, Screen, to_json
+from gpusonde.cli.demo.run import bundled_trace
+from gpusonde.cli.main import main
+from gpusonde.cli.output import Output, RichScreen, Screen, TableFormat, TableScreen, to_json
 
 
 class Colour(enum.Enum):
@@ -66,7 +69,8 @@ def test_an_empty_table_shows_its_columns() -> None:
     assert stream.getvalue().splitlines()[0] == "name  watts"
 
 
-def test_a_rich_table_in_a_pipe_keeps_every_cell_on_one_line() -> None:
+def test_a_rich_table_in_a_pipe_keeps_every_cell_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     stream = io.StringIO()
     cells = [f"column {i} with a rather long text" for i in range(5)]
     RichScreen(stream).table([str(i) for i in range(5)], [cells])
@@ -125,6 +129,64 @@ def test_wide_tables_keep_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [f"column {i} with a rather long text" for i in range(9)]
     RichScreen(stream).table([str(i) for i in range(9)], [cells])
     assert any(all(cell in line for cell in cells) for line in stream.getvalue().splitlines())
+
+
+def test_optional_columns_are_left_out_and_told_where_they_would_have_to_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = io.StringIO()  # a pipe whose width is told
+    words = "a rather long text that says at length how it was found"
+    RichScreen(stream).table(("GPU", "watts", "basis"), [("T4", "70", words)], numeric=("watts",), optional=("basis",))
+    assert stream.getvalue().splitlines()[-1] == "left out for width: basis; --wide shows them"
+    assert max(map(len, stream.getvalue().splitlines())) <= 60
+
+
+_TABLE = (("name", "why"), [("T4", "a | b\nc"), ("A100, SXM", "yes")])
+
+
+@pytest.mark.parametrize(
+    ("form", "tables", "remarks"),
+    [
+        (TableFormat.CSV, 'name,why\nT4,"a | b\nc"\n"A100, SXM",yes\n', "\nGPUs\nnote: two\n"),
+        (
+            TableFormat.MARKDOWN,
+            "\n**GPUs**\n\nnote: two\n\n| name | why |\n| ---: | --- |\n| T4 | a \\| b c |\n| A100, SXM | yes |\n\n",
+            "",
+        ),
+    ],
+)
+def test_tables_come_whole_as_csv_and_as_markdown(
+    form: TableFormat, tables: str, remarks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TableScreen, "chosen", form)
+    stdout, stderr = io.StringIO(), io.StringIO()
+
+    def render(screen: Screen) -> None:
+        screen.heading("GPUs")
+        screen.note("note: two")
+        screen.table(*_TABLE, numeric=("name",))
+
+    Output(as_json=False, stdout=stdout, stderr=stderr).result({}, render)
+    assert (stdout.getvalue(), stderr.getvalue()) == (tables, remarks)
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("asked", ["gpus", "offers", "metrics", "predict --gpu-model T4 --epoch-s 60", "detect TRACE"])
+def test_tables_of_commands_fit_and_name_every_row_on_one_line(
+    asked: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = asked.replace("TRACE", str(bundled_trace())).split()
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main([*words, "--csv"]) == 0
+    names = [row[0] for row in csv.reader(capsys.readouterr().out.splitlines()) if row][1:]
+    rule = next(number for number, line in enumerate(lines) if line and set(line) == {"─"})
+    assert len(lines[rule]) <= width
+    assert len(names) > 3
+    column = [
+        line.split("   ")[0].strip() if line[:1] != " " else line.split()[0] for line in lines[rule + 1 :] if line
+    ]
+    assert [name for name in names if name not in column] == []
 
 
 def test_brackets_in_a_users_text_are_not_taken_for_markup() -> None:

@@ -211,6 +211,23 @@ def test_a_column_that_cannot_be_understood_is_an_error_of_its_own(tmp_path: Pat
         read_traces(tmp_path / "any", columns=[column])
 
 
+def test_columns_of_a_parquet_file_can_be_named_too(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table(
+        {"when": [0.0, 0.5, 1.0], "load": [1.0, None, 57.0], "note": ["a"] * 3}
+    )
+    parquet.write_table(table, tmp_path / "own.parquet")
+    trace = read_trace(tmp_path / "own.parquet", columns=["when=time_s", "load=gpu_utilization:percent"])
+    assert trace.time_s.tolist() == [0.0, 1.0]  # a tick without a value is none
+    assert trace.values["gpu_utilization"].tolist() == [0.01, 0.57]
+
+
+@pytest.mark.parametrize("text", [tool_files.dmon(ONE), tool_files.dcgmi(ONE)])
+def test_columns_of_logs_whose_columns_are_known_are_not_taken(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceFormatError, match="are known; leave --column out"):
+        _read(tmp_path, text, columns=["sm=gpu_utilization"])
+
+
 def test_gpus_of_several_hosts_that_have_no_uuid_stay_apart(tmp_path: Path) -> None:
     answer = json.loads(tool_files.prometheus(ONE))
     other = json.loads(tool_files.prometheus(ONE))

@@ -197,10 +197,11 @@ def _main(arguments: list[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import logging
 
-    from gpusonde.cli.output import RichScreen
+    from gpusonde.cli.output import RichScreen, TableFormat, TableScreen
     from gpusonde.service import process
 
     RichScreen.wide = args.wide
+    TableScreen.chosen = TableFormat.CSV if args.csv else TableFormat.MARKDOWN if args.markdown else None
 
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
     process.configure("text", verbose=args.verbose, level=level)

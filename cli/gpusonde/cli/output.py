@@ -1,22 +1,23 @@
 """What a subcommand prints: one JSON object, or text and tables for a reader.
 
-Rich draws the tables where it is installed; a bare agent host gets the same tables as aligned plain text.
+Rich draws the tables where it is installed; a bare agent host gets the same tables as aligned plain text. With
+``--csv`` or ``--markdown`` they come as that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import enum
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TextIO
 
-# Tables that go to a file or pipe are not squeezed into 80 columns.
-PIPE_WIDTH = 180
-# With --wide no table is squeezed, into a terminal neither.
+# Tables that go to a file or pipe are not squeezed, unless COLUMNS says into what; with --wide into a terminal neither.
 _WIDE = 10_000
 # Between two columns of a Rich table.
 _GAP = 3
@@ -65,7 +66,7 @@ class Output:
 
     def screen(self) -> Screen:
         """The screen for people; under ``--json`` it is stderr, so that stdout stays one object."""
-        return make_screen(self._stderr if self.as_json else self._stdout)
+        return make_screen(self._stderr if self.as_json else self._stdout, self._stderr)
 
     @contextlib.contextmanager
     def progress(self, label: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
@@ -158,7 +159,7 @@ class RichScreen(Screen):
 
         self._console = PlainConsole(
             file=stream,
-            width=_WIDE if self.wide else None if stream.isatty() else PIPE_WIDTH,
+            width=_WIDE if self.wide or not (stream.isatty() or "COLUMNS" in os.environ) else None,
             highlight=False,
             markup=False,
             emoji=False,
@@ -192,7 +193,8 @@ class RichScreen(Screen):
 
         short = dict(zip(columns, _widths(columns, rows), strict=True))
         for name in columns[naming:]:
-            if name not in numeric:
+            # What is left out is told; in narrow columns it would be hard to read.
+            if name not in numeric and name not in optional:
                 short[name] = min(short[name], _SHORT_TEXT)
         named = columns[:naming]
         # What is left out last is what stands next to the names.
@@ -224,8 +226,65 @@ class RichScreen(Screen):
             self.line(f"left out for width: {told}; --wide shows them")
 
 
-def make_screen(stream: TextIO) -> Screen:
-    """A Rich screen where Rich is installed, else a plain one."""
+class TableFormat(enum.Enum):
+    """What tables are for besides reading them on a screen."""
+
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+class TableScreen(Screen):
+    """Tables for other programs: all their columns, one row per line; two tables have an empty line between them.
+
+    Attributes:
+        chosen: The format that the command line asks for; None for people.
+    """
+
+    chosen: ClassVar[TableFormat | None] = None
+
+    def __init__(self, stream: TextIO, form: TableFormat, remarks: TextIO) -> None:
+        """Write tables to ``stream``, what stands around them to ``remarks`` where the format has no place for it."""
+        super().__init__(stream)
+        self._form = form
+        self._remarks = Screen(remarks if form is TableFormat.CSV else stream)
+        self._tables = 0
+
+    def line(self, text: str = "") -> None:
+        """Print one line."""
+        self._remarks.line(text)
+
+    def heading(self, text: str) -> None:
+        """Print a heading."""
+        self._remarks.heading(text if self._form is TableFormat.CSV else f"**{text}**\n")
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        numeric: Sequence[str] = (),
+        optional: Sequence[str] = (),
+        naming: int = 1,
+    ) -> None:
+        """Print a table."""
+        if self._tables or self._form is TableFormat.MARKDOWN:
+            self.stream.write("\n")
+        self._tables += 1
+        if self._form is TableFormat.CSV:
+            csv.writer(self.stream, lineterminator="\n").writerows([columns, *rows])
+        else:
+            marks = ["---:" if column in numeric else "---" for column in columns]
+            for cells in (columns, marks, *rows):
+                told = " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+                self.stream.write(f"| {told} |\n")
+            self.stream.write("\n")
+        self.stream.flush()
+
+
+def make_screen(stream: TextIO, remarks: TextIO) -> Screen:
+    """What the command line asks for, else a Rich screen where Rich is installed, else a plain one."""
+    if TableScreen.chosen is not None:
+        return TableScreen(stream, TableScreen.chosen, remarks)
     return RichScreen(stream) if _rich_is_installed() else Screen(stream)
 
 

@@ -67,7 +67,10 @@ def _guess(word: str, known: Sequence[str]) -> str:
 def add_output_options(parser: Parser) -> None:
     """Declare the options that every command takes."""
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
+    forms = group.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
+    forms.add_argument("--csv", action="store_true", help="print tables as CSV, and what stands around them on stderr")
+    forms.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     group.add_argument("--wide", action="store_true", help="print all columns of tables on narrow terminals, too")
     group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
 

@@ -289,14 +289,14 @@ def totals_payload(progress: Progress) -> TotalsPayload:
     }
 
 
-def render_progress(screen: Screen, progress: Progress) -> None:
-    """Print the table and what follows from it."""
+def render_progress(screen: Screen, progress: Progress, noun: str = "epoch") -> None:
+    """Print the table and what follows from it; ``noun`` is what a row of it is."""
     if not progress.table:
         return
     names = _shown_metrics(progress.table)
     means = [f"mean {name}" for name in names]
     tracked = any(epoch.status for epoch in progress.table)
-    columns = ("epoch", "start (s)", "end (s)", "duration (s)", *(["confidence"] if tracked else []), "energy (kJ)")
+    columns = (noun, "start (s)", "end (s)", "duration (s)", *(["confidence"] if tracked else []), "energy (kJ)")
     columns = (*columns, *means)
     screen.line()
     screen.table(
@@ -317,8 +317,9 @@ def render_progress(screen: Screen, progress: Progress) -> None:
         numeric=columns,
         optional=(*reversed(means), "confidence"),
     )
+    _render_statuses(screen, {epoch.status for epoch in progress.table})
     if progress.trend is not None:
-        _render_trend(screen, progress.trend)
+        _render_trend(screen, progress.trend, noun)
     idle, stalled = progress.idle_share, progress.stalled_share
     screen.line(f"idle {formatting.percent(idle, 1)} of the time; lost in stalls {formatting.percent(stalled, 1)}")
     if (estimate := progress.estimate) is not None:
@@ -327,6 +328,20 @@ def render_progress(screen: Screen, progress: Progress) -> None:
             f"{estimate['epochs_done']} epochs done, {estimate['epochs_left']} left: the job ends at "
             f"{formatting.seconds(estimate['end_s'])} (90 % interval {range_} s), by {estimate['basis']}"
         )
+
+
+_STATUSES = {
+    "provisional": "may be withdrawn: its level of cycles has not held for long enough",
+    "other_level": "a cycle of the run still, but of another level than the one told now",
+    "withdrawn": "was told before, and is none",
+}
+
+
+def _render_statuses(screen: Screen, shown: set[str]) -> None:
+    """Say what the words of a table's status mean."""
+    for status, meaning in _STATUSES.items():
+        if status in shown:
+            screen.line(f"{status}: {meaning}")
 
 
 def _shown_metrics(table: Sequence[EpochFigures]) -> list[str]:
@@ -341,11 +356,11 @@ def _shown_metrics(table: Sequence[EpochFigures]) -> list[str]:
     return names[:_SHOWN_METRICS]
 
 
-def _render_trend(screen: Screen, trend: TrendPayload) -> None:
+def _render_trend(screen: Screen, trend: TrendPayload, noun: str) -> None:
     for point in trend["change_points"]:
         kind = "slower" if point["change"] > 0 else "faster"
         screen.line(
-            f"from epoch {point['epoch']} on {formatting.percent(abs(point['change']))} {kind}: "
+            f"from {noun} {point['epoch']} on {formatting.percent(abs(point['change']))} {kind}: "
             f"{formatting.seconds(point['before_s'])} -> {formatting.seconds(point['after_s'])}"
         )
     if not trend["change_points"]:
@@ -477,6 +492,7 @@ def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo]) -> 
         ],
         numeric=columns,
     )
+    _render_statuses(screen, {epoch.status for epoch in epochs})
 
 
 def local_time(unix_nano: int) -> str:

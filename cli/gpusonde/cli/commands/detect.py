@@ -283,15 +283,43 @@ def _level_label(cycle: Cycle) -> str:
     return f"{name}, {formatting.seconds(cycle.period_s)}"
 
 
+def told_as(detection: EpochDetection) -> str:
+    """Return what a cycle is by its role; the published detectors call every one an epoch."""
+    if detection.mode != "default" or detection.role == "epoch":
+        return "epoch"
+    return "cycle" if detection.role == "unknown" else f"{detection.role} cycle"
+
+
 def headline(detection: EpochDetection) -> str:
     """The verdict in one line."""
     range_ = formatting.interval(detection.period_low_s, detection.period_high_s)
     if detection.verdict == "epochs":
-        found = formatting.count(len(detection.epoch_starts_s), "epoch")
+        found = formatting.count(len(detection.epoch_starts_s), told_as(detection))
         return f"{found} of {formatting.seconds(detection.period_s)} (95 % interval {range_} s)"
     if detection.verdict == "short_cycle":
         return f"a cycle of {formatting.seconds(detection.period_s)}, too short to tell an epoch from an iteration"
     return "no epochs"
+
+
+_ENOUGH_TICKS = 60
+_POWER_CHANGES = 1.3
+
+
+def _still(trace: Trace) -> list[str]:
+    """Say which metrics never change where they should: of a resting GPU, of another one, or not measured at all."""
+    import numpy as np
+
+    if len(trace) < _ENOUGH_TICKS:
+        return []
+    ranges = {name: (np.nanmin(v), np.nanmax(v)) for name, v in trace.values.items() if np.isfinite(v).any()}
+    if ranges and all(low == high for low, high in ranges.values()):
+        return [f"no value changes in the whole trace ({', '.join(ranges)}): the GPU rested, or --gpu is another one"]
+    low, high = ranges.get("power_watts", (0.0, 0.0))
+    if high <= _POWER_CHANGES * low:
+        return []
+    activity = ("gpu_utilization", "sm_active", "graphics_active")
+    idle = [name for name in activity if name in ranges and ranges[name][1] == 0]
+    return [f"{name} is 0 throughout although the power changes: it is not measured here" for name in idle]
 
 
 def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress) -> DetectPayload:
@@ -321,7 +349,7 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
         "cycles": [_cycle_payload(cycle) for cycle in detection.cycles],
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in detection.hypotheses],
         "deviations": [dataclasses.asdict(deviation) for deviation in detection.deviations],
-        "warnings": [*trace.warnings, *detection.warnings],
+        "warnings": [*trace.warnings, *_still(trace), *detection.warnings],
         "plot": None if args.plot is None else str(args.plot),
         "epoch_table": table_payload(progress),
         **totals_payload(progress),
@@ -337,7 +365,7 @@ def _cycle_payload(cycle: Cycle) -> CyclePayload:
 def _render(
     screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress
 ) -> None:
-    for warning in (*trace.warnings, *detection.warnings):
+    for warning in (*trace.warnings, *_still(trace), *detection.warnings):
         screen.note(f"note: {warning}")
     if "generated" in trace.attributes:
         screen.note(f"note: this trace is generated {trace.attributes['generated']}")
@@ -351,11 +379,17 @@ def _render(
     )
     if detection.reason:
         screen.line(detection.reason)
+    if detection.verdict == "epochs" and told_as(detection) == "cycle":
+        period = formatting.seconds(detection.period_s).replace(" ", "")
+        screen.line(
+            "an epoch, or an evaluation or a checkpoint: the metrics do not tell; --total-epochs N or "
+            f"--role {period}=epoch says what it is"
+        )
     if detection.run_state is not None:
         screen.line(
             f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"
         )
-    render_progress(screen, progress)
+    render_progress(screen, progress, told_as(detection))
     if progress.estimate_reason:
         screen.note(f"no estimate of the end: {progress.estimate_reason}")
     render_levels(screen, detection.cycles, detection.level)

@@ -216,7 +216,7 @@ def _watch(client: Client, args: argparse.Namespace) -> None:
             shown = text
         else:
             with io.StringIO() as text_of_screen:
-                _render(make_screen(text_of_screen), args, jobs)
+                _render(make_screen(text_of_screen, text_of_screen), args, jobs)
                 # Home, the lines with the rest of each cleared, then what was below.
                 lines = text_of_screen.getvalue().replace("\n", "\x1b[K\n")
             sys.stdout.write(f"\x1b[H{lines}\x1b[J")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from gpusonde.telemetry.readers.delimited import (
     open_regular,
     unix_scale,
 )
+from gpusonde.telemetry.readers.records import Records
 from gpusonde.telemetry.readers.table import (
     TIME_S,
     GpuLabels,
@@ -48,6 +50,41 @@ def read_own_parquet(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_M
         TraceFormatError: The file is damaged or not a trace (``line`` is the row, counted from 1), the file or what it
             unpacks to is larger than ``max_bytes``, or pyarrow is not installed.
     """
+    return _open(path, max_bytes, _read)
+
+
+def read_parquet_columns(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Records:
+    """Read all columns of a Parquet file as text under their own names.
+
+    Raises:
+        OSError: The file cannot be opened.
+        TraceFormatError: As ``read_own_parquet``.
+    """
+    return _open(path, max_bytes, _read_columns)
+
+
+def _read_columns(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> Records:
+    # A cell as text takes some sixty bytes.
+    unpacked = parquet.metadata.num_rows * parquet.metadata.num_columns * 60
+    if unpacked > max_bytes:
+        raise TraceFormatError(path, too_large(unpacked, max_bytes, "bytes when unpacked"))
+    table = parquet.read()
+    cells = {
+        name: table.column(name).cast("string").fill_null("").to_pylist()
+        for name in table.schema.names
+        if not name.startswith(_PANDAS_INDEX)
+    }
+    if not table.num_rows:
+        raise TraceFormatError(path, "the file has no rows; a trace needs at least one tick")
+    return Records(path, cells, list(range(1, table.num_rows + 1)))
+
+
+_Answer = TypeVar("_Answer")
+
+
+def _open(
+    path: str | os.PathLike[str], max_bytes: int, read: Callable[[str | os.PathLike[str], Any, int], _Answer]
+) -> _Answer:
     try:
         import pyarrow as pa  # noqa: PLC0415 - optional, and slow to import
         import pyarrow.parquet as pq  # noqa: PLC0415
@@ -56,7 +93,7 @@ def read_own_parquet(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_M
     file, _ = open_regular(path, max_bytes)
     with file:
         try:
-            return _read(path, pq.ParquetFile(file), max_bytes)
+            return read(path, pq.ParquetFile(file), max_bytes)
         except TraceError:
             raise
         # What pyarrow raises on a damaged file depends on where the damage is.

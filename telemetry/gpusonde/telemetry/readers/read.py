@@ -25,7 +25,7 @@ from gpusonde.telemetry.readers.dialects import (
 )
 from gpusonde.telemetry.readers.nvidia_smi import MAX_GPUS, read_nvidia_smi
 from gpusonde.telemetry.readers.own_csv import read_own_csv
-from gpusonde.telemetry.readers.own_parquet import read_own_parquet
+from gpusonde.telemetry.readers.own_parquet import read_own_parquet, read_parquet_columns
 from gpusonde.telemetry.readers.prometheus import read_prometheus
 from gpusonde.telemetry.readers.records import Records, is_json, read_json, read_table, split_records
 from gpusonde.telemetry.readers.smi_dmon import read_smi_dmon
@@ -246,7 +246,9 @@ def _read(
         # The names of columns that the user tells make a table of what is none by its header.
         headless = bool(rules) and all(rule.name.pattern.isdigit() for rule in rules)
         kind = Format.TABLE if headless else _sniff_with(path, bool(rules), interval_s, max_bytes)
-        if kind is Format.PARQUET:
+        if rules and kind in (Format.DCGMI_DMON, Format.SMI_DMON):
+            raise TraceFormatError(path, f"the columns of a {kind.value} are known; leave --column out")
+        if kind is Format.PARQUET and not rules:
             return kind, read_own_parquet(path, max_bytes=max_bytes), True
         if kind is Format.NVIDIA_SMI:
             return kind, read_nvidia_smi(path, gpus=gpus, max_bytes=max_bytes), True
@@ -256,7 +258,9 @@ def _read(
             return kind, read_smi_dmon(path, interval_s=interval_s, max_bytes=max_bytes), False
         if kind is Format.OWN_CSV:
             return kind, read_own_csv(path, max_bytes=max_bytes), True
-        if kind is Format.SMI_TABLE:
+        if kind is Format.PARQUET:
+            records = read_parquet_columns(path, max_bytes=max_bytes)
+        elif kind is Format.SMI_TABLE:
             records = read_smi_tables(path, max_bytes=max_bytes)
         elif kind is Format.JSON:
             records = read_json(path, max_bytes=max_bytes)
