@@ -64,6 +64,17 @@ def test_a_plan_is_shown_with_its_price_and_why(problem: Path, capsys: pytest.Ca
     assert "note: when gradients are ready is assumed" in out
 
 
+def test_a_plan_is_printed_as_a_file_that_is_run_by_hand(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, "plan", "solve", str(problem), "--emit", "slurm")
+    assert out.startswith("#!/bin/bash\n")
+    assert subprocess.run(["bash", "-n"], input=out, text=True, timeout=60, check=False).returncode == 0
+    assert "the best plan" in err
+    out, _ = said(capsys, "plan", "estimate", str(problem), *RUNS, "--emit", "k8s-job")
+    assert "completions: 4" in out
+    said(capsys, "plan", "pareto", str(problem), "--emit", "slurm", code=2)
+    said(capsys, "--json", "plan", "solve", str(problem), "--emit", "slurm", code=2)
+
+
 def test_no_plan_is_said_with_the_nearest_one_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

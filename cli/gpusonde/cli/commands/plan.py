@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
-from gpusonde.cli.output import JsonKey, Output, Screen, to_json
+from gpusonde.cli.output import JsonKey, Output, Screen, make_screen, to_json
 from gpusonde.cli.parsing import Parser, duration_s, positive_number
 from gpusonde.errors import DocumentError, UsageError
 
@@ -47,6 +47,11 @@ def add_plan_options(parser: Parser) -> None:
         "--time-limit-s", type=duration_s, metavar="TIME", help="solve, pareto: longest search here (default: 30)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="solve, estimate: also write the solution to a file")
+    parser.add_argument(
+        "--emit",
+        choices=["skypilot", "slurm", "aws-cli", "k8s-job"],
+        help="solve, estimate: print a file that starts the plan, to be run by hand; the answer goes to stderr",
+    )
     add_collector_options(parser, default=None, otherwise="computing here")
 
 
@@ -75,6 +80,12 @@ def run_plan(args: argparse.Namespace) -> int:
     solution = _solve(args, problem) if plan is None else _estimate(args, problem, plan)
     if args.out is not None:
         write_json(args.out, solution)
+    if args.emit and solution["plan"] is not None:
+        with error_context(args.problem):
+            launch = _launch_file(args.emit, problem, solution)
+        render_solution(make_screen(sys.stderr), solution)
+        sys.stdout.write(launch)
+        return 0 if solution["status"] in ("optimal", "feasible") else _EXIT_NO_PLAN
     output.result(solution, lambda screen: render_solution(screen, solution))
     return 0 if solution["status"] in ("optimal", "feasible") else _EXIT_NO_PLAN
 
@@ -91,6 +102,8 @@ def _check_plan(args: argparse.Namespace) -> None:
         raise UsageError("--time-limit-s belongs to solve and pareto without --collector, which has its own limit")
     if args.out and args.action == "pareto":
         raise UsageError("--out belongs to solve and estimate; pareto prints its list with --json")
+    if args.emit and (args.action == "pareto" or args.json):
+        raise UsageError("--emit belongs to solve and estimate without --json: it prints a file")
 
 
 def _problem(args: argparse.Namespace) -> dict[str, Any]:
@@ -160,6 +173,16 @@ def _parsed(problem: dict[str, Any]) -> Any:
 
     gpus = load_gpus()
     return parse_problem(problem, gpus, load_offers(gpus=gpus))
+
+
+def _launch_file(launcher: str, problem: dict[str, Any], solution: dict[str, Any]) -> str:
+    from gpusonde.optimizer.documents.problem import parse_plan
+    from gpusonde.optimizer.launch_files import launch_file
+
+    parsed = _parsed(problem).problem
+    plan = parse_plan(solution["plan"], parsed, "plan")
+    at_most_s = solution["estimate"]["time_at_confidence_s"]
+    return launch_file(launcher, plan, parsed.offers, name=problem.get("name") or "job", at_most_s=at_most_s)
 
 
 def _checked_for_the_wire(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:

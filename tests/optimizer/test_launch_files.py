@@ -1,0 +1,125 @@
+"""Plans as files for launchers: each is read by what reads such files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer import Billing, Group, MachineOffer, Plan
+from gpusonde.optimizer.launch_files import LAUNCHERS, launch_file
+
+G5 = MachineOffer("aws/us-east-1/g5.12xlarge", "A10G", 4, 4, 5.67, largest_batch=64, region="aws/us-east-1")
+SPOT = replace(G5, name="aws/us-east-1a/g4dn.12xlarge/spot", billing=Billing.SPOT, zone="us-east-1a", usd_per_hour=1.4)
+LONE = Plan((Group(SPOT.name, 2, 32),))
+MIXED = Plan((Group(G5.name, 1, 64), Group(SPOT.name, 2, 32)))
+
+
+def made(launcher: str, plan: Plan) -> str:
+    return launch_file(launcher, plan, (G5, SPOT), name="ResNet-50, 90 epochs!", at_most_s=7200.0)
+
+
+def run(script: str, tmp_path: Path, **variables: str) -> str:
+    """Run a script with an ``aws`` that prints what it is given."""
+    (tmp_path / "aws").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "aws").chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", **variables},
+    )  # fmt: skip
+    return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
+
+
+def test_a_skypilot_task_names_machine_place_and_batch() -> None:
+    task = yaml.safe_load(made("skypilot", LONE))
+    assert task["name"] == "resnet-50-90-epochs"
+    assert task["num_nodes"] == 2
+    assert task["resources"] == {
+        "cloud": "aws", "region": "us-east-1", "zone": "us-east-1a", "instance_type": "g4dn.12xlarge", "use_spot": True,
+    }  # fmt: skip
+    assert task["envs"] == {"BATCH_PER_GPU": "32", "SCRIPT": None}
+    assert "--nproc-per-node 4" in task["run"]
+    with pytest.raises(ProblemError, match="k8s-job"):
+        made("skypilot", MIXED)
+
+
+def test_skypilot_knows_every_key_of_its_task() -> None:
+    schemas = pytest.importorskip("sky.utils.schemas", reason="the package skypilot is not installed")
+    task = yaml.safe_load(made("skypilot", LONE))
+    jsonschema.validate(task, schemas.get_task_schema())
+    jsonschema.validate(task["resources"], schemas.get_resources_schema())
+
+
+@pytest.mark.parametrize("plan", [LONE, MIXED])
+def test_a_slurm_script_asks_for_every_machine_and_tells_each_its_batch(plan: Plan) -> None:
+    script = made("slurm", plan)
+    assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=60, check=False).returncode == 0
+    assert sum(map(int, re.findall(r"--nodes=(\d+)", script))) == plan.machines
+    assert re.findall(r"--time=(\d+)", script) == ["120"] * len(plan.groups)
+    assert re.findall(r"BATCH_PER_GPU=(\d+)", script) == [str(group.batch_size) for group in plan.groups]
+    assert script.count("#SBATCH hetjob") == len(plan.groups) - 1
+    assert f"--nnodes {plan.machines} " in script
+
+
+def test_an_aws_script_orders_what_the_plan_has_once_the_account_is_named(tmp_path: Path) -> None:
+    script = made("aws-cli", MIXED)
+    assert "the image to boot" in run(script, tmp_path), "nothing starts before the image is known"
+    said = run(script, tmp_path, AMI="ami-1", SUBNET="subnet-1", KEY="me")
+    orders = [json.loads(found) for found in re.findall(r"^\{.*?^\}", said, re.DOTALL | re.MULTILINE)]
+    assert [(o["InstanceType"], o["MinCount"], o["MaxCount"], o["ImageId"]) for o in orders] == [
+        ("g5.12xlarge", 1, 1, "ami-1"), ("g4dn.12xlarge", 2, 2, "ami-1"),
+    ]  # fmt: skip
+    assert "InstanceMarketOptions" not in orders[0]
+    assert orders[1]["InstanceMarketOptions"]["MarketType"] == "spot"
+    assert orders[1]["Placement"] == {"AvailabilityZone": "us-east-1a"}
+    with pytest.raises(ProblemError, match="gcp"):
+        launch_file("aws-cli", LONE, (replace(SPOT, region="gcp/asia-east1"),), name="x", at_most_s=1.0)
+
+
+def test_kubernetes_jobs_share_one_world() -> None:
+    service, first, second = yaml.safe_load_all(made("k8s-job", MIXED))
+    assert service["spec"]["clusterIP"] == "None"
+    assert [job["spec"]["completions"] for job in (first, second)] == [1, 2]
+    assert [job["spec"]["completionMode"] for job in (first, second)] == ["Indexed"] * 2
+    for job in (first, second):
+        pod = job["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
+        assert pod["subdomain"] == service["metadata"]["name"]
+        assert "--nnodes 3 " in container["command"][2]
+        assert "--master-addr resnet-50-90-epochs-0-0.resnet-50-90-epochs" in container["command"][2]
+    assert "$((1 + JOB_COMPLETION_INDEX))" in second["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    assert second["spec"]["template"]["spec"]["nodeSelector"]["karpenter.sh/capacity-type"] == "spot"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("name", ["", "\n rm -rf / $(x) `y`", "ä" * 300])
+def test_no_name_of_a_job_gets_into_a_script_as_it_is(launcher: str, name: str) -> None:
+    text = launch_file(launcher, LONE, (SPOT,), name=name, at_most_s=60.0)
+    assert "rm -rf" not in text
+    assert "`" not in text
+
+
+def test_an_unknown_launcher_is_refused_by_name() -> None:
+    with pytest.raises(ProblemError, match="skypilot, slurm"):
+        made("nomad", LONE)
+
+
+@pytest.mark.parametrize("launcher", ["skypilot", "aws-cli", "k8s-job"])
+def test_an_offer_that_is_no_machine_of_a_cloud_is_refused(launcher: str) -> None:
+    for bad in ("on demand", "a\nb", "$(reboot)", "aws/x/$(reboot)"):
+        with pytest.raises(ProblemError, match="cloud/region/machine"):
+            launch_file(launcher, Plan((Group(bad, 1, 32),)), (replace(G5, name=bad),), name="x", at_most_s=60.0)
+
+
+def test_no_name_of_an_offer_leaves_its_comment() -> None:
+    bad = replace(G5, name="a\nreboot")
+    script = launch_file("slurm", Plan((Group(bad.name, 1, 32),)), (bad,), name="x", at_most_s=60.0)
+    assert not any(line.startswith("reboot") for line in script.splitlines())
