@@ -240,6 +240,13 @@ class SimulatedJob:
         self.machines = frozenset(machines)
         self.starts += 1
 
+    def stop(self, time_s: float) -> None:
+        """Stop after a checkpoint, which is made while the work stands."""
+        self.advance(time_s)
+        self.checkpointed = self.completed
+        self.machines = frozenset()
+        self._step_s = math.inf
+
     def interrupt(self, taken: Sequence[str], time_s: float) -> None:
         """Stop when one of its machines was taken away."""
         self.advance(time_s)
@@ -318,7 +325,8 @@ class SimulatedWorld:
         self.job.start(plan, machines, self._now_s, checkpoint_interval_s)
 
     def stop(self) -> None:
-        """Do nothing: the job ends by itself."""
+        """Save and stop the job."""
+        self.job.stop(self._now_s)
 
     def completed(self) -> float:
         """Return the iterations that are done and would survive a restart by plan."""

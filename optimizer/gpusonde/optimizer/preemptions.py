@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import lambertw
+from scipy.special import lambertw, nbdtrik
 
 _HOUR_S = 3600.0
 # exp() of more than this is taken as "never ends".
@@ -148,6 +148,19 @@ class PreemptionRates:
         prior = self._default if given is None or not given > 0 else given
         hours = self._weight + self._hours.get(offer, 0.0)
         return (prior * self._weight + self._preemptions.get(offer, 0.0)) / hours
+
+    def most(self, offer: str, given: float | None, machine_hours: float, share: float) -> float:
+        """Return how many preemptions come in so many hours at most, in ``share`` of the cases.
+
+        What was given and seen makes a gamma distribution of the rate, so the number is negative binomial.
+        """
+        if not machine_hours > 0:
+            return 0.0
+        hours = self._weight + self._hours.get(offer, 0.0)
+        events = self.per_hour(offer, given) * hours
+        if (hours / (hours + machine_hours)) ** events >= share:
+            return 0.0
+        return float(nbdtrik(share, events, hours / (hours + machine_hours)))
 
 
 def _at_least_zero(**values: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,8 +11,8 @@ from scipy.special import ndtri
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.continual.options import ContinualOptions
-from gpusonde.optimizer.preemptions import ExpectedRun, PreemptionRates, expected_run
-from gpusonde.optimizer.problem import Billing, MachineOffer, Objective, Plan, Problem
+from gpusonde.optimizer.preemptions import ExpectedRun, PreemptionRates, checkpoint_interval_s, expected_run
+from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.solution import Solution
 from gpusonde.optimizer.solve import solve
 from gpusonde.optimizer.step_times import StepTimes
@@ -22,10 +23,18 @@ _HOUR_S = 3600.0
 _LARGEST_RISE = 4.0
 _MOST_KNOWN = 256
 _SEARCH_S = 5.0
-# Standard deviation of the logarithm of a measured iteration, on the same machines and on others of their kind: the
-# seed saw up to 1.15 times between allocations.
+# Standard deviation of the logarithm of a measured iteration: on one machine, on the same machines of several, and on
+# others of their kind, whose network differs: the seed saw up to 1.15 times between allocations.
+_LONE_SPREAD = 0.01
 _MEASURED_SPREAD = 0.02
 _MEASURED_BEFORE_SPREAD = 0.05
+# Nothing mends what was waited away, so the speed of a job that nobody measured is reckoned with to three deviations.
+_WORST_DEVIATIONS = 3.0
+# The share of cases in which more preemptions come than time is set aside for.
+_MORE_PREEMPTIONS = 0.05
+
+# What a group of machines is to the speed of a job, whoever lets them: device, devices, networks, machines, batch.
+GroupKind = tuple[str, int, str, str, int, int]
 
 
 def solve_exactly(problem: Problem, steps: StepTimes) -> Solution:
@@ -46,7 +55,7 @@ class WatchedJob:
         depleted: Offers of which no further machine is to be had.
         slowdown: By how much iterations take longer than estimated, at least 1.
         running: The plan that runs; None when nothing does.
-        measured_s: Measured iterations of plans that run or ran.
+        measured_s: Measured iterations of what runs or ran, by ``CandidateFinder.kind``.
     """
 
     now_s: float
@@ -57,7 +66,7 @@ class WatchedJob:
     depleted: Collection[str]
     slowdown: float = 1.0
     running: Plan | None = None
-    measured_s: Mapping[Plan, float] = field(default_factory=dict)
+    measured_s: Mapping[tuple[GroupKind, ...], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,7 @@ class PlanCandidate:
         end_s: Mean end.
         bound_s: End that is kept with confidence if nothing is preempted and launches are slow.
         optimistic_s: End that is undercut with as little probability.
+        worst_s: As ``bound_s``, to three deviations where nobody measured the plan.
         usd: Mean cost from now on.
     """
 
@@ -86,6 +96,7 @@ class PlanCandidate:
     end_s: float
     bound_s: float
     optimistic_s: float
+    worst_s: float
     usd: float
 
 
@@ -123,6 +134,16 @@ class CandidateFinder:
         """Whether a plan has a spot machine."""
         return any(self._offers[group.offer].billing is Billing.SPOT for group in plan.groups)
 
+    def kind(self, plan: Plan) -> tuple[GroupKind, ...]:
+        """Return what a plan is to the speed of a job: spot machines are as fast as those on demand."""
+        kinds = []
+        for group in plan.groups:
+            offer = self._offers[group.offer]
+            kinds.append((
+                offer.device, offer.devices, offer.fabric, offer.machine_fabric, group.machines, group.batch_size,
+            ))  # fmt: skip
+        return tuple(sorted(kinds))
+
     def evaluate(self, plan: Plan, at: WatchedJob, *, stay: bool = False) -> PlanCandidate:
         """Return what going on with a plan would take and cost; ``stay`` when it is the one that runs."""
         options = self._options
@@ -133,10 +154,13 @@ class CandidateFinder:
         spread = options.spread
         if estimate.mean_s > 0:
             spread = max(spread, estimate.run_sd_s(max(1, math.ceil(at.remaining))) / estimate.mean_s / at.remaining)
-        if plan in at.measured_s:
+        worst_deviations = max(self._deviations, _WORST_DEVIATIONS)
+        measured_s = at.measured_s.get(self.kind(plan))
+        if measured_s is not None:
             # What was measured is not uncertain the way an estimate is; on other machines it may still differ.
-            step_s = at.measured_s[plan]
-            spread = min(spread, _MEASURED_SPREAD if plan == at.running else _MEASURED_BEFORE_SPREAD)
+            step_s, worst_deviations = measured_s, self._deviations
+            known = _MEASURED_SPREAD if plan == at.running else _MEASURED_BEFORE_SPREAD
+            spread = min(spread, _LONE_SPREAD if plan.machines == 1 else known)
         wait_s = slow_wait_s = 0.0
         if not stay:
             # The first plan is made before the job's clock begins.
@@ -160,6 +184,7 @@ class CandidateFinder:
             end_s=at.now_s + wait_s + run.seconds,
             bound_s=at.now_s + slow_wait_s + work_s * reach,
             optimistic_s=at.now_s + wait_s + work_s / reach,
+            worst_s=at.now_s + slow_wait_s + work_s * math.exp(worst_deviations * spread),
             usd=usd_per_hour * (run.running_s + (0.0 if stay else options.restore_s)) / _HOUR_S,
         )
 
@@ -185,18 +210,44 @@ class CandidateFinder:
         found = [
             candidate
             for offers in self._group_offers(at, on_demand_only, ready_only)
-            if (candidate := self._find_among(offers, at, deadline, objective)) is not None
+            for candidate in (self._find_among(offers, at, deadline, objective), *self._measured(offers, at, deadline))
+            if candidate is not None
         ]
         return min(found, key=lambda candidate: score(candidate, objective), default=None)
 
-    def expected_restarts(self, candidate: PlanCandidate, at: WatchedJob) -> float:
-        """Return how many preemptions to reckon with if the work were done on spot machines: mean + 2 deviations."""
+    def reserve_s(self, candidate: PlanCandidate, at: WatchedJob) -> float:
+        """Return the time to set aside for preemptions if spot machines do the work of an on-demand plan.
+
+        So many come at most in 95 of 100 cases, given what was seen of the offers; each costs a slow restart, a save
+        and half of the work between two checkpoints. One switch to spot machines stays possible besides.
+        """
         spot = [offer for offer in self._problem.offers if offer.billing is Billing.SPOT]
-        if not spot:
+        if not spot or not self._options.count_preemptions:
             return 0.0
-        rates = sorted(self._per_hour(offer.name) for offer in spot)
-        mean = rates[len(rates) // 2] * candidate.plan.machines * at.remaining * candidate.step_s / _HOUR_S
-        return mean + 2 * math.sqrt(mean)
+        hours = candidate.plan.machines * at.remaining * candidate.step_s / _HOUR_S
+        number = statistics.median(
+            self._rates.most(offer.name, offer.preemptions_per_hour, hours, 1 - _MORE_PREEMPTIONS) for offer in spot
+        )
+        rate = statistics.median(self._per_hour(offer.name) for offer in spot)
+        options = self._options
+        lost_s = min(checkpoint_interval_s(options.save_s, rate), at.remaining * candidate.step_s) / 2
+        return lost_s + options.restart_s + number * (options.slow_restart_s + options.save_s + lost_s)
+
+    def _measured(self, offers: list[MachineOffer], at: WatchedJob, deadline: bool) -> Iterable[PlanCandidate]:
+        """Yield plans of what was measured: it keeps deadlines that a mere estimate keeps too seldom to be found."""
+        limit_s = self._problem.deadline_s
+        if not deadline or limit_s is None:
+            return
+        for kinds in at.measured_s:
+            if len(kinds) > 1:
+                continue
+            for offer in offers:
+                plan = Plan((Group(offer.name, *kinds[0][-2:]),))
+                if offer.quota >= plan.machines and self.kind(plan) == kinds:
+                    found = self.evaluate(plan, at)
+                    budget = self._problem.budget_usd
+                    if found.bound_s <= limit_s and (budget is None or at.spent_usd + found.usd <= budget):
+                        yield found
 
     def _group_offers(self, at: WatchedJob, on_demand_only: bool, ready_only: bool) -> Iterable[list[MachineOffer]]:
         """Yield sets of offers whose machines may work together, with what can be had of each."""

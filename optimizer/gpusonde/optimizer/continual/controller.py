@@ -15,7 +15,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.continual.candidates import CandidateFinder, PlanCandidate, Solver, WatchedJob, solve_exactly
+from gpusonde.optimizer.continual.candidates import (
+    CandidateFinder,
+    GroupKind,
+    PlanCandidate,
+    Solver,
+    WatchedJob,
+    solve_exactly,
+)
 from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.policy import Policy, PolicyDecision
@@ -200,7 +207,8 @@ class Controller:
         self._depletions = Depletions(self.options.depletion_s, self.options.depletion_longest_s)
         self._completed = 0.0
         self._slowdown = 1.0
-        self._measured_s: dict[Plan, float] = {}
+        self._saving = 1.0
+        self._measured_s: dict[tuple[GroupKind, ...], float] = {}
         self._now_s = -math.inf
         self._running: tuple[Plan, frozenset[str]] | None = None
         self._target: _Target | None = None
@@ -257,6 +265,7 @@ class Controller:
         self._running = (plan, frozenset(machines))
         # Whoever runs something else than what was decided has decided otherwise.
         self._target = self._idle_since_s = None
+        self._saving = 1.0
 
     def detach(self) -> None:
         """Take note that the job stands, by its owner's hand."""
@@ -354,12 +363,18 @@ class Controller:
         ruling = self._policy.choose(at, self._idle_since_s, self._depletions.next_expiry_s(at.now_s))
         solved = self._finder.solved > before
         if ruling.candidate is None:
-            if ruling.wait and self._idle_since_s is None:
-                self._idle_since_s = at.now_s
-            kind = DecisionKind.IDLE if ruling.wait else DecisionKind.NO_PLAN
-            # What is not needed to train is not paid for.
-            return self._decision(kind, at, ruling, ruling.why, terminate=self.fleet.beyond(()), solved=solved)
+            return self._idle(at, ruling, solved)
         return self._launch(at, ruling, ruling.candidate, solved)
+
+    def _idle(self, at: WatchedJob, ruling: PolicyDecision, solved: bool = False) -> Decision:
+        if self._running is not None:
+            self._running = None
+            self.window.clear()
+        if ruling.wait and self._idle_since_s is None:
+            self._idle_since_s = at.now_s
+        kind = DecisionKind.IDLE if ruling.wait else DecisionKind.NO_PLAN
+        # What is not needed to train is not paid for.
+        return self._decision(kind, at, ruling, ruling.why, terminate=self.fleet.beyond(()), solved=solved)
 
     def _launch(self, at: WatchedJob, ruling: PolicyDecision, candidate: PlanCandidate, solved: bool) -> Decision:
         self._target = _Target(candidate, ruling)
@@ -380,6 +395,7 @@ class Controller:
         )
         self._look_s = at.now_s + self.options.resolve_s
         stay = self._finder.evaluate(plan, self._watched_job(at.now_s))
+        self._saving = 1.0 + self.problem.save_s / stay.run.interval_s
         ruling = PolicyDecision(
             stay, why, at_risk=aim is not None and aim.at_risk, fallback=aim.fallback if aim else None
         )
@@ -395,7 +411,9 @@ class Controller:
         ruling = self._policy.review(stay, at, throughput, look=look, expiry_s=expiry_s)
         if look:
             self._look_s = min(at.now_s + self.options.resolve_s, expiry_s)
-        if ruling.candidate is None or ruling.candidate.plan == plan:
+        if ruling.candidate is None:
+            return self._idle(at, ruling)
+        if ruling.candidate.plan == plan:
             beyond = self.fleet.beyond(machines)
             solved = self._finder.solved > before
             return self._decision(DecisionKind.KEEP, at, ruling, ruling.why, terminate=beyond, solved=solved)
@@ -436,11 +454,15 @@ class Controller:
         remaining = max(0.0, self.problem.iterations - self._completed)
         throughput = self._measured()
         if self.options.calibrate and self._running is not None and throughput is not None and throughput.certain:
-            step_s = 1 / throughput.mean
+            # Saving is counted apart, and machines on demand save nothing on the way.
+            step_s = 1 / throughput.mean / self._saving
             estimated_s = self._steps.estimate(self._running[0]).mean_s
             self._slowdown = min(_LARGEST_SLOWDOWN, max(1.0, step_s / estimated_s))
-            self._measured_s.pop(self._running[0], None)
-            self._measured_s[self._running[0]] = step_s
+            kind = self._finder.kind(self._running[0])
+            if self._measured_s.pop(kind, None) is None:
+                # What was doubtful may be certain now.
+                self._look_s = now_s
+            self._measured_s[kind] = step_s
             if len(self._measured_s) > _MOST_MEASURED:
                 del self._measured_s[next(iter(self._measured_s))]
         return WatchedJob(

@@ -49,9 +49,9 @@ class ContinualOptions:
     window_s: float = 300.0
     review_s: float = 60.0
     resolve_s: float = 900.0
-    refusal_s: float = 300.0
-    depletion_s: float = 600.0
-    depletion_longest_s: float = 3600.0
+    refusal_s: float = 120.0
+    depletion_s: float = 120.0
+    depletion_longest_s: float = 600.0
     patience_s: float = 3600.0
     improvement: float = 1.15
     spread: float = 0.08

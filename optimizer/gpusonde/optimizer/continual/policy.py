@@ -5,8 +5,10 @@ time left suffices for the fastest on-demand plan, launched slowly, to do all th
 and capacity is waited for, only while that holds; when it is about to fail, the job goes on demand while the spot
 machines still work.
 
-Time to spare can be spent on waiting for cheap capacity or on restarts after preemptions. An hour of waiting pays for
-a dozen restarts, so the time that the expected preemptions will need is set aside first, and only the rest is waited.
+Time to spare can be spent on waiting for cheap capacity or on restarts after preemptions. Were restarts free, it would
+be best to wait as long as one can and to take every spot machine after that, too: nothing there was is missed. So the
+time that preemptions will need is set aside (``CandidateFinder.reserve_s``), the rest is waited, and a job on demand
+that gets ahead by more than a stop and a start cost waits again.
 """
 
 from __future__ import annotations
@@ -149,6 +151,11 @@ class Policy:
             better = self._better(stay, at, fallback)
             if better is not None:
                 return better
+        if deadline_s is not None and not stay.spot and problem.objective is Objective.COST and math.isfinite(expiry_s):
+            until_s = self._waits_until(_without_machines(at), stay, None)
+            if until_s > at.now_s + 2 * self._options.slow_restart_s:
+                why = "no spot capacity at present; the job is ahead far enough to wait for it"
+                return PolicyDecision(None, why, wait=True, fallback=fallback, again_s=min(expiry_s, until_s))
         again_s = math.inf if fallback is None or not stay.spot else at.now_s + max(0.0, fallback.slack_s)
         late = deadline_s is not None and stay.end_s > deadline_s
         dear = problem.budget_usd is not None and at.spent_usd + stay.usd > problem.budget_usd
@@ -227,7 +234,7 @@ class Policy:
         if stay is not None and not stay.spot:
             # What runs is known better than what ran before: the guard has to hold after the switch, too, or the spot
             # machines are left as soon as they work.
-            fallback = self.fallback(replace(at, running=None), None) or fallback
+            fallback = self.fallback(_without_machines(at), None) or fallback
         # Until the machines are there nothing is gained, unless something else works meanwhile.
         options = self._options
         wasted_s = options.solve_s + options.restore_s + options.save_s
@@ -245,12 +252,16 @@ class Policy:
         cheapest = self._finder.best(at, on_demand_only=True, deadline=False, objective=Objective.COST)
         if cheapest is None or best is None:
             return -math.inf
-        restarts = self._finder.expected_restarts(cheapest, at)
-        reserve_s = options.review_s + restarts * (options.slow_restart_s + options.detect_s)
-        return self._problem.deadline_s - (cheapest.bound_s - at.now_s) - reserve_s
+        reserve_s = options.review_s + self._finder.reserve_s(cheapest, at)
+        return self._problem.deadline_s - (cheapest.worst_s - at.now_s) - reserve_s
 
     def _gain(self, stay_end_s: float, other_end_s: float, now_s: float) -> bool:
         return (other_end_s - now_s) * self._options.improvement < stay_end_s - now_s
+
+
+def _without_machines(at: WatchedJob) -> WatchedJob:
+    """Return where the job would stand if its machines were gone."""
+    return replace(at, running=None, held={}, ready={})
 
 
 def _optimistic_end_s(stay: PlanCandidate, at: WatchedJob, throughput: Throughput | None) -> float:

@@ -32,7 +32,7 @@ class Trainer(Protocol):
         ...
 
     def stop(self) -> None:
-        """The job is done; may be called again."""
+        """Save a checkpoint if the job runs, and stop it; may be called again, and when it is done."""
         ...
 
     def completed(self) -> float:
@@ -68,6 +68,8 @@ class Runtime:
         if decision.solved and decision.kind is DecisionKind.LAUNCH and now_s > 0:
             # The first plan is made before the job's clock begins.
             self._clock.wait_until(now_s + self._solve_s)
+        if decision.kind in (DecisionKind.IDLE, DecisionKind.DONE):
+            self._trainer.stop()
         if decision.terminate:
             # What is still there at the next step is ended then.
             with contextlib.suppress(CloudError):
@@ -82,8 +84,6 @@ class Runtime:
         if decision.kind is DecisionKind.RUN and decision.recommendation.plan is not None:
             interval_s = decision.recommendation.checkpoint_interval_s
             self._trainer.start(decision.recommendation.plan, decision.machines, interval_s)
-        elif decision.kind is DecisionKind.DONE:
-            self._trainer.stop()
         return decision
 
     def run(self, until_s: float, poll_s: float = 1.0, heard: Callable[[Decision], None] | None = None) -> Decision:
