@@ -23,6 +23,7 @@ pytest.importorskip("starlette", reason="HTTP needs the extra web")
 
 import jsonschema
 
+from gpusonde.collector import server as collector_server
 from gpusonde.collector.config import CollectorConfig, ConfigError
 from gpusonde.collector.messages import fill
 from gpusonde.collector.security.identity import Role
@@ -353,6 +354,16 @@ def test_a_taken_address_is_no_reason_not_to_collect(tmp_path, caplog):
         with ThreadCollector(tmp_path / "data", web__listen=address) as collector:
             assert collector.target
     assert f"no pages and no HTTP on {address}" in caplog.text
+
+
+def test_a_host_without_a_folder_for_temporary_files_collects_all_the_same(tmp_path, monkeypatch, caplog):
+    def refuse(**_):
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(collector_server.tempfile, "TemporaryDirectory", refuse)
+    with ThreadCollector(tmp_path / "data", **WEB) as collector:
+        assert collector.target
+    assert "no page and no HTTP" in caplog.text
 
 
 def test_https_has_the_collectors_certificate(tmp_path):

@@ -77,6 +77,7 @@ def announce(path: Path, address: str) -> None:
 _LOG = logging.getLogger(__name__)
 _READERS = 512  # connections beside those of agents
 _OWN_FILES = 256  # log, segments being read, catalogue, libraries
+_WEB_FILES = 256  # as many connections as WebServer holds at most
 
 
 @dataclass(frozen=True)
@@ -288,8 +289,16 @@ class _Collector:
             _LOG.warning("no page and no HTTP: %s; pip install 'gpusonde[web]', or set web.listen to nothing", error)
             yield _nothing
             return
-        with private_socket() as target, contextlib.ExitStack() as stack:
-            server.add_insecure_port(target)
+        with contextlib.ExitStack() as stack:
+            try:
+                target = stack.enter_context(private_socket())
+                server.add_insecure_port(target)
+            except (OSError, RuntimeError) as error:
+                _LOG.warning(
+                    "no page and no HTTP: a socket in the folder for temporary files cannot be used: %s", error
+                )
+                yield _nothing
+                return
             files = [str(locate(name)) if name else "" for name in (security.tls_certificate, security.tls_key)]
             web = WebServer(listen, target, *files)
             try:
@@ -352,8 +361,9 @@ class _Collector:
     def _most_connections(self) -> int:
         """Make room for a connection per agent and as many readers as may be; warn where the system gives less."""
         agents = self._config.ingest.max_agents
-        limit = allow_open_files(agents + _READERS + _OWN_FILES)
-        most = max(limit - _OWN_FILES, limit // 2)
+        own = _OWN_FILES + (_WEB_FILES if self._config.web.listen else 0)
+        limit = allow_open_files(agents + _READERS + own)
+        most = max(limit - own, limit // 2)
         if most < agents:
             _LOG.warning(
                 "the limit of %d open files leaves room for %d connections, ingest.max_agents is %d: raise LimitNOFILE"
