@@ -9,6 +9,7 @@ Where the bound is the estimate (``exact``), the search never asks for estimates
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import MachineOffer, Plan
 from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve
-from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
-from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, NetworkModel, draw_slowest
+from gpusonde.simulator.gradients import GradientTrace
+from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, NetworkModel, mean_slowest
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -227,7 +228,8 @@ class SimulatedSteps:
         self._samples = samples
         self._model_spread = model_spread
         self._classes: dict[str, float] = {}
-        self._bandwidths: dict[tuple[float, int], FloatArray] = {}
+        # Of every class of network, by world size; NaN where nobody asked yet.
+        self._bandwidths: dict[float, FloatArray] = {}
         self._latencies_s: dict[tuple[str, int, int], float] = {}
         self._estimates: dict[Plan, StepEstimate] = {}
 
@@ -245,9 +247,9 @@ class SimulatedSteps:
         """Return the mean computation of the slowest GPU among ``machines`` of an offer."""
         key = offer.name, batch_size, machines
         if key not in self._latencies_s:
-            group = DeviceGroup(self._curves[offer.name], machines * offer.devices, batch_size)
-            forward, backward = draw_slowest([group], self._samples)
-            self._latencies_s[key] = float((forward + backward).mean())
+            latency = self._curves[offer.name].predict(batch_size)
+            slowest = mean_slowest(float(latency.spread[0]), machines * offer.devices, self._samples)
+            self._latencies_s[key] = float(latency.forward_s[0] + latency.backward_s[0]) * slowest
         return self._latencies_s[key]
 
     def network(self, offer: MachineOffer) -> float:
@@ -274,8 +276,8 @@ class SimulatedSteps:
         several = worlds > 1
         end_s = np.full(worlds.size, backward_s)
         if several.any():
-            reached = np.stack([self._bandwidth(network, int(world)) for world in worlds[several]])
-            traffic = np.stack([ring_traffic_bytes(self._trace.bucket_bytes, int(world)) for world in worlds[several]])
+            reached = self._bandwidth(network, worlds[several])
+            traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None]
             end_s[several] = np.maximum(backward_s, self._exchange_bound_s(backward_s, traffic, reached))
         return np.asarray((forward_s + end_s + self._optimizer_s)[places])
 
@@ -314,13 +316,17 @@ class SimulatedSteps:
             self._trace, network, self._sharing, optimizer_s=self._optimizer_s, samples=self._samples
         )
 
-    def _bandwidth(self, network: float, world_size: int) -> FloatArray:
-        key = network, world_size
-        if key not in self._bandwidths:
-            fabric = next(name for name, value in self._classes.items() if value == network)
-            found = self._networks[fabric].bus_bandwidth(self._trace.bucket_bytes, world_size)
-            self._bandwidths[key] = _effective(found, self._samples)
-        return self._bandwidths[key]
+    def _bandwidth(self, network: float, world_sizes: npt.NDArray[np.int64]) -> FloatArray:
+        """Bandwidth at which transfers take their mean duration, shape (n, buckets)."""
+        sizes = self._trace.bucket_bytes
+        known = self._bandwidths.get(network, np.empty((0, sizes.size)))
+        if len(known) <= world_sizes.max():
+            known = np.vstack([known, np.full((int(world_sizes.max()) + 1 - len(known), sizes.size), np.nan)])
+            self._bandwidths[network] = known
+        fabric = next(name for name, value in self._classes.items() if value == network)
+        for world in world_sizes[np.isnan(known[world_sizes, 0])].tolist():
+            known[world] = _effective(self._networks[fabric].bus_bandwidth(sizes, world), self._samples)
+        return np.asarray(known[world_sizes])
 
     def _exchange_bound_s(self, backward_s: float, traffic: FloatArray, reached: FloatArray) -> FloatArray:
         """Lower bound of the mean end of the exchange, shape (m,), from traffic and bandwidths of shape (m, n)."""
@@ -375,8 +381,16 @@ def _reached(network: NetworkModel, size: FloatArray) -> float:
 
 def _effective(bandwidth: BusBandwidth, samples: int) -> FloatArray:
     """The bandwidth at which a transfer takes its mean duration, over the placements that the simulator draws."""
+    spreads, places = np.unique(bandwidth.log_spread, return_inverse=True)
+    slowed = np.array([_mean_duration(spread, samples) for spread in spreads.tolist()])
+    return np.asarray(bandwidth.bytes_per_second / slowed[places])
+
+
+@functools.lru_cache(maxsize=1024)
+def _mean_duration(log_spread: float, samples: int) -> float:
+    """Mean duration of a transfer, as a multiple of its typical one."""
     draws = ndtri((np.arange(samples) + 0.5) / samples)
-    return np.asarray(bandwidth.bytes_per_second / np.exp(-draws[:, None] * bandwidth.log_spread).mean(axis=0))
+    return float(np.exp(-draws * log_spread).mean())
 
 
 def _machine_fabric(offer: MachineOffer) -> str:

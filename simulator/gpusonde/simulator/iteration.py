@@ -8,6 +8,7 @@ device has it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -213,13 +214,30 @@ def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> 
     forward, backward = np.zeros(samples), np.zeros(samples)
     for place, group in enumerate(groups, start=1):
         latency = group.curve.predict(group.batch_size)
-        level = _even_levels(samples, place, seed) ** (1.0 / group.devices)
-        factor = np.maximum(1.0 + latency.spread[0] * ndtri(level), _LEAST_SHARE)
+        factor = _slowest(float(latency.spread[0]), group.devices, _even_levels(samples, place, seed))
         forward = np.maximum(forward, factor * latency.forward_s[0])
         backward = np.maximum(backward, factor * latency.backward_s[0])
     return forward, backward
 
 
+@functools.lru_cache(maxsize=4096)
+def mean_slowest(spread: float, devices: int, samples: int) -> float:
+    """Return the mean latency of the slowest of some devices alike, as ``draw_slowest`` has it, per that of one.
+
+    Args:
+        spread: Relative standard deviation of one.
+        devices: How many.
+        samples: Draws.
+    """
+    return float(_slowest(spread, devices, _even_levels(samples, 1, 0)).mean())
+
+
+def _slowest(spread: float, devices: int, levels: FloatArray) -> FloatArray:
+    """Latency of the slowest of some devices alike at levels of its distribution, per that of one."""
+    return np.maximum(1.0 + spread * ndtri(levels ** (1.0 / devices)), _LEAST_SHARE)
+
+
+@functools.lru_cache(maxsize=256)
 def _even_levels(samples: int, dimension: int, seed: int) -> FloatArray:
     """Levels between 0 and 1, evenly spread, in an order in which those of all dimensions meet evenly (Kronecker).
 
@@ -230,7 +248,9 @@ def _even_levels(samples: int, dimension: int, seed: int) -> FloatArray:
     """
     step = math.sqrt(_PRIMES[dimension % len(_PRIMES)])
     places = np.argsort(np.argsort((np.arange(samples) + samples * seed) * step % 1.0, kind="stable"), kind="stable")
-    return np.asarray((places + 0.5) / samples)
+    levels = np.asarray((places + 0.5) / samples)
+    levels.flags.writeable = False
+    return levels
 
 
 def _world_size(groups: Sequence[DeviceGroup]) -> int:

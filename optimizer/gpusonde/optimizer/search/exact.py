@@ -7,9 +7,10 @@ and the search ends when no subproblem that is left can hold anything better. (A
 network and latency costs seconds at a batch of 4,096.) Where iterations depend on more than that, the same
 subproblems are the nodes of a branch and bound, and their plans are listed and estimated one by one: with scatter the
 slowest GPU depends on how many of each kind there are. The subproblems' bounds stay bounds, but the cheapest plan of
-a subproblem need not be its best one. So all plans of a subproblem below its ceiling are listed in rounds of growing
-price, each with the bound of its own latency, and estimated as long as that bound promises something better than the
-best one.
+a subproblem need not be its best one: its price is a bound of the others. Where that still promises something better,
+all plans of the subproblem below its ceiling are listed in rounds of growing price, each with the bound of its own
+latency, and estimated as long as that bound promises something better than the best one. A subproblem with very many
+plans waits until the others are done.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gpusonde.optimizer.problem import Plan, Problem
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.search.subproblem import (
+    ROUNDS_BEFORE_DOUBT,
     Anchor,
     OfferOptions,
     Subproblem,
@@ -39,6 +41,7 @@ from gpusonde.optimizer.step_times import StepTimes
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+# Partial plans, or whole ones, that are made at a time.
 _MOST_PARTIAL = 400_000
 # Growth of the excess from one round to the next; finer than for single plans, because a round may be too large.
 _GROWTH = 2.0
@@ -65,64 +68,117 @@ class Listed:
 
 @dataclass(frozen=True)
 class _Part:
+    """Partial plans, each with its last choice and the partial plan before it; the first one has none."""
+
     devices: IntArray
     samples: IntArray
     excess: FloatArray
-    places: IntArray
+    choices: OfferOptions | None = None
+    chosen: IntArray | None = None
+    shorter: _Part | None = None
+    before: IntArray | None = None
+
+    def write_places(self, which: IntArray, places: IntArray) -> None:
+        """Write the options of some of them, one column per offer."""
+        part: _Part = self
+        while part.choices is not None and part.chosen is not None and part.before is not None and part.shorter:
+            places[:, part.choices.offer] = part.choices.place[part.chosen[which]]
+            which, part = part.before[which], part.shorter
 
 
-def list_plans(subproblem: Subproblem, ceiling: float, check_time: Callable[[], None]) -> Iterator[Listed]:
+def list_plans(
+    subproblem: Subproblem, ceiling: float, may_exist: Callable[[], bool], check_time: Callable[[], None]
+) -> Iterator[Listed]:
     """Yield the plans of a subproblem up to a price, in rounds: what a round yields costs more than all before it.
 
+    Args:
+        subproblem: The subproblem.
+        ceiling: USD per hour.
+        may_exist: Asked when no plan is anywhere near the bound; the list ends when it says no.
+        check_time: Called now and then.
+
     Raises:
-        TooManyPlansError: A round holds more plans than can be listed.
-        TimeoutError: From ``check_time``, which is called now and then.
+        TimeoutError: From ``check_time``.
     """
-    before, bound = -np.inf, subproblem.bound
-    for limit, choices in subproblem.rounds(ceiling, _GROWTH):
+    before, bound, found = -np.inf, subproblem.bound, False
+    for number, (limit, choices) in enumerate(subproblem.rounds(ceiling, _GROWTH)):
+        if number == ROUNDS_BEFORE_DOUBT and not found and not may_exist():
+            return
+        # Until the last of a round, those to come cost more than the rounds before.
         listed_to = bound + max(before, 0.0)
-        first, second = (_parts(subproblem, half, limit, listed_to, check_time) for half in split_halves(choices))
-        order = np.argsort(subproblem.key(first.devices, first.samples), kind="stable")
-        keys = subproblem.key(first.devices, first.samples)[order]
-        wanted = subproblem.key(subproblem.devices - second.devices, subproblem.samples - second.samples)
-        begin = np.searchsorted(keys, wanted)
-        counts = np.searchsorted(keys, wanted, side="right") - begin
-        if counts.sum() > _MOST_PARTIAL:
-            raise TooManyPlansError(listed_to)
-        other = np.repeat(np.arange(counts.size), counts)
-        own = order[np.repeat(begin, counts) + _ramps(counts)]
-        total = first.excess[own] + second.excess[other]
-        kept = np.flatnonzero((total <= limit) & (total > before))
+        for places in _pairs(subproblem, choices, before, limit, check_time):
+            found = found or bool(places.size)
+            yield _listed(subproblem, places, listed_to)
         before = limit
-        # An offer is in one half only; in the other one its column is -1.
-        places = np.maximum(first.places[own[kept]], second.places[other[kept]])
-        yield _listed(subproblem, places, bound + limit)
+        yield _listed(subproblem, np.empty((0, len(subproblem.options)), dtype=np.int64), bound + limit)
+
+
+def _pairs(
+    subproblem: Subproblem,
+    choices: Sequence[OfferOptions],
+    before: float,
+    limit: float,
+    check_time: Callable[[], None],
+) -> Iterator[IntArray]:
+    """Yield the options taken by plans between two excesses, some plans at a time, if only none."""
+    one, other = split_halves(choices)
+    for first in _parts(subproblem, one, limit, check_time):
+        keys = subproblem.key(first.devices, first.samples)
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        for second in _parts(subproblem, other, limit, check_time):
+            wanted = subproblem.key(subproblem.devices - second.devices, subproblem.samples - second.samples)
+            begin = np.searchsorted(keys, wanted)
+            counts = np.searchsorted(keys, wanted, side="right") - begin
+            for some in _slices(counts):
+                check_time()
+                matched = np.repeat(np.arange(some.start, some.stop), counts[some])
+                own = order[begin[matched] + _ramps(counts[some])]
+                total = first.excess[own] + second.excess[matched]
+                kept = np.flatnonzero((total <= limit) & (total > before))
+                places = np.full((kept.size, len(subproblem.options)), -1, dtype=np.int64)
+                first.write_places(own[kept], places)
+                second.write_places(matched[kept], places)
+                yield places
 
 
 def _parts(
     subproblem: Subproblem,
     choices: Sequence[OfferOptions],
     limit: float,
-    listed_to: float,
     check_time: Callable[[], None],
-) -> _Part:
-    """All partial plans of some offers within an excess."""
-    zero = np.zeros(1, dtype=np.int64)
-    part = _Part(zero, zero, np.zeros(1), np.full((1, len(subproblem.options)), -1, dtype=np.int64))
-    for each in choices:
+    part: _Part | None = None,
+) -> Iterator[_Part]:
+    """Yield all partial plans of some offers within an excess, as many at a time as memory bears."""
+    if part is None:
+        zero = np.zeros(1, dtype=np.int64)
+        part = _Part(zero, zero, np.zeros(1))
+    if not choices:
+        yield part
+        return
+    each = choices[0]
+    counts = np.searchsorted(each.excess, limit - part.excess, side="right")
+    for some in _slices(counts):
         check_time()
-        counts = np.searchsorted(each.excess, limit - part.excess, side="right")
-        if counts.sum() > _MOST_PARTIAL:
-            raise TooManyPlansError(listed_to)
-        before, chosen = np.repeat(np.arange(counts.size), counts), _ramps(counts)
+        before, chosen = np.repeat(np.arange(some.start, some.stop), counts[some]), _ramps(counts[some])
         devices = part.devices[before] + each.devices[chosen]
         samples = part.samples[before] + each.samples[chosen]
         kept = np.flatnonzero((devices <= subproblem.devices) & (samples <= subproblem.samples))
         before, chosen = before[kept], chosen[kept]
-        places = part.places[before]
-        places[:, each.offer] = each.place[chosen]
-        part = _Part(devices[kept], samples[kept], part.excess[before] + each.excess[chosen], places)
-    return part
+        excess = part.excess[before] + each.excess[chosen]
+        extended = _Part(devices[kept], samples[kept], excess, each, chosen, part, before)
+        yield from _parts(subproblem, choices[1:], limit, check_time, extended)
+
+
+def _slices(counts: IntArray) -> Iterator[slice]:
+    """Cut rows into runs with no more than ``_MOST_PARTIAL`` entries in all, a row at least."""
+    ends = np.cumsum(counts)
+    begin = 0
+    while begin < counts.size:
+        done = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, done + _MOST_PARTIAL, side="right")))
+        yield slice(begin, end)
+        begin = end
 
 
 def _listed(subproblem: Subproblem, places: IntArray, listed_to: float) -> Listed:
@@ -142,6 +198,10 @@ def _ramps(counts: IntArray) -> IntArray:
     return np.asarray(np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
 
 
+# Plans of one subproblem before others have their turn.
+_MOST_AT_ONCE = 256
+# So many plans are estimated in the time in which some are made.
+_PLANS_PER_LISTING = 8
 # Plans that are estimated even when there is no time for any.
 _MOST_LATE = 500
 
@@ -220,6 +280,8 @@ class ExactSearch:
         self._found = SearchResult()
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
+        # Subproblems with many plans, each with its bound and those that are still to come.
+        self._later: list[tuple[float, Iterator[Plan | None]]] = []
 
     def run(self, start: Plan | None = None, before: SearchResult | None = None) -> SearchResult:
         """Return the best plan.
@@ -253,8 +315,15 @@ class ExactSearch:
                     self._search_cell(anchor)
                 heapq.heappop(heap)
                 self._push(heap, number, anchor)
+            while self._later:
+                self._later.sort(key=lambda each: each[0], reverse=True)
+                for late in self._later[-1][1]:
+                    self._check_time()
+                    if late is not None:
+                        self._take(late)
+                self._later.pop()
         except TimeoutError:
-            found.bound = min(found.bound, self._left_out)
+            found.bound = min(found.bound, self._left_out, *(bound for bound, _ in self._later))
             return found
         aim = self._aim()
         found.bound = min(self._left_out, math.inf if aim is None else aim[0])
@@ -302,38 +371,71 @@ class ExactSearch:
 
     def _search_cell(self, anchor: Anchor) -> None:
         place = anchor.best_place(self._objective)
-        plans = self._cheapest(anchor, place) if self._space.exact else self._every(anchor, place)
         try:
-            for plan in plans:
-                self._take(plan)
+            if self._space.exact or not anchor.priced[place]:
+                plan = self._cheapest(anchor, place)
+                if plan is not None:
+                    self._take(plan)
+                if plan is not None and not self._space.exact:
+                    # Others of it may be better, but none is cheaper: its turn may come later.
+                    anchor.priced[place] = True
+                    cheapest = plan.usd_per_hour(self._problem.offers) * (1 - SAME)
+                    anchor.usd_per_hour[place] = max(anchor.usd_per_hour[place], cheapest)
+                    return
         except TooManyPlansError as error:
+            anchor.priced[place] = not self._space.exact
+            if anchor.priced[place]:
+                return
             price = np.maximum(anchor.usd_per_hour[place : place + 1], error.usd_per_hour)
             if price[0] <= self._ceiling(float(anchor.step_s[place])):
                 bound = self._objective.bound(anchor.step_s[place : place + 1], price)
                 self._left_out = min(self._left_out, float(bound[0]))
+        else:
+            if not self._space.exact and anchor.priced[place]:
+                self._search_plans(anchor, place)
         anchor.open[place] = False
         self._found.subproblems += 1
+
+    def _search_plans(self, anchor: Anchor, place: int) -> None:
+        plans = self._every(anchor, place)
+        spent = 0
+        for plan in plans:
+            spent += 1 if plan is not None else _PLANS_PER_LISTING
+            if plan is not None:
+                self._take(plan)
+            if spent >= _MOST_AT_ONCE:
+                self._later.append((self._found.bound, plans))
+                return
 
     def _ceiling(self, step_s: float) -> float:
         return float(self._objective.ceiling(np.array([step_s]), self._aim())[0])
 
-    def _cheapest(self, anchor: Anchor, place: int) -> Iterator[Plan]:
-        """The cheapest plan of a subproblem: no other one of it is better."""
+    def _cheapest(self, anchor: Anchor, place: int) -> Plan | None:
+        """The cheapest plan of a subproblem below the ceiling."""
         subproblem = anchor.subproblem(place, self._space.samples)
         options = subproblem.cheapest(
             self._ceiling(float(anchor.step_s[place])),
             lambda: anchor.is_reached(place, self._space.samples, self._check_time),
             self._check_time,
         )
-        if options is not None:
-            yield Plan(tuple(anchor.options[offer].group(index) for offer, index in options))
+        if options is None:
+            return None
+        return Plan(tuple(anchor.options[offer].group(index) for offer, index in options))
 
-    def _every(self, anchor: Anchor, place: int) -> Iterator[Plan]:
-        """All plans of a subproblem that may be better, the most promising ones first."""
+    def _every(self, anchor: Anchor, place: int) -> Iterator[Plan | None]:
+        """All plans of a subproblem that may be better, the most promising ones first; None where some had to be made.
+
+        A subproblem may hold millions of plans, so that one turns to others before all of them are made.
+        """
         subproblem = anchor.subproblem(place, self._space.samples)
         world_size = anchor.world_sizes[place : place + 1]
         cell_step_s = float(anchor.step_s[place])
-        for listed in list_plans(subproblem, self._ceiling(cell_step_s), self._check_time):
+        for listed in list_plans(
+            subproblem,
+            self._ceiling(cell_step_s),
+            lambda: anchor.is_reached(place, self._space.samples, self._check_time),
+            self._check_time,
+        ):
             # Plans that are faster or on a faster network belong to other anchors.
             own = np.flatnonzero((listed.latency_s >= anchor.latency_s) & (listed.network == anchor.network))
             latencies, which = np.unique(listed.latency_s[own], return_inverse=True)
@@ -353,3 +455,4 @@ class ExactSearch:
                 )
             if listed.listed_to > self._ceiling(cell_step_s):
                 return
+            yield None

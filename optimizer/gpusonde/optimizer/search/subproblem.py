@@ -38,7 +38,7 @@ IntArray = npt.NDArray[np.int64]
 _FIRST_EXCESS = 0.01
 _GROWTH = 4.0
 # So many empty rounds raise the doubt whether a subproblem holds any plan.
-_ROUNDS_BEFORE_DOUBT = 2
+ROUNDS_BEFORE_DOUBT = 2
 
 
 # Partial plans that are made at a time, and that are kept at most.
@@ -115,7 +115,7 @@ class Subproblem:
             TimeoutError: From ``check_time``.
         """
         for number, (limit, choices) in enumerate(self.rounds(ceiling)):
-            if number == _ROUNDS_BEFORE_DOUBT and not may_exist():
+            if number == ROUNDS_BEFORE_DOUBT and not may_exist():
                 return None
             halves = [self._stages(half, limit, check_time) for half in split_halves(choices)]
             check_time()
@@ -399,6 +399,7 @@ class Anchor:
         step_s: Shape (n,), lower bound of an iteration.
         usd_per_hour: Shape (n,), lower bound of the price.
         open: Shape (n,), false for subproblems that hold nothing better than what is known.
+        priced: Shape (n,), true where ``usd_per_hour`` is the price of the cheapest plan.
         timed: True once ``step_s`` includes the exchange of gradients.
         usd_per_sample_hour: Shape (n,), dual price of a sample; None until ``usd_per_hour`` is the good bound.
         reached: Shape (n,), world sizes that reach the global batch exactly; None until somebody asked.
@@ -413,6 +414,7 @@ class Anchor:
     step_s: FloatArray
     usd_per_hour: FloatArray
     open: npt.NDArray[np.bool_]
+    priced: npt.NDArray[np.bool_]
     timed: bool = False
     usd_per_sample_hour: FloatArray | None = None
     reached: npt.NDArray[np.bool_] | None = None
@@ -494,6 +496,7 @@ def make_anchors(space: Space, steps: StepTimes) -> Iterator[Anchor]:
                     step_s=np.full(worlds.size, least),
                     usd_per_hour=kinds.quick_bound(worlds, space.samples),
                     open=np.ones(worlds.size, dtype=np.bool_),
+                    priced=np.zeros(worlds.size, dtype=np.bool_),
                 )
 
 
