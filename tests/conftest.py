@@ -14,6 +14,8 @@ import pytest
 # take all cores for small matrices then spend most of their time waiting for each other's threads.
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
+# Tables fit where it is set, and pytest-xdist sets it.
+os.environ.pop("COLUMNS", None)
 # Nobody's own prices are in what is tested.
 os.environ["GPUSONDE_OFFERS"] = ""
 

@@ -159,7 +159,7 @@ class RichScreen(Screen):
 
         self._console = PlainConsole(
             file=stream,
-            width=_WIDE if self.wide or not (stream.isatty() or "COLUMNS" in os.environ) else None,
+            width=_WIDE if self.wide or not (stream.isatty() or os.environ.get("COLUMNS", "").isdigit()) else None,
             highlight=False,
             markup=False,
             emoji=False,
