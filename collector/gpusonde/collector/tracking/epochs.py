@@ -101,9 +101,9 @@ class RunEpochTracker:
             UnusableStateError: The tracker cannot be rebuilt.
             ChildLostError: The process that was to hold it is gone.
         """
-        epochs = cls(run_id, state.metrics, make_tracker)
-        epochs._origin = state.origin_unix_nano
         try:
+            epochs = cls(run_id, state.metrics, make_tracker)
+            epochs._origin = state.origin_unix_nano
             epochs._tracker = restore_tracker(state.tracker)
             # A release before did not follow it.
             epochs._pace = PaceWatch.from_state(state.pace.encode()) if state.pace else PaceWatch(state.metrics)
