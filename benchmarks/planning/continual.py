@@ -88,7 +88,7 @@ def _alone(args: argparse.Namespace) -> list[str]:
         ours, published = found.over[:2]
         bar(args, f"one machine, {zones}, {found.jobs} jobs: cost over the prophet's", "<= 1.10, none missed",
             f"{ours:.3f}, {found.missed[0]} missed", met=ours <= 1.10 and not found.missed[0])  # fmt: skip
-        bar(args, "the same, against Uniform Progress", "not above", f"{ours:.3f} against {published:.3f}",
+        bar(args, f"one machine, {zones}, against Uniform Progress", "not above", f"{ours:.3f} against {published:.3f}",
             met=ours <= published)  # fmt: skip
     return ["### One machine", "", _ALONE, "", *spot_alone.lines(results), ""]
 
