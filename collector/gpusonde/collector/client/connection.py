@@ -13,6 +13,8 @@ from gpusonde.service.tls import ClientSecurity, find_obstacle
 
 # What gRPC says of the client's deadline; other words are the collector's.
 _OWN_DEADLINE = "Deadline Exceeded"
+# What gRPC says where the connection is at fault; other words under UNAVAILABLE are the collector's.
+_NO_WAY = ("connect", "socket", "resolution", "handshake", "tcp", "goaway", "broken pipe", "recvmsg", "transport")
 # What to do about each kind of obstacle.
 _ADVICE = {
     "proxy": "unset grpc_proxy, or make the proxy pass connections on to it",
@@ -86,7 +88,7 @@ class ServiceClient:
             code = call.code().name
             advice = ""
             details = call.details() or code
-            if code == "UNAVAILABLE":
+            if code == "UNAVAILABLE" and any(words in details.lower() for words in _NO_WAY):
                 obstacle = find_obstacle(self._target, self._security)
                 words = obstacle.words if obstacle else details
                 details = f"no collector answers at {self._target}: {words}"
