@@ -281,10 +281,10 @@ class TableScreen(Screen):
         self.stream.flush()
 
 
-def make_screen(stream: TextIO, remarks: TextIO) -> Screen:
+def make_screen(stream: TextIO, remarks: TextIO | None = None) -> Screen:
     """What the command line asks for, else a Rich screen where Rich is installed, else a plain one."""
     if TableScreen.chosen is not None:
-        return TableScreen(stream, TableScreen.chosen, remarks)
+        return TableScreen(stream, TableScreen.chosen, remarks or sys.stderr)
     return RichScreen(stream) if _rich_is_installed() else Screen(stream)
 
 
