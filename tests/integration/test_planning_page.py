@@ -70,6 +70,8 @@ def test_the_commands_of_the_page_print_what_it_shows(folder):
             capture_output=True,
             text=True,
             check=False,
+            # As into a file, whatever runs the tests.
+            env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
         )
         assert done.returncode == 0, done.stderr
         shown = found[place + 1] if place + 1 < len(found) else None
