@@ -57,7 +57,7 @@ def test_people_are_told_that_the_trace_is_generated(capsys: pytest.CaptureFixtu
     ("role", "mode", "said"),
     [
         ("unknown", "default", "3 cycles of 17.5 s"),
-        ("evaluation", "default", "3 evaluation cycles of 17.5 s"),
+        ("evaluation", "default", "3 cycles of 17.5 s"),
         ("epoch", "default", "3 epochs of 17.5 s"),
         ("unknown", "paper", "3 epochs of 17.5 s"),
     ],

@@ -287,7 +287,8 @@ def told_as(detection: EpochDetection) -> str:
     """Return what a cycle is by its role; the published detectors call every one an epoch."""
     if detection.mode != "default" or detection.role == "epoch":
         return "epoch"
-    return "cycle" if detection.role == "unknown" else f"{detection.role} cycle"
+    # A job that evaluates in every epoch has no other level of it.
+    return "cycle" if detection.role in ("unknown", "evaluation") else f"{detection.role} cycle"
 
 
 def headline(detection: EpochDetection) -> str:
@@ -381,10 +382,10 @@ def _render(
         screen.line(detection.reason)
     if detection.verdict == "epochs" and told_as(detection) == "cycle":
         period = formatting.seconds(detection.period_s).replace(" ", "")
-        screen.line(
-            "an epoch, or an evaluation or a checkpoint: the metrics do not tell; --total-epochs N or "
-            f"--role {period}=epoch says what it is"
-        )
+        may_be = "an epoch with its evaluation, or a part of one"
+        if detection.role == "unknown":
+            may_be = "an epoch, or an evaluation or a checkpoint"
+        screen.line(f"{may_be}: the metrics do not tell; --total-epochs N or --role {period}=epoch says what it is")
     if detection.run_state is not None:
         screen.line(
             f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"
