@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -27,6 +28,8 @@ def test_the_commands_of_the_page_print_what_it_shows(tmp_path):
             capture_output=True,
             text=True,
             check=False,
+            # As into a file, whatever runs the tests.
+            env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
         )
         assert done.returncode == 0, done.stderr
         if block["shown"] is not None:

@@ -80,6 +80,36 @@ def test_one_that_never_answers_is_silent_to_a_client_with_tls_and_unexplained_w
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         target = f"127.0.0.1:{deaf.getsockname()[1]}"
         assert find_obstacle(target, ClientSecurity(ca=str(authority.ca)), 0.2).kind == "silent"
+        assert find_obstacle(target, ClientSecurity(), 0.2) is None
+
+
+def test_one_that_drips_bytes_is_not_listened_to_for_ever(authority):
+    done = threading.Event()
+
+    def drip(connection):
+        with connection, contextlib.suppress(OSError):
+            while not done.wait(0.05):
+                connection.sendall(b"x")
+
+    def serve(server):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as dripping:
+        threading.Thread(target=serve, args=(dripping,), daemon=True).start()
+        target = f"127.0.0.1:{dripping.getsockname()[1]}"
+        try:
+            # Without a bound in all, 64 KiB at this pace would take an hour.
+            assert find_obstacle(target, ClientSecurity(), 0.3) is None
+        finally:
+            done.set()
+
+
+@pytest.mark.parametrize("host", [".", "a" * 70, "gpu..example"])
+def test_a_host_that_can_be_no_name_is_told_as_that(authority, host):
+    for security in (ClientSecurity(), ClientSecurity(ca=str(authority.ca))):
+        assert kind_and_words(f"{host}:7433", security) == ("host", "the host's name is not known here")
 
 
 def test_a_server_with_tls_and_one_without_are_told_to_the_client_of_the_other(authority):

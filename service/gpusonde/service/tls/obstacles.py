@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,7 +77,8 @@ def find_obstacle(
         if security.encrypts:
             return _with_tls(target, security, timeout_s)
         return _without_tls(target, timeout_s)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
+        # A label that is empty or too long is no name at all.
         return Obstacle("host", "the host's name is not known here")
     except ConnectionRefusedError:
         return Obstacle("nobody", "nothing listens there")
@@ -151,11 +153,14 @@ def _connected(target: str, timeout_s: float) -> socket.socket:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Whether settings of HTTP/2 are acknowledged."""
+    """Whether settings of HTTP/2 are acknowledged, within the socket's timeout in all."""
     heard = b""
+    until_s = time.monotonic() + (connection.gettimeout() or 0.0)
     with contextlib.suppress(ssl.SSLError, ConnectionError, TimeoutError):
         connection.sendall(_PREFACE)
-        while _ACKNOWLEDGED not in heard and len(heard) < _MOST_HEARD_BYTES and (more := connection.recv(1024)):
+        while _ACKNOWLEDGED not in heard and len(heard) < _MOST_HEARD_BYTES and time.monotonic() < until_s:
+            if not (more := connection.recv(1024)):
+                break
             heard += more
     return _ACKNOWLEDGED in heard
 
