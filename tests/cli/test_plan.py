@@ -75,6 +75,24 @@ def test_a_plan_is_printed_as_a_file_that_is_run_by_hand(problem: Path, capsys: 
     said(capsys, "--json", "plan", "solve", str(problem), "--emit", "slurm", code=2)
 
 
+def test_no_file_is_printed_where_there_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(tmp_path / "p.json", small_problem(deadline_s=60.0))
+    out, err = said(capsys, "plan", "solve", str(tmp_path / "p.json"), "--emit", "slurm", code=1)
+    assert out == ""
+    assert "no plan keeps every limit" in err
+    assert "the nearest plan" in err
+
+
+def test_the_file_of_a_plan_that_breaks_a_limit_says_so(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = ("plan", "estimate", str(problem), "--group", "t4=2@128", "--emit", "slurm")
+    out, err = said(capsys, *broken, code=1)
+    assert out.splitlines()[1].startswith("# WARNING: the given plan breaks a limit: with 95% confidence")
+    assert "is missed" in out.splitlines()[1]
+    assert "the given plan breaks a limit" in err
+    out, _ = said(capsys, "plan", "estimate", str(problem), *RUNS, "--emit", "slurm")
+    assert "WARNING" not in out
+
+
 def test_no_plan_is_said_with_the_nearest_one_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from dataclasses import replace
@@ -105,6 +106,67 @@ def test_no_name_of_a_job_gets_into_a_script_as_it_is(launcher: str, name: str) 
     text = launch_file(launcher, LONE, (SPOT,), name=name, at_most_s=60.0)
     assert "rm -rf" not in text
     assert "`" not in text
+
+
+WORDS_OF_YAML = ("123", "true", "null", "no", "1e3", "0x1f", "2026-11-23", "2024-run")
+
+
+@pytest.mark.parametrize("word", WORDS_OF_YAML)
+def test_what_yaml_takes_for_a_number_or_a_bool_stays_a_name(word: str) -> None:
+    offer = replace(G5, name=word, region=f"{word}/{word}", zone=word)
+    plan = Plan((Group(word, 1, 32),))
+    task = yaml.safe_load(launch_file("skypilot", plan, (offer,), name=word, at_most_s=60.0))
+    assert {key: task["resources"][key] for key in ("cloud", "region", "zone", "instance_type")} == dict.fromkeys(
+        ("cloud", "region", "zone", "instance_type"), word
+    )
+    service, job = yaml.safe_load_all(launch_file("k8s-job", plan, (offer,), name=word, at_most_s=60.0))
+    name = service["metadata"]["name"]
+    assert task["name"] == name
+    assert name in (word, f"job-{word}")
+    assert re.fullmatch(r"[a-z][a-z0-9-]*", name), "Kubernetes wants a letter first for a Service"
+    pod = job["spec"]["template"]
+    assert service["spec"]["selector"] == pod["metadata"]["labels"] == {"gpusonde-job": name}
+    assert (job["metadata"]["name"], pod["spec"]["subdomain"]) == (f"{name}-0", name)
+    assert all(isinstance(value, str) for value in pod["spec"]["nodeSelector"].values())
+
+
+def test_a_region_without_a_cloud_is_the_region_of_the_task() -> None:
+    offer = replace(G5, name="g5.12xlarge", region="us-east-1", zone="us-east-1b")
+    task = yaml.safe_load(
+        launch_file("skypilot", Plan((Group(offer.name, 1, 32),)), (offer,), name="x", at_most_s=60.0)
+    )
+    assert (task["resources"]["region"], task["resources"]["zone"]) == ("us-east-1", "us-east-1b")
+    assert "cloud" not in task["resources"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("at_most_s", [math.inf, math.nan, 1e300])
+def test_a_plan_that_may_not_end_has_no_end(launcher: str, at_most_s: float) -> None:
+    text = launch_file(launcher, LONE, (SPOT,), name="x", at_most_s=at_most_s)
+    assert "# may not end" in text
+    assert "--time" not in text
+
+
+@pytest.mark.parametrize("word", ["AMI", "KEY", "SUBNET"])
+def test_only_what_is_to_be_filled_in_is_a_variable(word: str, tmp_path: Path) -> None:
+    offer = replace(G5, name=word, zone=word)
+    script = launch_file("aws-cli", Plan((Group(word, 1, 32),)), (offer,), name="x", at_most_s=60.0)
+    (order,) = re.findall(
+        r"^\{.*?^\}", run(script, tmp_path, AMI="ami-1", SUBNET="subnet-1", KEY="me"), re.DOTALL | re.MULTILINE
+    )
+    found = json.loads(order)
+    assert (found["InstanceType"], found["Placement"]["AvailabilityZone"]) == (word, word)
+    assert (found["ImageId"], found["SubnetId"], found["KeyName"]) == ("ami-1", "subnet-1", "me")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_warning_stands_at_the_head_and_nowhere_else(launcher: str) -> None:
+    text = launch_file(launcher, LONE, (SPOT,), name="x", at_most_s=60.0, warning="misses its\nreboot")
+    assert "# WARNING: misses its reboot" in text.splitlines()[:2]
+    if text.startswith("#!"):
+        assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=60, check=False).returncode == 0
+    else:
+        assert all(yaml.safe_load_all(text))
 
 
 def test_an_unknown_launcher_is_refused_by_name() -> None:

@@ -21,6 +21,8 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _NOT_IN_COMMENTS = re.compile(r"[^ -~]+")
 # What stands in scripts and YAML as it is.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# Slurm counts minutes in 32 bits; a plan that takes longer is as one that does not end.
+_LONGEST_S = 60.0 * 2**31
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,18 @@ class _Machines:
         return self.offer.billing is Billing.SPOT
 
 
-def launch_file(launcher: str, plan: Plan, offers: Sequence[MachineOffer], *, name: str, at_most_s: float) -> str:
+def launch_file(
+    launcher: str, plan: Plan, offers: Sequence[MachineOffer], *, name: str, at_most_s: float, warning: str = ""
+) -> str:
     """Return the text of a file that starts a plan's machines and the job on them.
 
     Args:
         launcher: One of ``LAUNCHERS``.
         plan: What to start.
         offers: Offers of its problem.
-        name: The job's; what names may not hold is left out.
-        at_most_s: Seconds in which the job ends with the wanted confidence.
+        name: The job's; what names may not hold is left out, and one that begins with no letter gets ``job-``.
+        at_most_s: Seconds in which the job ends with the wanted confidence; infinite for one that may not end.
+        warning: What is to be known before the file is run.
 
     Raises:
         ProblemError: The launcher cannot start this plan; the message says which can.
@@ -78,29 +83,33 @@ def launch_file(launcher: str, plan: Plan, offers: Sequence[MachineOffer], *, na
         groups.append(_Machines(by_name[group.offer], group.machines, group.batch_size, rank))
         rank += group.machines
     short = _NOT_IN_NAMES.sub("-", name.lower()).strip("-")[:40].strip("-") or "job"
+    if not short[0].isalpha():
+        short = f"job-{short}"
     makers = {"skypilot": _skypilot, "slurm": _slurm, "aws-cli": _aws_cli, "k8s-job": _kubernetes}
     if launcher not in makers:
         raise ProblemError(f"no launcher {launcher!r}; there are {', '.join(LAUNCHERS)}")
-    return makers[launcher](groups, short, _comment(f"gpusonde: {plan}"), at_most_s)
+    head = [f"# {_comment(f'gpusonde: {plan}')}", f"# {_ends(at_most_s)}"]
+    if warning:
+        head.insert(0, f"# WARNING: {_comment(warning)}")
+    return makers[launcher](groups, short, head, at_most_s)
 
 
-def _skypilot(groups: Sequence[_Machines], name: str, said: str, at_most_s: float) -> str:
+def _skypilot(groups: Sequence[_Machines], name: str, head: Sequence[str], at_most_s: float) -> str:
     if len(groups) > 1:
         raise ProblemError(
             "a SkyPilot task has one kind of machine, this plan has several; --emit k8s-job or aws-cli starts it"
         )
     (machines,) = groups
-    place = [f"  cloud: {machines.cloud}", f"  region: {machines.region}"] if machines.cloud else []
-    if machines.zone:
-        place.append(f"  zone: {machines.zone}")
+    # A region without a cloud is looked for in those that SkyPilot may use.
+    place = {"cloud": machines.cloud, "region": machines.region, "zone": machines.zone}
     return "\n".join([
-        f"# {said}",
-        f"# {_hours(at_most_s)}; sky launch {name}.yaml --env SCRIPT=train.py",
-        f"name: {name}",
+        *head,
+        f"# sky launch {name}.yaml --env SCRIPT=train.py",
+        f"name: {json.dumps(name)}",
         f"num_nodes: {machines.count}",
         "resources:",
-        *place,
-        f"  instance_type: {machines.instance_type}",
+        *(f"  {key}: {json.dumps(value)}" for key, value in place.items() if value),
+        f"  instance_type: {json.dumps(machines.instance_type)}",
         f"  use_spot: {str(machines.spot).lower()}",
         "envs:",
         f'  BATCH_PER_GPU: "{machines.batch}"',
@@ -113,8 +122,8 @@ def _skypilot(groups: Sequence[_Machines], name: str, said: str, at_most_s: floa
     ])  # fmt: skip
 
 
-def _slurm(groups: Sequence[_Machines], name: str, said: str, at_most_s: float) -> str:
-    minutes = max(1, math.ceil(at_most_s / 60))
+def _slurm(groups: Sequence[_Machines], name: str, head: Sequence[str], at_most_s: float) -> str:
+    limit = [f"#SBATCH --time={max(1, math.ceil(at_most_s / 60))}"] if at_most_s < _LONGEST_S else []
     total = sum(machines.count for machines in groups)
     components = []
     for number, machines in enumerate(groups):
@@ -123,7 +132,7 @@ def _slurm(groups: Sequence[_Machines], name: str, said: str, at_most_s: float) 
             _comment(f"# {machines.count} x {machines.offer.name}: {machines.offer.devices} x {machines.offer.device}"),
             f"#SBATCH --nodes={machines.count} --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={machines.offer.devices}",
-            f"#SBATCH --time={minutes}",
+            *limit,
         ]
     steps = []
     for number, machines in enumerate(groups):
@@ -135,7 +144,7 @@ def _slurm(groups: Sequence[_Machines], name: str, said: str, at_most_s: float) 
         )
     return "\n".join([
         "#!/bin/bash",
-        f"# {said}",
+        *head,
         f"# SCRIPT=train.py sbatch {name}.sh",
         *components,
         "set -eu",
@@ -146,26 +155,26 @@ def _slurm(groups: Sequence[_Machines], name: str, said: str, at_most_s: float) 
     ])  # fmt: skip
 
 
-def _aws_cli(groups: Sequence[_Machines], name: str, said: str, at_most_s: float) -> str:
+def _aws_cli(groups: Sequence[_Machines], name: str, head: Sequence[str], at_most_s: float) -> str:
     others = {machines.cloud for machines in groups} - {"", "aws"}
     if others:
         raise ProblemError(f"the aws command starts no machines of {', '.join(sorted(others))}; --emit skypilot does")
     lines = [
         "#!/bin/bash",
-        f"# {said}",
-        f"# {_hours(at_most_s)}; AMI=ami-... SUBNET=subnet-... KEY=... bash {name}.sh, then ends by hand:",
+        *head,
+        f"# AMI=ami-... SUBNET=subnet-... KEY=... bash {name}.sh, then ends by hand:",
         f"# aws ec2 describe-instances --filters Name=tag:gpusonde,Values={name} lists the machines",
         "set -eu",
         ': "${AMI:?the image to boot}" "${SUBNET:?the subnet to start in}" "${KEY:?the name of the key pair}"',
     ]
     for machines in groups:
         content: dict[str, object] = {
-            "ImageId": "AMI",
+            "ImageId": "${AMI}",
             "InstanceType": machines.instance_type,
             "MinCount": machines.count,
             "MaxCount": machines.count,
-            "KeyName": "KEY",
-            "SubnetId": "SUBNET",
+            "KeyName": "${KEY}",
+            "SubnetId": "${SUBNET}",
             "InstanceInitiatedShutdownBehavior": "terminate",
             "TagSpecifications": [
                 {
@@ -184,29 +193,30 @@ def _aws_cli(groups: Sequence[_Machines], name: str, said: str, at_most_s: float
             }
         if machines.zone:
             content["Placement"] = {"AvailabilityZone": machines.zone}
-        skeleton = json.dumps(content, indent=2)
-        for variable in ("AMI", "KEY", "SUBNET"):
-            skeleton = skeleton.replace(f'"{variable}"', f'"${{{variable}}}"')
         region = f" --region {machines.region}" if machines.region else ""
-        lines += [f'aws ec2 run-instances{region} --cli-input-json "$(cat <<JSON', skeleton, "JSON", ')"']
+        lines += [
+            f'aws ec2 run-instances{region} --cli-input-json "$(cat <<JSON',
+            json.dumps(content, indent=2),
+            "JSON",
+            ')"',
+        ]
     return "\n".join([*lines, ""])
 
 
-def _kubernetes(groups: Sequence[_Machines], name: str, said: str, at_most_s: float) -> str:
+def _kubernetes(groups: Sequence[_Machines], name: str, head: Sequence[str], at_most_s: float) -> str:
     total = sum(machines.count for machines in groups)
     documents = [
         "\n".join([
-            f"# {said}",
-            f"# {_hours(at_most_s)}; write image and script in place of IMAGE and SCRIPT,",
-            f"# then kubectl create -f {name}.yaml",
+            *head,
+            f"# write image and script in place of IMAGE and SCRIPT, then kubectl create -f {name}.yaml",
             "apiVersion: v1",
             "kind: Service",
             "metadata:",
-            f"  name: {name}",
+            f"  name: {json.dumps(name)}",
             "spec:",
             "  clusterIP: None",
             "  selector:",
-            f"    gpusonde-job: {name}",
+            f"    gpusonde-job: {json.dumps(name)}",
             "",
         ])
     ]  # fmt: skip
@@ -231,9 +241,9 @@ def _kubernetes(groups: Sequence[_Machines], name: str, said: str, at_most_s: fl
             "  template:",
             "    metadata:",
             "      labels:",
-            f"        gpusonde-job: {name}",
+            f"        gpusonde-job: {json.dumps(name)}",
             "    spec:",
-            f"      subdomain: {name}",
+            f"      subdomain: {json.dumps(name)}",
             "      restartPolicy: Never",
             "      nodeSelector:",
             *(f"        {key}: {json.dumps(value)}" for key, value in selector.items()),
@@ -273,5 +283,7 @@ def _comment(text: str) -> str:
     return _NOT_IN_COMMENTS.sub(" ", text)
 
 
-def _hours(seconds: float) -> str:
-    return f"ends within {seconds / 3600:.3g} h with the wanted confidence" if math.isfinite(seconds) else "may not end"
+def _ends(seconds: float) -> str:
+    if not seconds < _LONGEST_S:
+        return "may not end"
+    return f"ends within {seconds / 3600:.3g} h with the wanted confidence"

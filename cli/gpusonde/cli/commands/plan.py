@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import sys
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
 _EXIT_NO_PLAN = 1
+_KEEPS_LIMITS = ("optimal", "feasible")
 
 
 def add_plan_options(parser: Parser) -> None:
@@ -80,14 +82,17 @@ def run_plan(args: argparse.Namespace) -> int:
     solution = _solve(args, problem) if plan is None else _estimate(args, problem, plan)
     if args.out is not None:
         write_json(args.out, solution)
-    if args.emit and solution["plan"] is not None:
-        with error_context(args.problem):
-            launch = _launch_file(args.emit, problem, solution)
+    if args.emit:
+        launch = ""
+        # Without a plan stdout stays empty: what it is sent to is to be run.
+        if solution["plan"] is not None:
+            with error_context(args.problem):
+                launch = _launch_file(args.emit, problem, solution)
         render_solution(make_screen(sys.stderr), solution)
         sys.stdout.write(launch)
-        return 0 if solution["status"] in ("optimal", "feasible") else _EXIT_NO_PLAN
-    output.result(solution, lambda screen: render_solution(screen, solution))
-    return 0 if solution["status"] in ("optimal", "feasible") else _EXIT_NO_PLAN
+    else:
+        output.result(solution, lambda screen: render_solution(screen, solution))
+    return 0 if solution["status"] in _KEEPS_LIMITS else _EXIT_NO_PLAN
 
 
 def _check_plan(args: argparse.Namespace) -> None:
@@ -181,8 +186,16 @@ def _launch_file(launcher: str, problem: dict[str, Any], solution: dict[str, Any
 
     parsed = _parsed(problem).problem
     plan = parse_plan(solution["plan"], parsed, "plan")
+    # Documents have null for what is infinite.
     at_most_s = solution["estimate"]["time_at_confidence_s"]
-    return launch_file(launcher, plan, parsed.offers, name=problem.get("name") or "job", at_most_s=at_most_s)
+    return launch_file(
+        launcher,
+        plan,
+        parsed.offers,
+        name=problem.get("name") or "job",
+        at_most_s=math.inf if at_most_s is None else at_most_s,
+        warning="" if solution["status"] in _KEEPS_LIMITS else f"the given plan breaks a limit: {solution['why']}",
+    )
 
 
 def _checked_for_the_wire(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:
