@@ -148,6 +148,13 @@ def test_stdin_is_read_as_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.path == "-"
 
 
+def test_rows_of_mlflow_are_ordered_by_dates_too(tmp_path: Path) -> None:
+    rows = "".join(f"system/gpu_0_power_usage_watts,{60 + at},2025-12-04T01:22:0{at}Z\n" for at in (2, 0, 1))
+    trace = _read(tmp_path, f"key,value,timestamp\n{rows}")[0]
+    assert trace.time_s.tolist() == [0.0, 1.0, 2.0]
+    assert trace.values["power_watts"].tolist() == [60.0, 61.0, 62.0]
+
+
 def test_a_json_file_that_was_cut_is_read_up_to_there(tmp_path: Path) -> None:
     text = tool_files.wandb_jsonl(ONE)
     trace = _read(tmp_path, text[:-40])[0]
@@ -177,6 +184,21 @@ def _series(**changed: Any) -> str:
         (tool_files.pmon(ONE), {}, "pmon, which tells of processes"),
         ('{"time_s": 0, "power_watts": 1', {}, "JSON that cannot be read"),
         ('{"time_s": "soon", "power_watts": 1}', {}, "'soon' is not a time in seconds"),
+        (
+            '{"time_s": 0, "power_watts": 1}\n{"time_s": "nan", "power_watts": 1}',
+            {},
+            "made:2: .*'nan' is not a finite time",
+        ),
+        (
+            "when,load\n0,5\nnan,6\n1,7\n",
+            {"columns": ["when=time_s", "load=gpu_utilization:percent"]},
+            "not a finite time",
+        ),
+        (
+            "key,value,timestamp\nsystem/gpu_0_power_usage_watts,60,soon\n",
+            {},
+            "made:2: field 'timestamp': 'soon' is no",
+        ),
         ('{"time_s": 0, "power_watts": "much"}', {}, "'much' is not a number"),
         ("[[[[[[[[" * 400, {}, "JSON that cannot be read"),
         ("[1, 2]", {}, "one object per tick"),
@@ -202,7 +224,8 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(
     [
         ("util", "not of the form THEIRS=OURS"),
         ("util=gpu_utilisation", "did you mean gpu_utilization"),
-        ("util=gpu_utilization:MiB", "takes one of %"),
+        ("util=foo", "neither time_s, timestamp, gpu_uuid, gpu_index, gpu_model, trace_id nor a metric; 'gpusonde m"),
+        ("util=gpu_utilization:MiB", "takes one of percent$"),
         ("t=time_s:weeks", "takes one of s, ms"),
     ],
 )

@@ -21,6 +21,7 @@ GPU_INDEX = "gpu_index"
 GPU_MODEL = "gpu_model"
 # What a column of another name can be called besides the metrics.
 _OTHER_NAMES = (TIME_S, TIMESTAMP, GPU_UUID, GPU_INDEX, GPU_MODEL, TRACE_ID)
+_LISTED = "; 'gpusonde metrics' lists them"
 # Seconds that one unit of a time column stands for.
 _TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 
@@ -345,13 +346,13 @@ def read_rule(text: str) -> ColumnRule:
         nearest = difflib.get_close_matches(meaning[:80], known, n=1, cutoff=0.5)
         guess = f"; did you mean {nearest[0]}?" if nearest else ""
         raise ValueError(
-            f"{shown(meaning)} in {shown(text)} is neither time_s, timestamp, gpu_uuid nor a metric{guess}"
+            f"{shown(meaning)} in {shown(text)} is neither {', '.join(_OTHER_NAMES)} nor a metric{guess or _LISTED}"
         )
     units: Sequence[str] = units_of(METRIC_BY_NAME[meaning].unit) if meaning in METRIC_BY_NAME else ()
     if meaning == TIME_S:
         units = tuple(filter(None, _TIME_UNITS))
     if unit and unit not in units:
-        takes = f"one of {', '.join(units)}" if units else "no unit"
+        takes = f"one of {', '.join(units).replace('%', 'percent')}" if units else "no unit"
         raise ValueError(f"{shown(unit)} in {shown(text)} is no unit of {meaning}, which takes {takes}")
     pattern = "(?P<gpu>.+?)".join(re.escape(part) for part in theirs.strip().split("*", 1))
     return ColumnRule(re.compile(pattern), meaning, unit)

@@ -350,7 +350,7 @@ def _chosen(traces: Sequence[Trace], gpu: str) -> Trace | None:
     exact = [trace for trace in traces if gpu in (trace.gpu_uuid, trace.attributes.get("trace_id"))]
     if len(exact) == 1:
         return exact[0]
-    if gpu.isascii() and gpu.isdigit():
+    if gpu.isascii() and gpu.isdigit() and len(gpu) < 10:
         # A log of GPUs 2 and 3 only: their own numbers come first.
         numbered = [trace for trace in traces if "gpu_index" in trace.attributes]
         if numbered:

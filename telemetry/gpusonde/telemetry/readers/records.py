@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.metrics import METRIC_BY_NAME
-from gpusonde.telemetry.readers.delimited import DelimitedFile, TimestampParser, blocks
+from gpusonde.telemetry.readers.delimited import NANOSECONDS, DelimitedFile, TimestampParser, blocks
 from gpusonde.telemetry.readers.dialects import (
     GPU_INDEX,
     GPU_MODEL,
@@ -139,7 +139,7 @@ def _join(path: str | os.PathLike[str], points: Iterator[_Point], warnings: list
     """Join values (line, labels, time, metric, value) into one record per labels and time.
 
     Raises:
-        TraceFormatError: One has two values of a metric at one time.
+        TraceFormatError: One has two values of a metric at one time, or a time that is none.
     """
     found: dict[tuple[tuple[tuple[str, str], ...], str], tuple[int, dict[str, str]]] = {}
     for line, labels, time, name, value in points:
@@ -154,8 +154,15 @@ def _join(path: str | os.PathLike[str], points: Iterator[_Point], warnings: list
                 field=name,
             )
     records = Records(path, warnings=warnings)
+    parser = TimestampParser()
+
+    def instant(item: tuple[int, dict[str, str]]) -> float:
+        line, record = item
+        text = record[TIMESTAMP]
+        return float(text) if _is_number(text) else parser.parse([text], path, [line], TIMESTAMP)[0] / NANOSECONDS
+
     # By GPU, then by time: a series ends before the next one begins.
-    for line, record in sorted(found.values(), key=lambda item: float(item[1][TIMESTAMP] or 0)):
+    for line, record in sorted(found.values(), key=instant):
         records.add(line, record)
     return records
 
@@ -189,8 +196,6 @@ def read_json(path: str | os.PathLike[str], *, max_bytes: int) -> Records:
         values = [(n, {"time": m["time"], **_object(path, m["json"], n)}) for n, m in dynolog]
     else:
         values = list(_values(path, "\n".join(lines), warnings))
-    if not values:
-        raise TraceFormatError(path, "no JSON object in it; a trace needs at least one tick")
     return records_of(path, values, warnings)
 
 
@@ -207,15 +212,20 @@ def records_of(path: str | os.PathLike[str], values: Sequence[tuple[int, Any]], 
     """Make records of decoded JSON values, whose numbers are texts, and of their lines.
 
     Raises:
-        TraceFormatError: One is neither an object nor an array, or an answer without series.
+        TraceFormatError: There is none, one is neither an object nor an array of them, or an answer of Prometheus or
+            MLflow is of another shape or empty.
     """
-    first = values[0][1]
+    first = values[0][1] if values else None
     if isinstance(first, dict) and (
         isinstance(first.get("data"), dict) or "metric" in first or ("status" in first and "error" in first)
     ):
         return _join(path, _series(path, values), warnings)
     if isinstance(first, dict) and isinstance(first.get("metrics"), list):
-        values = [(line, entry) for line, value in values for entry in value.get("metrics", ())]
+        values = [
+            (line, entry)
+            for line, value in values
+            for entry in _of(path, line, _of(path, line, value, {}).get("metrics"), [])
+        ]
     records = Records(path, warnings=warnings)
     several = len(values) > 1
     for line, value in values:
@@ -227,6 +237,8 @@ def records_of(path: str | os.PathLike[str], values: Sequence[tuple[int, Any]], 
                 if several and isinstance(value, list):
                     record.setdefault(GPU_INDEX, str(index))
                 records.add(line, record)
+    if not records.lines:
+        raise TraceFormatError(path, "no JSON object in it; a trace needs at least one tick")
     return _join_long(records)
 
 
@@ -293,40 +305,76 @@ def _flatten_into(record: dict[str, str], name: str, value: Any, depth: int = 0)
 
 def _series(path: str | os.PathLike[str], values: Sequence[tuple[int, Any]]) -> Iterator[_Point]:
     """Yield the points of answers of Prometheus' API, and of lines that VictoriaMetrics exported."""
-    several = False
-    found: list[tuple[int, Mapping[str, str], list[Any], list[Any]]] = []
-    for line, value in values:
-        if not isinstance(value, dict):
-            raise TraceFormatError(path, "no answer of Prometheus' API", line=line)
-        if value.get("status") == "error" or "error" in value:
-            raise TraceFormatError(
-                path, f"Prometheus refused: {shown(str(value.get('error')))}; correct the query", line=line
-            )
-        if "metric" in value:
-            found.append((line, value["metric"], value.get("timestamps") or [], value.get("values") or []))
-            continue
-        result = value.get("data", {}).get("result")
-        if not isinstance(result, list):
-            raise TraceFormatError(
-                path, "an answer of Prometheus without series; ask for a query over a range", line=line
-            )
-        for each in result:
-            pairs = each.get("values") or ([each["value"]] if "value" in each else [])
-            found.append((line, each.get("metric", {}), [p[0] for p in pairs], [p[1] for p in pairs]))
-    if not found:
+    found = [(line, *series) for line, value in values for series in _answered(path, line, value)]
+    if not any(pairs for _, _, pairs in found):
         raise TraceFormatError(path, "an answer without series; nothing matches the query in that time")
-    hosts = {_host(labels) for _, labels, _, _ in found}
-    several = len(hosts) > 1
-    for line, labels, times, numbers in found:
+    several = len({_host(labels) for _, labels, _ in found}) > 1
+    for line, labels, pairs in found:
         kept = {name: labels[name] for name in _GPU_LABELS if labels.get(name)}
         if several and "UUID" not in kept and "uuid" not in kept:
             kept["UUID"] = f"{_host(labels)}/GPU-{labels.get('gpu', '')}"
             kept.pop("gpu", None)
         if labels.get("GPU_I_ID"):
             kept["UUID"] = f"{kept.get('UUID', '')}/{labels['GPU_I_ID']}"
-        for time, number in zip(times, numbers, strict=False):
+        for time, number in pairs:
             # null is VictoriaMetrics' way of saying that there was no value.
-            yield line, kept, str(time), labels.get("__name__", "value"), "" if number is None else str(number)
+            yield line, kept, time, labels.get("__name__", "value"), "" if number is None else number
+
+
+_Answered = tuple[dict[str, str], list[tuple[str, str | None]]]
+
+
+def _answered(path: str | os.PathLike[str], line: int, value: Any) -> list[_Answered]:
+    """Return labels and pairs (time, value) of each series of one answer, or of one exported line."""
+    answer = _of(path, line, value, {})
+    if answer.get("status") == "error" or "error" in answer:
+        raise TraceFormatError(
+            path, f"Prometheus refused: {shown(str(answer.get('error')))}; correct the query", line=line
+        )
+    if "metric" in answer:
+        times, numbers = (_of(path, line, answer.get(name) or [], []) for name in ("timestamps", "values"))
+        if len(times) != len(numbers):
+            raise _odd(path, line, f"{len(times)} timestamps of {len(numbers)} values")
+        return [_checked(path, line, answer["metric"], [list(pair) for pair in zip(times, numbers, strict=True)])]
+    result = _of(path, line, answer.get("data"), {}).get("result")
+    if not isinstance(result, list):
+        raise TraceFormatError(path, "an answer of Prometheus without series; ask for a query over a range", line=line)
+    found = []
+    for each in result:
+        series = _of(path, line, each, {})
+        pairs = series.get("values") or ([series["value"]] if "value" in series else [])
+        found.append(_checked(path, line, series.get("metric", {}), pairs))
+    return found
+
+
+def _checked(path: str | os.PathLike[str], line: int, labels: Any, pairs: Any) -> _Answered:
+    """Return the labels and pairs of a series, if they are of the shape that they have in every answer."""
+    for name, label in _of(path, line, labels, {}).items():
+        if not isinstance(label, str):
+            raise _odd(path, line, f"the label {shown(name)} is no text")
+    for pair in _of(path, line, pairs, []):
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise _odd(path, line, "a value without its time")
+        if not isinstance(pair[1], str | None):
+            raise _odd(path, line, "a value that is no number")
+    return labels, pairs
+
+
+_Shape = TypeVar("_Shape", dict[str, Any], list[Any])
+
+
+def _of(path: str | os.PathLike[str], line: int, value: Any, shape: _Shape) -> _Shape:
+    """Return a decoded value that is to be of the type of ``shape``."""
+    if not isinstance(value, type(shape)):
+        name = "object" if isinstance(shape, dict) else "array"
+        raise _odd(path, line, f"{shown(json.dumps(value))} where an {name} belongs")
+    return value
+
+
+def _odd(path: str | os.PathLike[str], line: int, what: str) -> TraceFormatError:
+    return TraceFormatError(
+        path, f"{what}; this is no answer of the API, ask for it again and keep it whole", line=line
+    )
 
 
 _GPU_LABELS = ("UUID", "uuid", "gpu", "modelName")
@@ -489,10 +537,14 @@ def _parts(records: Records, found: _Found) -> list[_Part]:
     return parts
 
 
+# Longer numbers are serial numbers: names.
+_INDEX = re.compile(r"\d{1,9}", re.ASCII)
+
+
 def _name(known: Mapping[str, str], gpu: str) -> tuple[str, dict[str, str]]:
     index = gpu if gpu.isdigit() else known.get(GPU_INDEX, "")
     uuid = known.get(GPU_UUID) or (f"GPU-{index}" if index else gpu)
-    facts = {GPU_INDEX: str(int(index))} if index.isascii() and index.isdigit() else {}
+    facts = {GPU_INDEX: str(int(index))} if _INDEX.fullmatch(index) else {}
     return uuid, {**facts, **({TRACE_ID: known[TRACE_ID]} if known.get(TRACE_ID) else {})}
 
 
@@ -517,13 +569,17 @@ def _times(
             parser = TimestampParser()
             time_s, origin, attributes = parser.seconds(parser.parse(chosen, records.path, lines, name))
             return time_s, origin, attributes, name
-        try:
-            return np.array([float(text) for text in chosen]) * found.scales[TIME_S][0], None, {}, name
-        except ValueError:
-            bad = next(i for i, text in enumerate(chosen) if not _is_number(text))
+        time_s = np.array([float(text) if _is_number(text) else np.nan for text in chosen]) * found.scales[TIME_S][0]
+        if not np.isfinite(time_s).all():
+            bad = int(np.argmin(np.isfinite(time_s)))
             raise TraceFormatError(
-                records.path, f"{shown(chosen[bad])} is not a time in seconds", line=lines[bad], field=name
-            ) from None
+                records.path,
+                f"{shown(chosen[bad])} is not a {'finite time' if _is_number(chosen[bad]) else 'time in seconds'}; "
+                "complete or delete the record",
+                line=lines[bad],
+                field=name,
+            )
+        return time_s, None, {}, name
     if interval_s is None:
         raise TraceFormatError(
             records.path,
