@@ -16,9 +16,10 @@ pytest.importorskip("uvicorn", reason="the page needs the extra web")
 DEMO = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
 
 
-def gpusonde(*words, temporary):
+def gpusonde(*words, temporary, stdin=subprocess.DEVNULL):
     return subprocess.Popen(
         [sys.executable, "-m", "gpusonde.cli", *map(str, words)],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,3 +62,43 @@ def test_a_file_that_is_none_is_refused_before_anything_starts(tmp_path):
     assert viewing.returncode == 1
     assert "trace.csv" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["trace.csv"]
+
+
+def test_a_table_on_stdin_is_shown_with_what_its_columns_are_told_to_be(tmp_path):
+    table = tmp_path / "table.csv"
+    rows = [f"{gpu},{90 if tick % 40 < 34 else 5}" for gpu in "ab" for tick in range(800)]
+    table.write_text("\n".join(["trace_id,util", *rows, ""]))
+    words = ("-", "--column", "util=gpu_utilization:percent", "--interval", "1s", "--json")
+    (tmp_path / "view").mkdir()
+    with table.open() as stdin:
+        viewing = gpusonde("view", *words, temporary=tmp_path / "view", stdin=stdin)
+    try:
+        printed = json.loads(viewing.stdout.readline() or json.dumps({"said": viewing.stderr.read()}))
+        assert printed.get("gpus") == 2, printed
+        runs = []
+
+        def are_analysed():
+            runs[:] = asked(f"{printed['url']}v1/runs")["runs"]
+            return len(runs) == 2 and all(run["status"] == "RUN_STATUS_ENDED" for run in runs)
+
+        wait_until(are_analysed, 120, "the end of the replay")
+        assert {run["agent_id"] for run in runs} == {"stdin"}
+        viewing.send_signal(signal.SIGINT)
+        _, errors = viewing.communicate(timeout=120)
+        assert (viewing.returncode, errors) == (0, "")
+    finally:
+        viewing.kill()
+        viewing.wait()
+    assert list((tmp_path / "view").iterdir()) == []
+
+
+def test_one_gpu_of_a_file_is_shown_where_it_is_named(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("time_s,gpu_uuid,gpu_utilization\n" + "".join(f"{t},{g},0.5\n" for g in "ab" for t in range(60)))
+    viewing = gpusonde("view", table, "--gpu", "b", "--json", temporary=tmp_path)
+    try:
+        printed = json.loads(viewing.stdout.readline() or json.dumps({"said": viewing.stderr.read()}))
+        assert printed.get("gpus") == 1, printed
+    finally:
+        viewing.send_signal(signal.SIGINT)
+        viewing.communicate(timeout=120)

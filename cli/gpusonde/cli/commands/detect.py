@@ -91,8 +91,8 @@ def read_chosen_trace(args: argparse.Namespace, path: Path) -> Trace:
         raise UsageError(str(error)) from error
 
 
-def read_job(args: argparse.Namespace) -> list[Trace]:
-    """Read the traces of the GPUs of a job: of each file the one that ``--gpu`` names, or all of them.
+def read_gpus(args: argparse.Namespace, path: Path) -> list[Trace]:
+    """Read the traces of a file: of the GPU that ``--gpu`` names, or of all of them.
 
     Raises:
         UsageError: An option is out of its range.
@@ -100,17 +100,14 @@ def read_job(args: argparse.Namespace) -> list[Trace]:
     from gpusonde.telemetry import TraceError, read_traces
 
     if args.gpu != ALL_GPUS:
-        return [read_chosen_trace(args, path) for path in args.trace]
-    found: list[Trace] = []
-    for path in args.trace:
-        try:
-            with error_context(path):
-                found += read_traces(path, gpus=args.gpus, interval_s=args.interval_s, columns=args.column or ())
-        except TraceError:
-            raise
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    return found
+        return [read_chosen_trace(args, path)]
+    try:
+        with error_context(path):
+            return read_traces(path, gpus=args.gpus, interval_s=args.interval_s, columns=args.column or ())
+    except TraceError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 class CyclePayload(LevelPayload):
@@ -218,7 +215,7 @@ def run_detect(args: argparse.Namespace) -> int:
 
     output = Output(as_json=args.json)
     args.trace = [path for pattern in args.trace for path in _matching(pattern)]
-    job = read_job(args)
+    job = [trace for path in args.trace for trace in read_gpus(args, path)]
     trace = job[0]
     told = Told(args.total_epochs, args.steps_per_epoch, tuple(args.role))
     with output.progress(f"looking for epochs in {args.trace[0].name}"), error_context(args.trace[0]):

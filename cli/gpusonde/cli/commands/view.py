@@ -9,14 +9,19 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
+from gpusonde.cli.commands.detect import ALL_GPUS, add_trace_options, read_gpus
 from gpusonde.cli.demo.processes import DemoProcess, stopped_by_signals
 from gpusonde.cli.output import JsonKey, Output
 from gpusonde.cli.parsing import Parser
 from gpusonde.errors import CommandError
+
+if TYPE_CHECKING:
+    from gpusonde.telemetry import Trace
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.2
@@ -39,28 +44,33 @@ def add_view_options(parser: Parser) -> None:
         "Show trace files on the collector's page: a collector and an agent for each file run on loopback, with a"
         " folder of their own, until Ctrl-C; then all of it is removed."
     )
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="trace file; several may be given")
+    parser.add_argument(
+        "traces", nargs="+", type=Path, metavar="TRACE", help="as of 'gpusonde detect'; several may be given"
+    )
+    add_trace_options(parser, every="; all by default")
+    parser.set_defaults(gpu=ALL_GPUS)
 
 
 def run_view(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    from gpusonde.telemetry import read_traces
+    from gpusonde.telemetry import write_trace
 
     if importlib.util.find_spec("uvicorn") is None:
         raise CommandError("the page needs the extra 'web': pip install 'gpusonde[collector,web]'")
     if len(args.traces) > _MOST_FILES:
         raise CommandError(f"{len(args.traces)} files; up to {_MOST_FILES} are shown at a time")
-    durations_s, gpus = [], 0
-    for path in args.traces:
-        traces = read_traces(path)
-        durations_s.append(max(trace.duration_s for trace in traces))
-        gpus += len(traces)
+    # Read here, once: stdin and Prometheus give it no second time, and an agent knows nothing of columns.
+    read = [read_gpus(args, path) for path in args.traces]
+    longest_s = max(trace.duration_s for traces in read for trace in traces)
+    gpus = sum(map(len, read))
     output = Output(as_json=args.json)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpusonde-view-")))
         collector, url, address = _start_collector(directory, output, stack)
-        speed = min(_MOST_SPEED, max(1.0, max(durations_s) / _REPLAY_S))
+        speed = min(_MOST_SPEED, max(1.0, longest_s / _REPLAY_S))
+        for number, traces in enumerate(read, start=1):
+            write_trace(_told_apart(traces, f"GPU-{number}"), _trace_file(directory, number))
         agents = _start_agents(args.traces, speed, address, directory, stack)
         output.result(
             ViewPayload(url=url, gpus=gpus),
@@ -94,16 +104,36 @@ def _start_collector(directory: Path, output: Output, stack: contextlib.ExitStac
     return collector, f"http://{web}/", own
 
 
+def _trace_file(directory: Path, number: int) -> Path:
+    """Where the traces of a file are for its agent: CSV, which needs no pyarrow."""
+    return directory / f"trace-{number}.csv"
+
+
+def _told_apart(traces: Sequence[Trace], nameless: str) -> list[Trace]:
+    """Name the GPUs of one file apart: those of a table with ``trace_id`` may have one name, or none."""
+    if len(traces) == 1:
+        return list(traces)
+    given = {trace.gpu_uuid for trace in traces}
+    named: dict[str, Trace] = {}
+    for number, trace in enumerate(traces):
+        name = trace.gpu_uuid
+        while not name or name in named or (name != trace.gpu_uuid and name in given):
+            name = f"{name or nameless}-{number}"
+        named[name] = replace(trace, gpu_uuid=name)
+    return list(named.values())
+
+
 def _start_agents(
     paths: Sequence[Path], speed: float, address: str, directory: Path, stack: contextlib.ExitStack
 ) -> list[DemoProcess]:
     """Have each file replayed by an agent that is called as the file is."""
     agents = []
     for number, path in enumerate(paths, start=1):
-        stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.name)[:80].lstrip("._-") or "trace"
+        called = "stdin" if str(path) == "-" else path.name
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", called)[:80].lstrip("._-") or "trace"
         name = stem if [other.name for other in paths].count(path.name) == 1 else f"{stem}-{number}"
         words = ["agent", "--json", "--collector", address, "--id", name, "--spool", str(directory / f"spool-{number}")]
-        words += ["--set", "metrics.listen=", "--replay", str(path.absolute()), "--speed", repr(speed)]
+        words += ["--set", "metrics.listen=", "--replay", str(_trace_file(directory, number)), "--speed", repr(speed)]
         agent = DemoProcess(f"agent-{number}", words, directory)
         # Stopped before the collector: the stack unwinds backwards.
         stack.callback(agent.stop)
