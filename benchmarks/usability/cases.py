@@ -281,6 +281,8 @@ name = "small"
 global_batch = 64
 iterations = 100
 [job]
+curves = [{ device = "T4", probes = [{ batch_size = 32, total_s = 0.2 }, { batch_size = 64, total_s = 0.4 }] }]
+gradients = { parameter_bytes = 102_000_000 }
 [[offers]]
 name = "t4"
 device = "T4"
