@@ -1,9 +1,11 @@
 """HTTP beside gRPC: the same answers, the same rights, bounds on what strangers cost."""
 
+import asyncio
 import contextlib
 import json
 import re
 import socket
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -231,6 +233,11 @@ def test_where_nobody_may_ask_without_a_token_nobody_may_over_http(tmp_path):
         ("POST", "/v1/predictions", b'{"a":' * 90_000, {"Content_Type": "application/json"}, 400, ""),
         ("GET", "/v1/runs", None, {"Host": "evil.example"}, 421, ""),
         ("GET", "/v1/runs", None, {"Host": "evil.example:7434"}, 421, ""),
+        ("GET", "/v1/runs", None, {"Host": "unix:80"}, 421, ""),
+        ("GET", "/v1/runs", None, {"Host": "unix-abstract:x"}, 421, ""),
+        ("GET", "/v1/runs", None, {"Host": "ipv4:127.0.0.1:80"}, 421, ""),
+        ("GET", "/v1/runs", None, {"Host": "10.0.0.1:7434"}, 421, ""),
+        ("GET", "/v1/runs", None, {"Host": ""}, 421, ""),
         ("GET", "/v1/runs", None, {"Origin": "http://evil.example"}, 403, ""),
         ("GET", "/v1/runs", None, {"Sec_Fetch_Site": "cross-site"}, 403, ""),
     ],
@@ -242,6 +249,21 @@ def test_a_bad_request_is_told_as_a_problem_with_its_field(filled, verb, path, b
         [field] if field else [],
     )
     assert problem["detail"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:7434", "127.0.0.1", "127.3.2.1:80", "[::1]", "[::1]:7434"])
+def test_every_name_of_this_host_is_taken(filled, host):
+    assert filled.admin.ask("GET", "/v1/runs", Host=host)[0] == 200
+
+
+def test_what_is_not_offered_has_a_code_of_its_own(filled):
+    assert filled.admin.problem("DELETE", "/v1/runs")["code"] == "UNIMPLEMENTED"
+    assert filled.admin.problem("GET", "/v1/nothing")["code"] == "NOT_FOUND"
+
+
+def test_a_token_that_can_be_none_is_answered_as_an_unknown_one(filled):
+    status, headers, _ = filled.admin.ask("GET", "/v1/runs", Authorization="Bearer caf\u00e9")
+    assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
 def test_the_page_is_all_here_and_may_do_little(filled):
@@ -335,6 +357,79 @@ def test_viewers_beyond_the_limit_wait_for_their_turn(tmp_path, monkeypatch):
         assert next(second)[0] == "waiting"
         first.close()
         assert next(name for name, _ in second if name != "waiting") == "change"
+
+
+def begin(client, head, body=b""):
+    """Send the head of a request, and perhaps a piece of its body; return the connection."""
+    connection = socket.create_connection(client.address, timeout=60)
+    connection.sendall(head.encode() + b"\r\nHost: localhost\r\n\r\n" + body)
+    return connection
+
+
+def first_event(connection):
+    for line in connection.makefile("rb"):
+        if line.startswith(b"event: "):
+            return line.removeprefix(b"event: ").strip().decode()
+    return "none"
+
+
+def test_seventy_who_watch_at_once_all_hear_and_leave_the_others_their_answers(tmp_path):
+    with ThreadCollector(tmp_path / "data", **WEB), contextlib.ExitStack() as stack:
+        client = WebClient(tmp_path / "data")
+        head = "GET /v1/watch HTTP/1.1"
+        viewers = [stack.enter_context(begin(client, head)) for _ in range(70)]
+        assert client.get("/v1/runs")["runs"] == []
+        assert Counter(map(first_event, viewers)) == {"change": 32, "waiting": 38}
+        # Who goes leaves the place to somebody else, whether they had one or waited.
+        stack.close()
+        wait_until(lambda: next(client.events("/v1/watch"))[0] == "change", 60, "a free place")
+
+
+def test_who_may_not_ask_is_told_before_the_body_is_read(tmp_path):
+    (tmp_path / "tokens.toml").write_text(token_entry("of-a-reader", Role.READER))
+    settings = WEB | {"security__tokens_file": str(tmp_path / "tokens.toml"), "security__anonymous": "never"}
+    with ThreadCollector(tmp_path / "data", **settings):
+        head = "POST /v1/predictions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1000000"
+        with begin(WebClient(tmp_path / "data"), head) as connection:
+            assert connection.makefile("rb").readline().startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("bound", ["_MOST_BODY_BYTES", "_MOST_BODY_BYTES_OF_ONE"])
+def test_bodies_that_come_at_the_same_time_share_their_bytes(filled, monkeypatch, bound):
+    monkeypatch.setattr(gateway, bound, 3000)
+    head = "POST /v1/predictions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 4000"
+    body = b'{"run_id": "' + b"x" * 2000 + b'"}'
+
+    def status():
+        return filled.admin.ask("POST", "/v1/predictions", body, Content_Type="application/json")[0]
+
+    assert status() == 404
+    with begin(filled.admin, f"{head}\r\nAuthorization: Bearer of-the-admin", b"{" * 2000):
+        wait_until(lambda: status() == 503, 60, "the first one's bytes")
+    wait_until(lambda: status() == 404, 60, "the first one's end")
+
+
+def test_one_callers_questions_leave_the_others_their_turn(monkeypatch):
+    monkeypatch.setattr(gateway, "_MOST_QUESTIONS_OF_ONE", 2)
+    monkeypatch.setattr(gateway, "_MOST_QUESTIONS", 3)
+    monkeypatch.setattr(gateway, "_TURN_S", 0.05)
+
+    async def ask():
+        turns = gateway.Turns()
+        async with contextlib.AsyncExitStack() as others, contextlib.AsyncExitStack() as ours:
+            for _ in range(2):
+                await ours.enter_async_context(turns.take("the first"))
+            with pytest.raises(gateway.ProblemError, match="ask again"):
+                await ours.enter_async_context(turns.take("the first"))
+            await others.enter_async_context(turns.take("the second"))
+            with pytest.raises(gateway.ProblemError, match="ask again"):
+                await others.enter_async_context(turns.take("the third"))
+            await ours.aclose()
+            await others.enter_async_context(turns.take("the third"))
+        assert not turns._callers
+        assert not turns._asking
+
+    asyncio.run(ask())
 
 
 def test_a_watch_ends_with_the_collector_and_says_so(tmp_path):

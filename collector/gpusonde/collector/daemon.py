@@ -300,7 +300,7 @@ class _Collector:
                 yield _nothing
                 return
             files = [str(locate(name)) if name else "" for name in (security.tls_certificate, security.tls_key)]
-            web = WebServer(listen, target, *files)
+            web = WebServer(listen, target, self._parts.access.interceptor.admit, *files)
             try:
                 listener, address = web.bind()
             except GpusondeError as error:

@@ -131,13 +131,23 @@ class Guard:
         Raises:
             RequestError: The caller proves nothing, or something wrong (``UNAUTHENTICATED``).
         """
-        token = _token(context)
-        if token is not None:
+        return self._identify(_authorization(context), context.auth_context())
+
+    def identify_by_header(self, authorization: str | None) -> CallerIdentity:
+        """Return who asks with a header ``authorization``, or without any, and no certificate.
+
+        Raises:
+            RequestError: As of ``identify``.
+        """
+        return self._identify(authorization, {})
+
+    def _identify(self, authorization: str | None, auth_context: Mapping[str, Any]) -> CallerIdentity:
+        if authorization is not None:
+            token = _token(authorization)
             found = self._tokens.find(token) if self._tokens else None
             if found is None:
                 raise RequestError("UNAUTHENTICATED", "the token is not known here; make one with 'gpusonde token new'")
             return found
-        auth_context: Mapping[str, Any] = context.auth_context()
         if has_certificate(auth_context):
             identity = certificate_identity(auth_context, self._certificate_role)
             # On a connection that stays open, nobody else looks at the date again.
@@ -176,11 +186,15 @@ def required_role(method: str) -> Role | None:
     return _ROLES_OF_METHODS.get(name) or _ROLES.get(service, Role.ADMIN)
 
 
-def _token(context: Context) -> str | None:
+def _authorization(context: Context) -> str | None:
     for key, value in context.invocation_metadata() or ():
         if key == "authorization":
-            text = value.decode("latin-1") if isinstance(value, bytes) else value
-            if len(text) > _LONGEST_HEADER or not text.lower().startswith(_SCHEME):
-                raise RequestError("UNAUTHENTICATED", "the authorization header is no bearer token")
-            return text[len(_SCHEME) :].strip()
+            return value.decode("latin-1") if isinstance(value, bytes) else value
     return None
+
+
+def _token(authorization: str) -> str:
+    is_one = authorization.lower().startswith(_SCHEME) and authorization.isascii() and authorization.isprintable()
+    if len(authorization) > _LONGEST_HEADER or not is_one:
+        raise RequestError("UNAUTHENTICATED", "the authorization header is no bearer token")
+    return authorization[len(_SCHEME) :].strip()

@@ -186,6 +186,20 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             return self._unary_stream(handler, role, method)
         return self._stream_stream(handler, role, method)
 
+    def admit(self, authorization: str | None, peer: str, method: str) -> str:
+        """Return whose questions count together with that of a caller who has not yet said what it is.
+
+        Args:
+            authorization: The header; None without one.
+            peer: gRPC's word for the caller.
+            method: What it will ask.
+
+        Raises:
+            RequestError: It may not.
+        """
+        identity = self._authorize(lambda: self._guard.identify_by_header(authorization), peer, method)
+        return _caller_name(identity, peer)
+
     def _unary_unary(self, handler: Handler, role: Role | None, method: str) -> Handler:
         decode = _decoder(method, role, handler.request_deserializer)
 
@@ -219,11 +233,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             if role is None:
                 limit = self._callers.stranger(address_of(context.peer()))
             else:
-                identity = await self._admit(context, role, method)
+                identity = await self._admit(context, method)
                 limit = (
                     self._callers.stream(identity.name, address_of(context.peer()), is_one_agent=identity.is_one_agent)
                     if role is Role.AGENT
-                    else self._callers.watch(_caller_name(identity, context))
+                    else self._callers.watch(_caller_name(identity, peer_of(context)))
                 )
             async with self._limited(context, method, limit):
                 await _respond(cast(Any, handler.stream_stream)(requests, context), context)
@@ -242,8 +256,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if role is None:
             yield
             return
-        identity = await self._admit(context, role, method)
-        async with self._limited(context, method, (count or self._callers.question)(_caller_name(identity, context))):
+        identity = await self._admit(context, method)
+        caller = _caller_name(identity, peer_of(context))
+        async with self._limited(context, method, (count or self._callers.question)(caller)):
             yield
 
     @contextlib.asynccontextmanager
@@ -258,14 +273,24 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 await self._refuse(context, error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), method)
             yield
 
-    async def _admit(self, context: Context, role: Role, method: str) -> CallerIdentity:
+    async def _admit(self, context: Context, method: str) -> CallerIdentity:
         try:
-            identity = self._guard.identify(context)
+            return self._authorize(lambda: self._guard.identify(context), peer_of(context), method)
         except RequestError as error:
-            await self._refuse(context, "unauthenticated", grpc.StatusCode.UNAUTHENTICATED, str(error), method)
-        if not identity.may(role):
+            await context.abort(grpc.StatusCode[error.status], str(error))
+            raise AssertionError from None  # abort raises
+
+    def _authorize(self, identify: Callable[[], CallerIdentity], peer: str, method: str) -> CallerIdentity:
+        try:
+            identity = identify()
+        except RequestError as error:
+            self._note_refusal(peer, "unauthenticated", str(error), method)
+            raise
+        role = required_role(method)
+        if role is not None and not identity.may(role):
             text = f"{identity.name} is no {role.value}, which {method} is for"
-            await self._refuse(context, "not_permitted", grpc.StatusCode.PERMISSION_DENIED, text, method)
+            self._note_refusal(peer, "not_permitted", text, method)
+            raise RequestError("PERMISSION_DENIED", text)
         return identity
 
     async def _decode(self, decode: Callable[[bytes], Any] | None, data: bytes, context: Context) -> Any:
@@ -283,13 +308,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             )
 
     async def _refuse(self, context: Context, reason: str, code: grpc.StatusCode, text: str, method: str) -> NoReturn:
+        self._note_refusal(peer_of(context), reason, text, method)
+        await context.abort(code, text)
+        raise AssertionError  # abort raises
+
+    def _note_refusal(self, peer: str, reason: str, text: str, method: str) -> None:
         self._refused[reason] += 1
         # Whoever is refused can come again a thousand times a second; the log is not theirs to fill.
         if self._clock() - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = self._clock()
-            _LOG.warning("%s: %s is refused: %s", peer_of(context), method, text)
-        await context.abort(code, text)
-        raise AssertionError  # abort raises
+            _LOG.warning("%s: %s is refused: %s", peer, method, text)
 
 
 class _DetailedContext:
@@ -314,9 +342,9 @@ def _with_details(context: Context) -> Context:
     return cast(Context, _DetailedContext(context))
 
 
-def _caller_name(identity: CallerIdentity, context: Context) -> str:
+def _caller_name(identity: CallerIdentity, peer: str) -> str:
     """Return whose questions are counted together: of callers without a name those of an address."""
-    return f"anonymous at {address_of(peer_of(context))}" if identity is ANONYMOUS else identity.name
+    return f"anonymous at {address_of(peer)}" if identity is ANONYMOUS else identity.name
 
 
 async def _respond(responses: AsyncIterator[Any] | Awaitable[None], context: Context) -> None:

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,13 +20,18 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gpusonde.collector.messages import is_repeated
 from gpusonde.collector.security.guard import WEB_PEER
 from gpusonde.collector.web.problems import ProblemError
 from gpusonde.collector.web.routes import ApiRoute
+from gpusonde.errors import RequestError
 
 _LARGEST_BODY_BYTES = 8 << 20
+# Of all bodies together, until their questions are answered; and of those of one caller.
+_MOST_BODY_BYTES = 64 << 20
+_MOST_BODY_BYTES_OF_ONE = 2 * _LARGEST_BODY_BYTES
 # Commas, brackets and braces: each part of a document takes a hundred bytes when it is read.
 _MOST_PARTS = 400_000
 _DEEPEST = 32
@@ -33,8 +39,10 @@ _LONGEST_QUERY_BYTES = 8192
 _BODY_S = 30.0
 # Longer than any answer may take; a question of planning or workload has its own limit (workers.time_limit).
 _ANSWER_S = 120.0
-# Questions at the same time; others wait so long for their turn. Fewer than one caller may ask over gRPC.
-_MOST_QUESTIONS = 8
+# Questions at the same time, of one caller and in all; others wait so long for their turn. One caller has fewer than
+# over gRPC. In all, with the viewers, they are fewer than the calls that one connection to the services may have.
+_MOST_QUESTIONS_OF_ONE = 8
+_MOST_QUESTIONS = 24
 _TURN_S = 30.0
 _MOST_VIEWERS = 32
 _WAITING_S = 5.0
@@ -42,6 +50,8 @@ _FIELD = re.compile(r"Failed to parse ([\w.\[\]]+) field: (.*)", re.DOTALL)
 _NO_FIELD = re.compile(r'has no field named "(\w{1,100})"')
 
 _Answer = TypeVar("_Answer")
+Admit: TypeAlias = Callable[["str | None", str, str], str]
+"""``AccessInterceptor.admit``."""
 
 
 class Gateway:
@@ -49,12 +59,17 @@ class Gateway:
 
     Args:
         channel: To the collector's services.
+        streams: A second one, on a connection of its own: streams that stay open take no question's place.
+        admit: Tells who may ask, before anything of a question is read; the services ask again.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, streams: grpc.aio.Channel, admit: Admit) -> None:
         self._channel = channel
-        self._questions = asyncio.Semaphore(_MOST_QUESTIONS)
-        self._viewers = asyncio.Semaphore(_MOST_VIEWERS)
+        self._streams = streams
+        self._admit = admit
+        self._turns = Turns()
+        self._viewers = 0
+        self._body_bytes: Counter[str] = Counter()
 
     async def answer(self, route: ApiRoute, request: Request) -> Response:
         """Answer one request.
@@ -62,78 +77,203 @@ class Gateway:
         Raises:
             ProblemError: It is not answered.
         """
-        message = await (_from_body(route, request) if route.verb == "POST" else _from_query(route, request))
-        metadata = _metadata(request)
-        if route.answers == "json":
-            ask = self._channel.unary_unary(
+        peer, authorization = _peer(request), request.headers.get("authorization")
+        try:
+            caller = self._admit(authorization, peer, route.full_name)
+        except RequestError as error:
+            raise ProblemError.of_status(grpc.StatusCode[error.status], str(error)) from None
+        with contextlib.ExitStack() as held:
+            message = await (
+                self._from_body(route, request, caller, held) if route.verb == "POST" else _from_query(route, request)
+            )
+            metadata = [(WEB_PEER, peer), *([("authorization", authorization)] if authorization is not None else [])]
+            if route.answers == "json":
+                ask = self._channel.unary_unary(
+                    route.full_name,
+                    request_serializer=route.request_class.SerializeToString,
+                    response_deserializer=route.response_class.FromString,
+                )
+                async with self._turns.take(caller):
+                    answer = await _checked(ask(message, timeout=_ANSWER_S, metadata=metadata))
+                return Response(await asyncio.to_thread(to_json, answer), media_type="application/json")
+            stream = self._streams.unary_stream(
                 route.full_name,
                 request_serializer=route.request_class.SerializeToString,
                 response_deserializer=route.response_class.FromString,
             )
-            async with self._turn():
-                answer = await _checked(ask(message, timeout=_ANSWER_S, metadata=metadata))
-            return Response(await asyncio.to_thread(to_json, answer), media_type="application/json")
-        stream = self._channel.unary_stream(
-            route.full_name,
-            request_serializer=route.request_class.SerializeToString,
-            response_deserializer=route.response_class.FromString,
-        )
-        if route.answers == "events":
-            if self._viewers.locked():
-                return _events(self._wait_for_changes(lambda: stream(message, metadata=metadata)))
-            changes = stream(message, metadata=metadata)
+            if route.answers == "events":
+                return await self._watch(lambda: stream(message, metadata=metadata))
+        async with contextlib.AsyncExitStack() as turn:
+            await turn.enter_async_context(self._turns.take(caller))
+            pieces = stream(message, timeout=_ANSWER_S, metadata=metadata)
+            turn.callback(pieces.cancel)
+            first = await _checked(pieces.read())
+            return _HoldingResponse(_bytes_of(pieces, first), "application/vnd.apache.arrow.stream", turn.pop_all())
+
+    async def _watch(self, begin: Callable[[], Any]) -> Response:
+        async with contextlib.AsyncExitStack() as held:
+            if self._viewers >= _MOST_VIEWERS:
+                later = contextlib.AsyncExitStack()
+                return _HoldingResponse(self._wait_for_changes(begin, later), "text/event-stream", later)
+            changes = self._open(begin, held)
             # Whoever may not watch is told so by the status.
             first = await _checked(changes.read())
-            return _events(self._changes(changes, first))
-        pieces = stream(message, timeout=_ANSWER_S, metadata=metadata)
-        first = await _checked(pieces.read())
-        return StreamingResponse(_bytes_of(pieces, first), media_type="application/vnd.apache.arrow.stream")
+            return _HoldingResponse(_changes(changes, first), "text/event-stream", held.pop_all())
 
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        try:
-            await asyncio.wait_for(self._questions.acquire(), _TURN_S)
-        except asyncio.TimeoutError:
-            raise ProblemError(
-                503, "too many questions wait; ask again", code="UNAVAILABLE", headers={"Retry-After": "5"}
-            ) from None
-        try:
-            yield
-        finally:
-            self._questions.release()
+    def _open(self, begin: Callable[[], Any], held: contextlib.AsyncExitStack) -> Any:
+        """Take a viewer's place, which must be free, and only then begin."""
+        self._viewers += 1
+        held.callback(self._leave)
+        changes = begin()
+        held.callback(changes.cancel)
+        return changes
 
-    async def _wait_for_changes(self, begin: Callable[[], Any]) -> AsyncIterator[bytes]:
+    def _leave(self) -> None:
+        self._viewers -= 1
+
+    async def _wait_for_changes(
+        self, begin: Callable[[], Any], held: contextlib.AsyncExitStack
+    ) -> AsyncIterator[bytes]:
         """Wait for the turn of one viewer more than there may be, then go on as with the others."""
-        while self._viewers.locked():
+        while self._viewers >= _MOST_VIEWERS:
             yield b"event: waiting\ndata: {}\n\n"
             await asyncio.sleep(_WAITING_S)
-        changes = begin()
+        changes = self._open(begin, held)
         try:
             first = await _checked(changes.read())
         except ProblemError as error:
             yield _event("problem", json.dumps(error.document()).encode())
             return
-        async for piece in self._changes(changes, first):
+        async for piece in _changes(changes, first):
             yield piece
 
-    async def _changes(self, changes: Any, first: Any) -> AsyncIterator[bytes]:
-        coming: asyncio.Future[Any] | None = None
+    async def _from_body(self, route: ApiRoute, request: Request, caller: str, held: contextlib.ExitStack) -> Any:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ProblemError(415, "the body is to be JSON: send 'Content-Type: application/json'")
         try:
-            async with self._viewers:
-                change: Any = first
-                while change is not grpc.aio.EOF:
-                    yield _event("change", await asyncio.to_thread(to_json, change))
-                    coming = asyncio.ensure_future(_checked(changes.read()))
-                    # A line now and then: a viewer who has gone is found when there is something to send.
-                    while not (await asyncio.wait({coming}, timeout=_WAITING_S))[0]:
-                        yield b": still here\n\n"
-                    change = coming.result()
-        except ProblemError as error:
-            yield _event("problem", json.dumps(error.document()).encode())
+            body = await asyncio.wait_for(self._read(request, caller, held), _BODY_S)
+        except asyncio.TimeoutError:
+            raise ProblemError(
+                408,
+                f"the body did not come within {_BODY_S:g} s",
+                code="DEADLINE_EXCEEDED",
+                headers={"Connection": "close"},
+            ) from None
+        except ClientDisconnect:
+            raise ProblemError(400, "the body was cut off") from None
+        if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_PARTS:
+            raise ProblemError(413, f"the body has more than {_MOST_PARTS} parts", code="RESOURCE_EXHAUSTED")
+
+        def parse() -> Any:
+            try:
+                document = json.loads(body)
+            except (ValueError, RecursionError) as error:
+                raise ProblemError(400, f"the body is no JSON: {str(error)[:200]}") from None
+            if not isinstance(document, dict):
+                raise ProblemError(400, "the body is no JSON object")
+            return _parsed(route, document)
+
+        return await asyncio.to_thread(parse)
+
+    async def _read(self, request: Request, caller: str, held: contextlib.ExitStack) -> bytearray:
+        body = bytearray()
+
+        def give_back() -> None:
+            self._body_bytes[caller] -= len(body)
+            # None stays whose bodies are gone.
+            self._body_bytes += Counter()
+
+        held.callback(give_back)
+        async for piece in request.stream():
+            body += piece
+            self._body_bytes[caller] += len(piece)
+            if len(body) > _LARGEST_BODY_BYTES:
+                raise ProblemError(
+                    413,
+                    f"the body has more than {_LARGEST_BODY_BYTES} bytes",
+                    code="RESOURCE_EXHAUSTED",
+                    headers={"Connection": "close"},
+                )
+            if self._body_bytes[caller] > _MOST_BODY_BYTES_OF_ONE or sum(self._body_bytes.values()) > _MOST_BODY_BYTES:
+                raise ProblemError(
+                    503,
+                    "too many large bodies come at once; send this one again",
+                    code="UNAVAILABLE",
+                    headers={"Retry-After": "5", "Connection": "close"},
+                )
+        return body
+
+
+class Turns:
+    """Questions that are answered at the same time, so many of one caller and so many in all."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(_MOST_QUESTIONS)
+        self._callers: dict[str, asyncio.Semaphore] = {}
+        self._asking: Counter[str] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def take(self, caller: str) -> AsyncIterator[None]:
+        """Wait for a turn, and have it.
+
+        Args:
+            caller: Whose questions count together.
+
+        Raises:
+            ProblemError: It did not come in time.
+        """
+        self._asking[caller] += 1
+        own = self._callers.setdefault(caller, asyncio.Semaphore(_MOST_QUESTIONS_OF_ONE))
+        try:
+            async with contextlib.AsyncExitStack() as taken:
+                try:
+                    # Whoever waits for questions of their own takes no place from the others.
+                    await asyncio.wait_for(_take_both(own, self._all, taken), _TURN_S)
+                except asyncio.TimeoutError:
+                    raise ProblemError(
+                        503, "too many questions wait; ask again", code="UNAVAILABLE", headers={"Retry-After": "5"}
+                    ) from None
+                yield
         finally:
-            if coming is not None:
-                coming.cancel()
-            changes.cancel()
+            self._asking[caller] -= 1
+            if not self._asking[caller]:
+                del self._asking[caller], self._callers[caller]
+
+
+async def _take_both(own: asyncio.Semaphore, of_all: asyncio.Semaphore, taken: contextlib.AsyncExitStack) -> None:
+    await taken.enter_async_context(own)
+    await taken.enter_async_context(of_all)
+
+
+class _HoldingResponse(StreamingResponse):
+    """An answer in pieces that gives back what it holds, also where its client has gone before the first of them."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], kind: str, held: contextlib.AsyncExitStack) -> None:
+        super().__init__(pieces, media_type=kind)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _changes(changes: Any, first: Any) -> AsyncIterator[bytes]:
+    coming: asyncio.Future[Any] | None = None
+    try:
+        change: Any = first
+        while change is not grpc.aio.EOF:
+            yield _event("change", await asyncio.to_thread(to_json, change))
+            coming = asyncio.ensure_future(_checked(changes.read()))
+            # A line now and then: a viewer who has gone is found when there is something to send.
+            while not (await asyncio.wait({coming}, timeout=_WAITING_S))[0]:
+                yield b": still here\n\n"
+            change = coming.result()
+    except ProblemError as error:
+        yield _event("problem", json.dumps(error.document()).encode())
+    finally:
+        if coming is not None:
+            coming.cancel()
 
 
 def to_json(message: Any) -> bytes:
@@ -144,22 +284,15 @@ def to_json(message: Any) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _events(pieces: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(pieces, media_type="text/event-stream")
-
-
 def _event(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
 async def _bytes_of(pieces: Any, first: Any) -> AsyncIterator[bytes]:
     piece = first
-    try:
-        while piece is not grpc.aio.EOF:
-            yield piece.arrow_ipc
-            piece = await _checked(pieces.read())
-    finally:
-        pieces.cancel()
+    while piece is not grpc.aio.EOF:
+        yield piece.arrow_ipc
+        piece = await _checked(pieces.read())
 
 
 async def _checked(answer: Awaitable[_Answer]) -> _Answer:
@@ -169,15 +302,9 @@ async def _checked(answer: Awaitable[_Answer]) -> _Answer:
         raise ProblemError.of_rpc(error) from None
 
 
-def _metadata(request: Request) -> list[tuple[str, str]]:
+def _peer(request: Request) -> str:
     host, port = request.client or ("", 0)
-    family = "ipv6" if ":" in host else "ipv4"
-    metadata = [(WEB_PEER, f"{family}:[{host}]:{port}" if family == "ipv6" else f"{family}:{host}:{port}")]
-    if (token := request.headers.get("authorization")) is not None:
-        if not token.isascii() or not token.isprintable():
-            raise ProblemError(400, "the authorization header is no bearer token")
-        metadata.append(("authorization", token))
-    return metadata
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 async def _from_query(route: ApiRoute, request: Request) -> Any:
@@ -202,47 +329,6 @@ async def _from_query(route: ApiRoute, request: Request) -> Any:
         else:
             document[name] = value
     return _parsed(route, document)
-
-
-async def _from_body(route: ApiRoute, request: Request) -> Any:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ProblemError(415, "the body is to be JSON: send 'Content-Type: application/json'")
-    try:
-        body = await asyncio.wait_for(_read(request), _BODY_S)
-    except asyncio.TimeoutError:
-        raise ProblemError(
-            408, f"the body did not come within {_BODY_S:g} s", headers={"Connection": "close"}
-        ) from None
-    except ClientDisconnect:
-        raise ProblemError(400, "the body was cut off") from None
-    if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_PARTS:
-        raise ProblemError(413, f"the body has more than {_MOST_PARTS} parts", code="RESOURCE_EXHAUSTED")
-
-    def parse() -> Any:
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise ProblemError(400, f"the body is no JSON: {str(error)[:200]}") from None
-        if not isinstance(document, dict):
-            raise ProblemError(400, "the body is no JSON object")
-        return _parsed(route, document)
-
-    return await asyncio.to_thread(parse)
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LARGEST_BODY_BYTES:
-            raise ProblemError(
-                413,
-                f"the body has more than {_LARGEST_BODY_BYTES} bytes",
-                code="RESOURCE_EXHAUSTED",
-                headers={"Connection": "close"},
-            )
-    return bytes(body)
 
 
 def _parsed(route: ApiRoute, document: dict[str, Any]) -> Any:

@@ -56,7 +56,11 @@ class ProblemError(Exception):
     @classmethod
     def of_rpc(cls, error: grpc.aio.AioRpcError) -> ProblemError:
         """Return what a service has refused."""
-        code, text = error.code(), error.details() or error.code().name
+        return cls.of_status(error.code(), error.details() or error.code().name)
+
+    @classmethod
+    def of_status(cls, code: grpc.StatusCode, text: str) -> ProblemError:
+        """Return a refusal by its status and its text."""
         headers = {}
         if code is grpc.StatusCode.UNAUTHENTICATED:
             headers["WWW-Authenticate"] = "Bearer"

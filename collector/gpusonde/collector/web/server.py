@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import ipaddress
 import json
 import logging
 import mimetypes
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpusonde.collector.web.gateway import Gateway
+from gpusonde.collector.web.gateway import Admit, Gateway
 from gpusonde.collector.web.openapi import openapi
 from gpusonde.collector.web.problems import ProblemError
 from gpusonde.collector.web.routes import ROUTES, ApiRoute
@@ -43,6 +46,7 @@ _HEAD_S = 10.0
 _SLOW_READER_S = 20.0
 _LAST_ANSWERS_S = 5
 _LOOK_AT_CERTIFICATE_S = 5.0
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -59,13 +63,15 @@ class WebServer:
     Args:
         listen: Where, ``host:port``.
         target: Private socket of the collector's own gRPC server, as gRPC writes it.
+        admit: Tells who may ask.
         certificate: PEM file with the certificate and its chain; empty for plain text.
         key: PEM file with its key.
     """
 
-    def __init__(self, listen: str, target: str, certificate: str = "", key: str = "") -> None:
+    def __init__(self, listen: str, target: str, admit: Admit, certificate: str = "", key: str = "") -> None:
         self._listen = listen
         self._target = target
+        self._admit = admit
         self._files = (certificate, key) if certificate else ()
 
     def bind(self) -> tuple[socket.socket, str]:
@@ -90,11 +96,14 @@ class WebServer:
         Args:
             listener: Of ``bind``.
         """
-        async with grpc.aio.insecure_channel(
-            self._target, options=[("grpc.max_receive_message_length", 64 << 20)]
-        ) as channel:
+        # Else channels to the same address share a connection, and the calls that it may have.
+        options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
+        async with (
+            grpc.aio.insecure_channel(self._target, options=options) as channel,
+            grpc.aio.insecure_channel(self._target, options=options) as streams,
+        ):
             config = uvicorn.Config(
-                _Frame(make_app(Gateway(channel)), only_loopback=is_loopback(self._listen)),
+                _Frame(make_app(Gateway(channel, streams, self._admit)), only_loopback=is_loopback(self._listen)),
                 http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
@@ -103,7 +112,7 @@ class WebServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=_MOST_CONNECTIONS,
+                limit_concurrency=_MOST_CONNECTIONS + 1,  # the first that is refused
                 timeout_graceful_shutdown=_LAST_ANSWERS_S,
                 h11_max_incomplete_event_size=_LARGEST_HEAD_BYTES,
             )
@@ -227,7 +236,7 @@ class _Frame:
 
     def _problem(self, request: Request) -> ProblemError | None:
         host = request.headers.get("host", "")
-        if self._only_loopback and not is_loopback(host if host.rpartition(":")[2].isdecimal() else f"{host}:80"):
+        if self._only_loopback and not _means_this_host(host):
             return ProblemError(421, f"{host[:100]!r} is not this collector; ask for localhost or 127.0.0.1")
         origin = request.headers.get("origin")
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") or (
@@ -237,6 +246,18 @@ class _Frame:
             if not is_page or request.url.path.startswith("/v1/"):
                 return ProblemError(403, "pages of other sites may not ask here", code="PERMISSION_DENIED")
         return None
+
+
+def _means_this_host(host: str) -> bool:
+    """Whether the head of a request asks for ``localhost`` or a loopback address; a target of gRPC is no such name."""
+    parts = _HOST.fullmatch(host)
+    if parts is None:
+        return False
+    name = parts[1] or parts[2]
+    try:
+        return name.lower() == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def make_app(gateway: Gateway) -> Starlette:
@@ -255,7 +276,8 @@ def make_app(gateway: Gateway) -> Starlette:
     routes += [Route(path, _page(file), methods=["GET"]) for path, file in _pages()]
 
     async def refuse(_request: Request, error: Any) -> Response:
-        return ProblemError(error.status_code, error.detail, code="NOT_FOUND", headers=error.headers).response()
+        code = "UNIMPLEMENTED" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "NOT_FOUND"
+        return ProblemError(error.status_code, error.detail, code=code, headers=error.headers).response()
 
     async def tell(_request: Request, error: Any) -> Response:
         response: Response = error.response()
