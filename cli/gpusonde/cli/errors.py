@@ -99,9 +99,11 @@ def error_context(path: Path) -> Iterator[None]:
         yield
     except (CommandError, ValueError) as error:
         if isinstance(error, GpusondeError) and error.path is None:
-            error.path = str(path)
-            if str(path) not in str(error):
-                error.args = (f"{path}: {error}",)
+            from gpusonde.telemetry.readers.prometheus import without_password
+
+            error.path = without_password(path)
+            if error.path not in str(error):
+                error.args = (f"{error.path}: {error}",)
         raise
 
 

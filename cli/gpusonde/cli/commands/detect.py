@@ -218,7 +218,7 @@ def run_detect(args: argparse.Namespace) -> int:
     job = [trace for path in args.trace for trace in read_gpus(args, path)]
     trace = job[0]
     told = Told(args.total_epochs, args.steps_per_epoch, tuple(args.role))
-    with output.progress(f"looking for epochs in {args.trace[0].name}"), error_context(args.trace[0]):
+    with output.progress(f"looking for epochs in {Path(_shown(args.trace[0])).name}"), error_context(args.trace[0]):
         detection = detect(job, told=told, running=args.running, mode=args.mode, metrics=args.metric)
     progress = summarise_trace(trace, detection, args.total_epochs)
     if args.plot is not None:
@@ -229,11 +229,19 @@ def run_detect(args: argparse.Namespace) -> int:
     return 0
 
 
+def _shown(trace: Path) -> str:
+    from gpusonde.telemetry.readers.prometheus import without_password
+
+    return without_password(trace)
+
+
 def _matching(pattern: Path) -> list[Path]:
     """Return the files of a pattern that no shell has taken apart; of any other path, itself."""
     import glob
 
-    if not glob.has_magic(str(pattern)) or pattern.exists() or str(pattern).startswith("prom"):
+    from gpusonde.telemetry.readers.prometheus import is_address
+
+    if is_address(pattern) or not glob.has_magic(str(pattern)) or pattern.exists():
         return [pattern]
     return [Path(name) for name in sorted(glob.glob(str(pattern)))] or [pattern]
 
@@ -322,7 +330,7 @@ def _still(trace: Trace) -> list[str]:
 
 def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress) -> DetectPayload:
     return {
-        "trace": str(args.trace[0]),
+        "trace": _shown(args.trace[0]),
         "gpu_uuid": trace.gpu_uuid or None,
         "gpu_model": trace.gpu_model or None,
         "generated": trace.attributes.get("generated"),
@@ -370,7 +378,7 @@ def _render(
     gpu = " ".join(filter(None, (trace.gpu_model, trace.gpu_uuid)))
     ticks = f"{formatting.count(len(trace), 'tick')} in {formatting.seconds(trace.duration_s)}"
     screen.heading(headline(detection))
-    names = ", ".join(str(path) for path in args.trace)
+    names = ", ".join(map(_shown, args.trace))
     screen.line(f"{names}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
     screen.line(
         f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {formatting.probability(detection.confidence)}"

@@ -7,26 +7,42 @@ Prefixes in front of ``/api/v1`` are kept, ``proms://`` is https, a user and pas
 from __future__ import annotations
 
 import base64
+import contextlib
+import http.client
+import queue
 import re
+import threading
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
+from dataclasses import dataclass
+from typing import IO, Any
+from urllib.parse import unquote, urlencode
 
 from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.readers.delimited import unix_scale
 from gpusonde.telemetry.readers.records import Records, decode, records_of
 
 _SCHEMES = {"prom": "http", "proms": "https"}
-_TIMEOUT_S = 60.0
+_SILENCE_S = 60.0
+_LONGEST_ANSWER_S = 600.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MOST_BYTES = 256 << 20
 _LAST_S = 3600.0
 # Prometheus refuses to evaluate at more places than this.
 _MOST_STEPS = 11_000
+_CHUNK_BYTES = 1 << 16
 _KEYS = ("query", "start", "end", "last", "step")
+_ASKS = re.compile(rf"\?(?=(?:{'|'.join(_KEYS)})=)")
+_SERVER = re.compile(
+    r"(?P<host>[\w.-]+|\[[\w:.%]+\])(?::(?P<port>[1-9]\d{0,4}))?(?P<prefix>/[!-~]*?)?(?:\?(?P<asked>.*))?", re.DOTALL
+)
+# What a key is given, up to the next one: an ampersand in a string of PromQL begins none.
+_ASKED = re.compile(
+    r"""(\w+)=((?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`|&(?!\w+=)|[^&])*)(?:&|\Z)""", re.ASCII | re.DOTALL
+)
 _SELECTOR = re.compile(r"\s*(?:[a-zA-Z_:][\w:]*\s*(?:\{[^{}]*\})?|\{[^{}]*\})\s*", re.ASCII)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", re.ASCII)
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)?", re.ASCII)
 _UNITS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -45,17 +61,9 @@ def read_prometheus(address: str, *, now_unix_s: float | None = None) -> Records
     Raises:
         TraceFormatError: The address cannot be understood, nobody answers there, or the answer holds no series.
     """
-    # A path that went through pathlib has lost a slash.
-    scheme, _, rest = address.partition(":")
-    parts = urllib.parse.urlsplit(f"{_SCHEMES[scheme]}://{rest.lstrip('/')}")
-    asked = dict(urllib.parse.parse_qsl(parts.query))
-    place = _without_password(address)
-    unknown = [key for key in asked if key not in _KEYS]
-    if not _has_host(parts) or "query" not in asked or unknown:
-        what = f"{shown(unknown[0])} is not asked for" if unknown else "no host or no query"
-        raise TraceFormatError(
-            place, f"{what}; write prom://HOST:PORT/?query=DCGM_FI_DEV_GPU_UTIL&last=2h (also start, end, step)"
-        )
+    place = without_password(address)
+    server = _parse(place, address)
+    asked = server.asked
     end = _instant(place, asked, "end", time.time() if now_unix_s is None else now_unix_s)
     start = _instant(place, asked, "start", end - _seconds(place, asked, "last", _LAST_S))
     if start >= end:
@@ -72,53 +80,162 @@ def read_prometheus(address: str, *, now_unix_s: float | None = None) -> Records
             )
         path = "query_range"
         form = {"query": query, "start": repr(start), "end": repr(end), "step": repr(step)}
-    values = decode(place, _ask(place, parts, path, form))
-    records = records_of(place, values, [])
+    records = records_of(place, _decoded(place, _ask(place, server, path, form)), [])
     if path == "query_range":
         records.warnings.append(f"evaluated every {step:g} s, which repeats values where scrapes are further apart")
     return records
 
 
-def _has_host(parts: urllib.parse.SplitResult) -> bool:
-    try:
-        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        return False
+def without_password(address: object) -> str:
+    """Return an address as it may be shown: without user and password. What is no address stays as it is."""
+    text = str(address)
+    if not is_address(text):
+        return text
+    scheme, _, rest = text.partition(":")
+    slashes = rest[: len(rest) - len(rest.lstrip("/"))]
+    return f"{scheme}:{slashes}{_split(text)[1]}"
 
 
-def _ask(place: str, parts: urllib.parse.SplitResult, path: str, form: dict[str, str]) -> str:
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    netloc = f"{host}:{parts.port}" if parts.port else f"{host}"
-    url = f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}/api/v1/{path}"
-    request = urllib.request.Request(url, urllib.parse.urlencode(form).encode())  # noqa: S310 - http or https
-    if parts.username:
-        pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+def _split(address: str) -> tuple[str, str]:
+    """Return user and password, and what comes after them; they may hold any character.
+
+    They end at the last @ before the query, which may have an @ of its own, or at the last one where there is no query.
+    """
+    rest = address.partition(":")[2].lstrip("/")
+    queries = [match.start() for match in _ASKS.finditer(rest)]
+    pair, _, after = rest.rpartition("@") if not queries else rest[: queries[-1]].rpartition("@")
+    return pair, after + (rest[queries[-1] :] if queries else "")
+
+
+@dataclass(frozen=True)
+class _Api:
+    """An API, as an address names it."""
+
+    url: str
+    host: str
+    pair: str
+    asked: dict[str, str]
+
+
+def _parse(place: str, address: str) -> _Api:
+    pair, rest = _split(address)
+    match = _SERVER.fullmatch(rest)
+    asked, at = {}, 0
+    text = (match["asked"] if match is not None else None) or ""
+    while found := _ASKED.match(text, at):
+        asked[found[1]], at = unquote(found[2]), found.end()
+        if at == len(text):
+            break
+    unknown = next((key for key in asked if key not in _KEYS), text[at:])
+    if match is None or int(match["port"] or 0) >= 1 << 16 or "query" not in asked or unknown:
+        what = f"{shown(unknown)} is not asked for" if unknown else "no host or no query"
+        raise TraceFormatError(
+            place, f"{what}; write prom://HOST:PORT/?query=DCGM_FI_DEV_GPU_UTIL&last=2h (also start, end, step)"
+        )
+    scheme = _SCHEMES[address.partition(":")[0]]
+    port = f":{match['port']}" if match["port"] else ""
+    url = f"{scheme}://{match['host']}{port}{(match['prefix'] or '').rstrip('/')}/api/v1/"
+    return _Api(url, match["host"].strip("[]"), pair, asked)
+
+
+class _StayThere(urllib.request.HTTPRedirectHandler):
+    """Another host has no business with the password, and urllib would send it there."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> None:
+        """Follow none: the answer becomes an ``HTTPError``."""
+
+
+def _ask(place: str, api: _Api, path: str, form: dict[str, str]) -> str:
+    url = f"{api.url}{path}"
+    request = urllib.request.Request(url, urlencode(form).encode())  # noqa: S310 - http or https
+    if api.pair:
+        user, _, password = api.pair.partition(":")
+        pair = f"{unquote(user)}:{unquote(password)}"
         request.add_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
     # As for gRPC: a proxy of the site has no business with this very host.
-    own = parts.hostname in _LOOPBACK
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if own else []))
+    own = [urllib.request.ProxyHandler({})] if api.host in _LOOPBACK else []
+    opener = urllib.request.build_opener(_StayThere, *own)
+    came: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def fetch() -> None:
+        try:
+            came.put(_body(place, url, opener, request))
+        except Exception as error:
+            came.put(error)
+
+    # A socket's limit is one of silence: who sends a byte of a header now and then is waited for here.
+    threading.Thread(target=fetch, daemon=True).start()
     try:
-        with opener.open(request, timeout=_TIMEOUT_S) as answer:
-            body: bytes = answer.read(_MOST_BYTES + 1)
+        body = came.get(timeout=_LONGEST_ANSWER_S)
+    except queue.Empty:
+        body = _too_slow(place, url)
+    if isinstance(body, Exception):
+        raise body from None
+    return body.decode(errors="replace")
+
+
+def _too_slow(place: str, url: str) -> TraceFormatError:
+    return TraceFormatError(
+        place, f"{url} took longer than {_LONGEST_ANSWER_S:g} s; ask for fewer series or a shorter time"
+    )
+
+
+def _body(place: str, url: str, opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> bytes:
+    ends_at = time.monotonic() + _LONGEST_ANSWER_S
+    body, chunk = bytearray(), b"-"
+    try:
+        with opener.open(request, timeout=_SILENCE_S) as answer:
+            while len(body) <= _MOST_BYTES and time.monotonic() < ends_at and (chunk := answer.read1(_CHUNK_BYTES)):
+                body += chunk
+            whole = chunk == b""
+            # read1 takes the end of the connection for that of the answer.
+            if whole and answer.length:
+                raise http.client.IncompleteRead(bytes(body), answer.length)
     except urllib.error.HTTPError as error:
-        said = error.read(4096).decode(errors="replace")
+        if error.code // 100 == 3:
+            leads = shown(error.headers.get("Location") or "elsewhere")
+            raise TraceFormatError(
+                place, f"{url} leads to {leads}, which is not followed; write the address of Prometheus itself"
+            ) from None
+        said = ""
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            said = error.read(4096).decode(errors="replace")
         match = re.search(r'"error"\s*:\s*"((?:[^"\\]|\\.)*)"', said)
         raise TraceFormatError(
             place,
             f"{url} refused ({error.code}): {shown(match[1] if match else said or error.reason)}; correct the query",
         ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = shown(str(getattr(error, "reason", error)) or type(error).__name__).strip("'\"")
         raise TraceFormatError(
             place, f"no answer from {url}: {reason}; is this the address of Prometheus, and is it running?"
         ) from None
     if len(body) > _MOST_BYTES:
         raise TraceFormatError(place, f"more than {_MOST_BYTES:,} bytes; ask for fewer series or a shorter time")
-    return body.decode(errors="replace")
+    if not whole:
+        raise _too_slow(place, url)
+    return bytes(body)
 
 
-def _without_password(address: str) -> str:
-    return re.sub(r"(:/*)[^/@?]*@", r"\1", address, count=1)
+def _decoded(place: str, body: str) -> list[tuple[int, Any]]:
+    """Return the one object that every answer is."""
+    try:
+        values = decode(place, body)
+    except TraceFormatError:
+        values = []
+    if len(values) != 1 or not isinstance(values[0][1], dict) or not {"data", "error"} & values[0][1].keys():
+        raise TraceFormatError(
+            place, f"what answers there is not Prometheus, it says {shown(body)}; correct host, port or path"
+        )
+    return values
 
 
 def _instant(place: str, asked: dict[str, str], key: str, otherwise: float) -> float:

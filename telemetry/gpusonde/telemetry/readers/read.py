@@ -26,7 +26,7 @@ from gpusonde.telemetry.readers.dialects import (
 from gpusonde.telemetry.readers.nvidia_smi import MAX_GPUS, read_nvidia_smi
 from gpusonde.telemetry.readers.own_csv import read_own_csv
 from gpusonde.telemetry.readers.own_parquet import read_own_parquet, read_parquet_columns
-from gpusonde.telemetry.readers.prometheus import read_prometheus
+from gpusonde.telemetry.readers.prometheus import read_prometheus, without_password
 from gpusonde.telemetry.readers.records import Records, is_json, read_json, read_table, split_records
 from gpusonde.telemetry.readers.smi_dmon import read_smi_dmon
 from gpusonde.telemetry.readers.smi_table import read_smi_tables
@@ -339,10 +339,10 @@ def read_trace(
     if gpu is None:
         if len(traces) == 1:
             return traces[0]
-        raise TraceError(f"{os.fspath(path)}: {len(traces)} GPUs ({_names(traces)}); choose one with --gpu I")
+        raise TraceError(f"{without_password(path)}: {len(traces)} GPUs ({_names(traces)}); choose one with --gpu I")
     found = _chosen(traces, str(gpu))
     if found is None:
-        raise TraceError(f"{os.fspath(path)}: no GPU {str(gpu)!r}; --gpu takes one of {_names(traces)}")
+        raise TraceError(f"{without_password(path)}: no GPU {str(gpu)!r}; --gpu takes one of {_names(traces)}")
     return found
 
 
