@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpusonde.cli.connection import ClientProfile, client_security
+from gpusonde.cli.connection import ClientProfile, client_security, collector_address
 from gpusonde.cli.main import build_parser, main
 
 
@@ -22,7 +22,7 @@ def profile(tmp_path, monkeypatch):
 
 
 def collector_of(*arguments):
-    return build_parser().parse_args(["runs", *arguments]).collector
+    return collector_address(build_parser().parse_args(["runs", *arguments]))
 
 
 def test_the_address_comes_from_the_flag_or_the_environment_or_the_profile(profile, monkeypatch):
@@ -57,12 +57,31 @@ def test_a_home_without_a_profile_and_no_home_at_all_are_no_error(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "command", ["runs", "jobs", "epochs", "idle", "tell", "fleet", "predict", "plan", "monitor", "workload predict"]
+)
+def test_a_broken_profile_is_in_nobodys_way_to_help(profile, capsys, command):
+    profile.write_text("collector = \n")
+    with pytest.raises(SystemExit) as left:
+        main([*command.split(), "--help"])
+    assert left.value.code == 0
+    assert "--collector" in capsys.readouterr().out
+
+
+def test_an_address_of_the_environment_that_is_none_is_named_by_its_variable(profile, monkeypatch, capsys):
+    monkeypatch.setenv("GPUSONDE_COLLECTOR", "https://host:1")
+    assert main(["runs"]) == 2
+    assert "GPUSONDE_COLLECTOR: 'https://host:1' is a URL; write HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ('colector = "a:1"\n', "colector: there is no such key; did you mean 'collector'?"),
         ('collector = "a"\n', "collector: 'a' is not HOST:PORT"),
         ("collector = 7\n", "collector: "),
         ("collector = \n", "line 1"),
+        ('\ncollector: "a:1"\n', "line 2"),
+        ('collector: "a:1"\n', 'write one key to a line, for example collector = "127.0.0.1:7433"'),
     ],
 )
 def test_a_profile_that_cannot_be_is_named_with_the_key(profile, capsys, text, said):
@@ -80,6 +99,10 @@ def test_a_profile_that_cannot_be_is_named_with_the_key(profile, capsys, text, s
         ("::1:7433", "an IPv6 host stands in brackets, for example [::1]:7433"),
         ("host", "is not HOST:PORT"),
         ("host:99999", "is not HOST:PORT"),
+        ("..:7433", "'..:7433': no host has such a name"),
+        (f"{'a' * 64}.example:7433", "1 to 63 characters"),
+        ("a..b:7433", "1 to 63 characters"),
+        ("\udcff:7433", "no host has such a name"),
     ],
 )
 def test_addresses_that_are_none_are_refused_with_what_to_write(profile, capsys, address, said):

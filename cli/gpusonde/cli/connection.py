@@ -60,9 +60,9 @@ class ClientProfile:
         from gpusonde.errors import DocumentError
 
         path = _profile_path(environment)
-        if path is None or not path.exists():
-            return cls()
         try:
+            if path is None or not path.exists():
+                return cls()
             profile = parse(cls, read_document(path, _LARGEST_PROFILE_BYTES))
             if profile.collector:
                 address(profile.collector)
@@ -71,7 +71,8 @@ class ClientProfile:
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"{path}: collector: {error}") from None
         except DocumentError as error:
-            raise UsageError(str(DocumentError(error.field, error.problem, path))) from None
+            advice = "" if error.field else f'; write one key to a line, for example collector = "{DEFAULT_COLLECTOR}"'
+            raise UsageError(f"{DocumentError(error.field, error.problem, path)}{advice}") from None
         return profile
 
     def file(self, name: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -104,14 +105,31 @@ def add_collector_options(
     group.add_argument(
         "--collector",
         type=address,
-        default=default and (os.environ.get(_COLLECTOR) or ClientProfile.read().collector or default),
         metavar="HOST:PORT",
         help=f"address of the collector (default: {DEFAULT_COLLECTOR}) [{_COLLECTOR}]"
         if default
         else f"ask this collector instead of {otherwise}",
     )
+    # Environment and profile are looked at when the command connects: help is there for those whose profile is broken.
+    parser.set_defaults(default_collector=default)
     for name, variable, text in _FILES:
         group.add_argument(_flag(name), metavar="FILE", help=f"{text} [{variable}]")
+
+
+def collector_address(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the address to use, of flag, environment or profile, which ``args.collector`` is from then on.
+
+    Raises:
+        UsageError: The environment's or the profile is not what it should be.
+    """
+    if args.collector is None and args.default_collector is not None:
+        given = environment.get(_COLLECTOR, "")
+        try:
+            args.collector = address(given) if given else ClientProfile.read(environment).collector
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{_COLLECTOR}: {error}") from None
+        args.collector = args.collector or args.default_collector
+    return str(args.collector)
 
 
 def client_security(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> ClientSecurity:
@@ -148,7 +166,7 @@ def connect(args: argparse.Namespace) -> Client:
     """
     from gpusonde.collector.client import Client
 
-    return Client(args.collector, security=client_security(args))
+    return Client(collector_address(args), security=client_security(args))
 
 
 def _flag(name: str) -> str:

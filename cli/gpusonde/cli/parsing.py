@@ -142,6 +142,13 @@ def address(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r}: an IPv6 host stands in brackets, for example [::1]:7433")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example {DEFAULT_COLLECTOR}")
+    try:
+        # As Python does before it asks a name server.
+        host.encode("idna")
+    except UnicodeError:
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r}: no host has such a name; each part between dots has 1 to 63 characters"
+        ) from None
     return text
 
 

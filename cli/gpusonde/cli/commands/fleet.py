@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.connection import add_collector_options, client_security
+from gpusonde.cli.connection import add_collector_options, client_security, collector_address
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, address, names
 from gpusonde.errors import UsageError
@@ -183,7 +183,7 @@ def run_fleet(args: argparse.Namespace) -> int:
     draining = args.action == "drain"
     if draining and bool(args.agents) == args.all:
         raise UsageError("drain needs --agents A,B or --all, not both")
-    with FleetClient(args.collector, security=client_security(args)) as client:
+    with FleetClient(collector_address(args), security=client_security(args)) as client:
         return _drain(args, client) if draining else _list(args, client)
 
 
@@ -220,7 +220,7 @@ def _list_hosts(args: argparse.Namespace) -> int:
     """Ask which hosts agents run on and what they have free, and print it."""
     from gpusonde.collector.client import WorkloadClient
 
-    with WorkloadClient(args.collector, security=client_security(args)) as client:
+    with WorkloadClient(collector_address(args), security=client_security(args)) as client:
         found = client.hosts(agent_ids=args.agents or [])
     payload: HostsPayload = {"hosts": [_host(host) for host in found]}
     Output(as_json=args.json).result(
@@ -233,7 +233,7 @@ def _list_trainings(args: argparse.Namespace) -> int:
     """Queue a training where one is asked for, ask which there are, and print them."""
     from gpusonde.collector.client import WorkloadClient
 
-    with WorkloadClient(args.collector, security=client_security(args)) as client:
+    with WorkloadClient(collector_address(args), security=client_security(args)) as client:
         if args.train is not None:
             # Who asks for one that is done or has failed wants it again; what is queued or runs stays as it is.
             client.queue_training(args.train, again=True)
