@@ -261,6 +261,24 @@ def test_gpus_of_several_hosts_that_have_no_uuid_stay_apart(tmp_path: Path) -> N
     assert [trace.gpu_uuid for trace in _read(tmp_path, json.dumps(answer))] == ["a:9400/GPU-0", "b:9400/GPU-0"]
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("t,load,note\n" + "".join(f"{at},5,a\n" for at in range(500)), {"columns": ["t=time_s", "load=power_watts"]}),
+        ("key,value,timestamp\n" + "".join(f"system/gpu_0_x,5,{at}\n" for at in range(500)), {}),
+        ("".join(f'{{"time_s": {at}, "power_watts": 5}}\n' for at in range(500)), {}),
+        ("".join(f'{{"time_s": {at}, "a{at}": 5}}\n' for at in range(100)), {}),
+        (tool_files.prometheus(ticks(0.1)), {}),
+    ],
+    ids=["table", "long table", "JSON Lines", "a name of its own in each", "Prometheus"],
+)
+def test_cells_that_take_more_memory_than_the_limit_are_refused(
+    tmp_path: Path, text: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(TraceFormatError, match=r"bytes in memory, more than the limit of .*; cut the file into parts"):
+        _read(tmp_path, text, max_bytes=len(text) + 1, **options)
+
+
 def test_times_of_day_go_on_after_midnight(tmp_path: Path) -> None:
     text = tool_files.dmon(ONE, times="T")
     for second in range(60):

@@ -15,7 +15,7 @@ from gpusonde.telemetry.readers.delimited import (
     open_regular,
     unix_scale,
 )
-from gpusonde.telemetry.readers.records import Records
+from gpusonde.telemetry.readers.records import Records, check_cells
 from gpusonde.telemetry.readers.table import (
     TIME_S,
     GpuLabels,
@@ -64,10 +64,7 @@ def read_parquet_columns(path: str | os.PathLike[str], *, max_bytes: int = DEFAU
 
 
 def _read_columns(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> Records:
-    # A cell as text takes some sixty bytes.
-    unpacked = parquet.metadata.num_rows * parquet.metadata.num_columns * 60
-    if unpacked > max_bytes:
-        raise TraceFormatError(path, too_large(unpacked, max_bytes, "bytes when unpacked"))
+    check_cells(path, parquet.metadata.num_rows * parquet.metadata.num_columns, max_bytes)
     table = parquet.read()
     cells = {
         name: table.column(name).cast("string").fill_null("").to_pylist()

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.metrics import METRIC_BY_NAME
-from gpusonde.telemetry.readers.delimited import NANOSECONDS, DelimitedFile, TimestampParser, blocks
+from gpusonde.telemetry.readers.delimited import DEFAULT_MAX_BYTES, NANOSECONDS, DelimitedFile, TimestampParser, blocks
 from gpusonde.telemetry.readers.dialects import (
     GPU_INDEX,
     GPU_MODEL,
@@ -39,10 +39,12 @@ from gpusonde.telemetry.readers.table import (
     split_by_gpu,
     warn_of_columns,
 )
-from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
+from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata, too_large
 
 # Objects take many times the memory of their text.
 MAX_JSON_BYTES = 512 << 20
+# A cell as text takes some sixty bytes.
+_CELL_BYTES = 60
 _CUT = "the last record is incomplete and was left out; the file was cut there"
 
 
@@ -55,15 +57,21 @@ class Records:
         cells: Name to the texts of that column, all of one length; empty where a record lacks it.
         lines: The line on which each record begins.
         warnings: What was left out so far.
+        max_bytes: What the cells may take of memory.
     """
 
     path: str | os.PathLike[str]
     cells: dict[str, list[str]] = field(default_factory=dict)
     lines: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    max_bytes: int = DEFAULT_MAX_BYTES
 
     def add(self, line: int, record: Mapping[str, str]) -> None:
-        """Take one record."""
+        """Take one record.
+
+        Raises:
+            TraceFormatError: There are too many cells.
+        """
         before = len(self.lines)
         for name, text in record.items():
             column = self.cells.get(name)
@@ -75,6 +83,17 @@ class Records:
             for column in self.cells.values():
                 if len(column) == before:
                     column.append("")
+        check_cells(self.path, len(self.lines) * len(self.cells), self.max_bytes)
+
+
+def check_cells(path: str | os.PathLike[str], count: int, max_bytes: int) -> None:
+    """Refuse more cells than may be kept as text.
+
+    Raises:
+        TraceFormatError: They would take more than ``max_bytes`` of memory.
+    """
+    if count * _CELL_BYTES > max_bytes:
+        raise TraceFormatError(path, too_large(count * _CELL_BYTES, max_bytes, "bytes in memory"))
 
 
 # --- tables ---
@@ -85,7 +104,7 @@ def read_table(path: str | os.PathLike[str], *, headless: bool, max_bytes: int) 
 
     Raises:
         OSError: The file cannot be read.
-        TraceFormatError: It is no table, or larger than ``max_bytes``.
+        TraceFormatError: It is no table, or larger than ``max_bytes``, also in memory.
     """
     file = DelimitedFile(path, max_bytes=max_bytes)
     file.read_header(headless=headless)
@@ -95,7 +114,7 @@ def read_table(path: str | os.PathLike[str], *, headless: bool, max_bytes: int) 
             path, "the column is there twice; rename or remove one", line=file.header_line, field=twice[0]
         )
     columns: list[list[str]] = [[] for _ in file.header]
-    records = Records(path)
+    records = Records(path, max_bytes=max_bytes)
     for block in file.rows():
         if block.doubtful:
             file.warnings.append(f"line {block.lines[0]}: {_CUT.replace('record', 'row')}")
@@ -103,6 +122,7 @@ def read_table(path: str | os.PathLike[str], *, headless: bool, max_bytes: int) 
         for column, cells in zip(columns, block.columns, strict=True):
             column.extend(cells)
         records.lines.extend(block.lines)
+        check_cells(path, len(records.lines) * len(columns), max_bytes)
     if file.delimiter == ";":
         columns = [[cell.replace(",", ".") for cell in column] for column in columns]
     records.cells = dict(zip(file.header, columns, strict=True))
@@ -129,13 +149,13 @@ def _join_long(records: Records) -> Records:
             strict=True,
         )
     )
-    return _join(records.path, points, records.warnings)
+    return _join(records.path, points, records.warnings, records.max_bytes)
 
 
 _Point = tuple[int, Mapping[str, str], str, str, str]
 
 
-def _join(path: str | os.PathLike[str], points: Iterator[_Point], warnings: list[str]) -> Records:
+def _join(path: str | os.PathLike[str], points: Iterator[_Point], warnings: list[str], max_bytes: int) -> Records:
     """Join values (line, labels, time, metric, value) into one record per labels and time.
 
     Raises:
@@ -153,7 +173,7 @@ def _join(path: str | os.PathLike[str], points: Iterator[_Point], warnings: list
                 line=line,
                 field=name,
             )
-    records = Records(path, warnings=warnings)
+    records = Records(path, warnings=warnings, max_bytes=max_bytes)
     parser = TimestampParser()
 
     def instant(item: tuple[int, dict[str, str]]) -> float:
@@ -196,7 +216,7 @@ def read_json(path: str | os.PathLike[str], *, max_bytes: int) -> Records:
         values = [(n, {"time": m["time"], **_object(path, m["json"], n)}) for n, m in dynolog]
     else:
         values = list(_values(path, "\n".join(lines), warnings))
-    return records_of(path, values, warnings)
+    return records_of(path, values, warnings, max_bytes)
 
 
 def decode(path: str | os.PathLike[str], text: str) -> list[tuple[int, Any]]:
@@ -208,25 +228,30 @@ def decode(path: str | os.PathLike[str], text: str) -> list[tuple[int, Any]]:
     return list(_values(path, text, []))
 
 
-def records_of(path: str | os.PathLike[str], values: Sequence[tuple[int, Any]], warnings: list[str]) -> Records:
+def records_of(
+    path: str | os.PathLike[str],
+    values: Sequence[tuple[int, Any]],
+    warnings: list[str],
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Records:
     """Make records of decoded JSON values, whose numbers are texts, and of their lines.
 
     Raises:
         TraceFormatError: There is none, one is neither an object nor an array of them, or an answer of Prometheus or
-            MLflow is of another shape or empty.
+            MLflow is of another shape or empty; their cells take more than ``max_bytes`` of memory.
     """
     first = values[0][1] if values else None
     if isinstance(first, dict) and (
         isinstance(first.get("data"), dict) or "metric" in first or ("status" in first and "error" in first)
     ):
-        return _join(path, _series(path, values), warnings)
+        return _join(path, _series(path, values), warnings, max_bytes)
     if isinstance(first, dict) and isinstance(first.get("metrics"), list):
         values = [
             (line, entry)
             for line, value in values
             for entry in _of(path, line, _of(path, line, value, {}).get("metrics"), [])
         ]
-    records = Records(path, warnings=warnings)
+    records = Records(path, warnings=warnings, max_bytes=max_bytes)
     several = len(values) > 1
     for line, value in values:
         objects = value if isinstance(value, list) else [value]

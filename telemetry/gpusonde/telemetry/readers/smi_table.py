@@ -38,7 +38,7 @@ def read_smi_tables(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MA
         OSError: The file cannot be read.
         TraceFormatError: No GPU stands in it, or it is larger than ``max_bytes``.
     """
-    records = Records(path)
+    records = Records(path, max_bytes=max_bytes)
     stamp = ""
     gpu: re.Match[str] | None = None
     for block in blocks(path, max_bytes=max_bytes):
