@@ -432,6 +432,35 @@ def test_one_callers_questions_leave_the_others_their_turn(monkeypatch):
     asyncio.run(ask())
 
 
+def test_a_stream_of_samples_has_a_turn_while_it_lasts(filled, monkeypatch):
+    monkeypatch.setattr(gateway, "_MOST_QUESTIONS_OF_ONE", 1)
+    monkeypatch.setattr(gateway, "_TURN_S", 0.2)
+
+    async def without_end(_pieces, first):
+        yield first.arrow_ipc
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway, "_bytes_of", without_end)
+    reader = WebClient(filled.directory, "of-a-reader")
+    head = f"GET /v1/gpus/{GPU}/samples:arrow HTTP/1.1\r\nAuthorization: Bearer of-a-reader"
+    with begin(reader, head) as connection:
+        assert connection.makefile("rb").readline().startswith(b"HTTP/1.1 200 ")
+        assert reader.ask("GET", "/v1/runs")[0] == 503
+    wait_until(lambda: reader.ask("GET", "/v1/runs")[0] == 200, 60, "the stream's turn")
+
+
+def test_as_many_connections_are_served_as_there_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(web_server, "_MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(web_server, "_HEAD_S", 300.0)
+    with ThreadCollector(tmp_path / "data", **WEB), contextlib.ExitStack() as idle:
+        client = WebClient(tmp_path / "data")
+        for _ in range(2):
+            idle.enter_context(socket.create_connection(client.address))
+        assert client.ask("GET", "/v1/runs")[0] == 200
+        idle.enter_context(socket.create_connection(client.address))
+        wait_until(lambda: client.ask("GET", "/v1/runs")[0] == 503, 60, "one too many")
+
+
 def test_a_watch_ends_with_the_collector_and_says_so(tmp_path):
     with ThreadCollector(tmp_path / "data", **WEB) as collector:
         events = WebClient(tmp_path / "data").events("/v1/watch")

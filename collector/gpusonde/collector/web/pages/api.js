@@ -2,6 +2,10 @@
 
 const KEY = "gpusonde-token";
 const AGAIN_MS = [1000, 2000, 4000, 8000];
+// What a header can carry, and the collector reads.
+const TOKEN = /^[\x21-\x7e]{1,1000}$/;
+const BUSY = [429, 503];
+const MOST_TRIES = 4;
 
 export class Problem extends Error {
   constructor(document) {
@@ -18,8 +22,17 @@ export class Api {
     this.asking = null;
   }
 
+  async ask(why) {
+    for (let reason = why; ; reason = "A token is of ASCII letters, digits and signs, without blanks. Type it again.") {
+      const token = await this.askToken(reason);
+      if (TOKEN.test(token)) return token;
+    }
+  }
+
   async open(path, signal) {
-    for (;;) {
+    // One that no header can carry would have every question fail before it is sent.
+    if (!TOKEN.test(sessionStorage.getItem(KEY) ?? "")) sessionStorage.removeItem(KEY);
+    for (let tries = 1; ; tries++) {
       const token = sessionStorage.getItem(KEY);
       const headers = token ? { Authorization: `Bearer ${token}` } : {};
       let answer;
@@ -31,10 +44,14 @@ export class Api {
       }
       if (answer.ok) return answer;
       const problem = new Problem(await answer.json().catch(() => ({ status: answer.status, detail: answer.statusText })));
+      if (BUSY.includes(answer.status) && tries < MOST_TRIES) {
+        await new Promise((resolve) => setTimeout(resolve, 1000 * (Number(answer.headers.get("Retry-After")) || 1)));
+        continue;
+      }
       if (answer.status !== 401 && !(answer.status === 403 && token)) throw problem;
       // One question, however many wait for its answer; another token may have come meanwhile.
       if (sessionStorage.getItem(KEY) === token) {
-        this.asking ??= this.askToken(problem.message).finally(() => { this.asking = null; });
+        this.asking ??= this.ask(problem.message).finally(() => { this.asking = null; });
         sessionStorage.setItem(KEY, await this.asking);
       }
     }

@@ -31,13 +31,22 @@ function askToken(why) {
 
 const api = new Api(askToken);
 
+// What is no name in an address is shown as it stands there: the collector says that there is no such job.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 function show() {
   shown?.close();
   const job = location.hash.match(/^#\/jobs\/(.+)$/);
   const place = el("div");
   view.replaceChildren(place);
-  shown = job ? new JobView(api, place, decodeURIComponent(job[1])) : new Fleet(api, place);
-  document.title = job ? `${decodeURIComponent(job[1])} - gpusonde` : "gpusonde";
+  shown = job ? new JobView(api, place, decoded(job[1])) : new Fleet(api, place);
+  document.title = job ? `${decoded(job[1])} - gpusonde` : "gpusonde";
   shown.load();
 }
 
@@ -54,6 +63,11 @@ function setLink(state) {
   link.textContent = { here: "live", waiting: "waiting for a turn: many watch", gone: "not connected" }[state];
 }
 
+// By script: the address says which view is shown, and stays.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  view.focus();
+});
 addEventListener("hashchange", () => {
   show();
   view.focus();

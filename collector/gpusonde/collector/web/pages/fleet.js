@@ -63,7 +63,12 @@ export class Fleet {
   }
 
   change(change) {
-    for (const job of change.jobs) this.jobs.set(keyOf(job), job);
+    for (const job of change.jobs) {
+      const before = this.jobs.get(keyOf({ ...job, active: true }));
+      // A job that has ended is not also active; one of its name that began afterwards is.
+      if (!job.active && before && secondsOf(before.start_time) < secondsOf(job.end_time)) this.jobs.delete(keyOf(before));
+      this.jobs.set(keyOf(job), job);
+    }
     if (change.jobs.length) this.show();
   }
 

@@ -38,6 +38,7 @@ export class JobView {
 
   close() {
     this.stop.abort();
+    clearTimeout(this.later);
     this.chart?.close();
   }
 
@@ -58,8 +59,10 @@ export class JobView {
   }
 
   change(change) {
-    const mine = change.jobs.some((job) => job.job_id === this.jobId);
-    if (mine && performance.now() - this.loadedMs > REFRESH_MS) this.load();
+    if (!change.jobs.some((job) => job.job_id === this.jobId)) return;
+    // Not left out when it comes too soon: the last one, that the job has ended, is followed by no other.
+    clearTimeout(this.later);
+    this.later = setTimeout(() => this.load(), Math.max(0, this.loadedMs + REFRESH_MS - performance.now()));
   }
 
   show(job, epochs) {
