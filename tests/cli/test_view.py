@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.wire_agent import wait_until
 
+from gpusonde.cli.commands.view import agent_names
+
 pytest.importorskip("uvicorn", reason="the page needs the extra web")
 
 DEMO = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
@@ -102,3 +104,8 @@ def test_one_gpu_of_a_file_is_shown_where_it_is_named(tmp_path):
     finally:
         viewing.send_signal(signal.SIGINT)
         viewing.communicate(timeout=120)
+
+
+def test_agents_are_called_as_files_are_and_never_as_a_password_is():
+    paths = [Path(name) for name in ("a/run 1.csv", "b/run 1.csv", "-", "prom://me:se@cret@host?query=up")]
+    assert agent_names(paths) == ["run-1.csv-1", "run-1.csv-2", "stdin", "host-query-up"]

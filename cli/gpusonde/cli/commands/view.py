@@ -123,15 +123,21 @@ def _told_apart(traces: Sequence[Trace], nameless: str) -> list[Trace]:
     return list(named.values())
 
 
+def agent_names(paths: Sequence[Path]) -> list[str]:
+    """Return what the agent of each trace is called: as its file is, or as an address without its password."""
+    from gpusonde.telemetry.readers.prometheus import without_password
+
+    called = ["stdin" if str(path) == "-" else Path(without_password(path)).name for path in paths]
+    stems = [re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80].lstrip("._-") or "trace" for name in called]
+    return [stem if stems.count(stem) == 1 else f"{stem}-{number}" for number, stem in enumerate(stems, start=1)]
+
+
 def _start_agents(
     paths: Sequence[Path], speed: float, address: str, directory: Path, stack: contextlib.ExitStack
 ) -> list[DemoProcess]:
     """Have each file replayed by an agent that is called as the file is."""
     agents = []
-    for number, path in enumerate(paths, start=1):
-        called = "stdin" if str(path) == "-" else path.name
-        stem = re.sub(r"[^A-Za-z0-9._-]", "-", called)[:80].lstrip("._-") or "trace"
-        name = stem if [other.name for other in paths].count(path.name) == 1 else f"{stem}-{number}"
+    for number, name in enumerate(agent_names(paths), start=1):
         words = ["agent", "--json", "--collector", address, "--id", name, "--spool", str(directory / f"spool-{number}")]
         words += ["--set", "metrics.listen=", "--replay", str(_trace_file(directory, number)), "--speed", repr(speed)]
         agent = DemoProcess(f"agent-{number}", words, directory)
