@@ -206,11 +206,11 @@ class TimestampParser:
             try:
                 days = datetime.date(int(year), int(month), int(day)).toordinal() - _EPOCH_DAY
             except ValueError as error:
-                raise ValueError(f"{text!r} is no date: {error}") from None
+                raise ValueError(f"{shown(text)} is no date: {error}; correct it") from None
             self._days[date] = days
         # 60 is a leap second.
         if int(hour) > 23 or int(minute) > 59 or int(second) > 60:
-            raise ValueError(f"{text!r} is no time of day")
+            raise ValueError(f"{shown(text)} is no time of day; correct it")
         seconds = days * 86_400 + int(hour) * 3600 + int(minute) * 60 + int(second)
         if zone is not None:
             self.zoned = True
@@ -261,7 +261,7 @@ class TimestampParser:
 
 def _in_range(nanoseconds: int, text: str) -> int:
     if not -(1 << 63) <= nanoseconds < 1 << 63:
-        raise ValueError(f"{text!r} lies outside of the years 1678 to 2262")
+        raise ValueError(f"{shown(text)} lies outside of the years 1678 to 2262; correct it")
     return nanoseconds
 
 
