@@ -25,7 +25,8 @@ ARG EXTRAS=collector
 RUN python -m venv /opt/gpusonde && /opt/gpusonde/bin/pip install --no-cache-dir --no-compile -c constraints.txt ".[${EXTRAS}]"
 
 FROM python:${PYTHON}
-# CatBoost and scikit-learn need OpenMP's runtime.
+# CatBoost and scikit-learn need OpenMP's runtime. Debian keeps its latest version only, so none is named.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libgomp1 \
     && rm -rf /var/lib/apt/lists/*

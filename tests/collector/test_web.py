@@ -6,15 +6,11 @@ import json
 import re
 import socket
 from collections import Counter
-from pathlib import Path
-from types import SimpleNamespace
 
-import grpc
 import pyarrow as pa
 import pytest
-from google.protobuf import json_format
 from support.certificates import Authority, tls_settings
-from support.problem_documents import small_problem
+from support.filled_web import DEMO, GPU, WEB, filled_collector
 from support.running_collector import ThreadCollector
 from support.trace_records import trace_records
 from support.web_client import WebClient
@@ -27,140 +23,19 @@ import jsonschema
 
 from gpusonde.collector import server as collector_server
 from gpusonde.collector.config import CollectorConfig, ConfigError
-from gpusonde.collector.messages import fill
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
 from gpusonde.collector.web import gateway
 from gpusonde.collector.web import server as web_server
 from gpusonde.collector.web.openapi import openapi
 from gpusonde.collector.web.routes import ROUTES
-from gpusonde.planning.v1 import planning_pb2
-from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import read_trace
-
-DEMO = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
-WEB = {"web__listen": "127.0.0.1:0"}
-START_NS = 1_700_000_000_000_000_000
-GPU = "GPU-generated-demo-t4"
-TOKENS = {"of-the-admin": Role.ADMIN, "of-a-reader": Role.READER, "of-an-agent": Role.AGENT}
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A collector with tokens, one run that is over, and an agent that streams."""
-    directory = tmp_path_factory.mktemp("web")
-    (directory / "tokens.toml").write_text("\n".join(token_entry(token, role) for token, role in TOKENS.items()))
-    trace = read_trace(DEMO).window(0, 130)
-    settings = WEB | {"security__tokens_file": str(directory / "tokens.toml"), "store__segment_interval": "100ms"}
-    with ThreadCollector(directory / "data", **settings) as collector:
-        admin = WebClient(directory / "data", "of-the-admin")
-        with WireStream(collector.target, hello("agent-1"), timeout_s=250) as stream:
-            stream.greet()
-            records = trace_records(trace)
-            stream.send(*records).wait_acked(len(records))
-            wait_until(lambda: ended_runs(admin), 60, "end of the run")
-            (run,) = ended_runs(admin)
-            yield SimpleNamespace(
-                target=collector.target, directory=directory / "data", admin=admin, run_id=run["run_id"]
-            )
-
-
-def ended_runs(client):
-    return client.get("/v1/runs?status=RUN_STATUS_ENDED")["runs"]
-
-
-def over_grpc(target, route, message):
-    """Return the answer, or the status and its text."""
-    with grpc.insecure_channel(target) as channel:
-        call = channel.unary_unary(
-            route.full_name,
-            request_serializer=route.request_class.SerializeToString,
-            response_deserializer=route.response_class.FromString,
-        )
-        try:
-            return call(message, timeout=120, metadata=[("authorization", "Bearer of-the-admin")]), "", ""
-        except grpc.RpcError as error:
-            return None, error.code().name, error.details()
-
-
-def over_http(client, route, message):
-    """Ask as a program would that has the message as a document."""
-    document = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    path = route.plain_path
-    for field in route.path_fields:
-        path = path.replace(f"{{{field}}}", str(document.pop(field, "")).replace("/", "%2F"))
-    if route.verb == "POST":
-        return client.ask("POST", path, document)
-    pairs = []
-    for name, value in document.items():
-        for one in value if isinstance(value, list) else [value]:
-            pairs.append(f"{name}={str(one).lower() if isinstance(one, bool) else one}")
-    return client.ask("GET", path + ("?" + "&".join(pairs) if pairs else ""))
-
-
-def problem_message():
-    message = planning_pb2.SolveProblemRequest()
-    fill(message.problem, small_problem())
-    return message.problem
-
-
-def questions(run_id):
-    """Route -> requests, one at least that is answered and one that is refused where there is such a one."""
-    problem = problem_message()
-    return {
-        "ListRuns": [{}, {"gpu_uuid": GPU, "page_size": 5000}, {"page_token": "W10="}, {"page_size": -1}],
-        "GetRun": [{"run_id": run_id}, {"run_id": "nobody"}],
-        "ListEpochs": [{"run_id": run_id, "page_size": 3}, {"run_id": "nobody"}],
-        "DecimateSamples": [
-            {"run_id": run_id, "metrics": ["power_watts", "sm_active"], "bin_count": 50},
-            {"run_id": run_id, "metrics": ["speed_of_light"]},
-            {"run_id": run_id},
-            {"run_id": "nobody"},
-        ],
-        "ListJobs": [{}, {"states": [query_pb2.JOB_STATE_ENDED]}, {"total_cycles": 3}],
-        "GetJob": [{"job_id": run_id}, {"job_id": "a/b"}],
-        "ListAlerts": [{}, {"open_only": True}, {"page_token": "x"}],
-        "PredictEpochLatency": [{"run_id": run_id, "target_gpu_models": ["V100"]}, {"run_id": "nobody"}, {}],
-        "SolveProblem": [{"problem": problem}, {}],
-        "ListParetoPlans": [{"problem": problem}, {}],
-        "EstimatePlan": [{}],
-        "Predict": [{}],
-        "Embed": [{}],
-        "DescribeCluster": [{}, {"page_token": "x"}],
-        "ListTrainings": [{}],
-        "QueueTraining": [{}],
-        "ListAgents": [{}],
-        "DrainAgents": [{"agent_ids": ["nobody"]}, {}],
-    }
-
-
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.answers == "json"], ids=lambda r: f"{r.rpc} {r.path}")
-def test_every_question_has_the_same_answer_over_both(filled, route):
-    for fields in questions(filled.run_id)[route.rpc]:
-        given = dict(fields)
-        if "gpu_uuid" in route.path_fields and "run_id" in given:
-            del given["run_id"]
-            given |= {"gpu_uuid": GPU}
-        message = route.request_class(**given)
-        if "gpu_uuid" in route.path_fields:
-            message.start_time.FromNanoseconds(START_NS)
-            message.end_time.FromNanoseconds(START_NS + 60 * 10**9)
-        status, _, body = over_http(filled.admin, route, message)
-        expected, code, detail = over_grpc(filled.target, route, message)
-        if code:
-            told = json.loads(body)
-            assert (told["code"], told["detail"]) == (code, detail), fields
-            assert status == told["status"] >= 400
-        else:
-            assert status == 200, body
-            assert json_format.Parse(body, route.response_class()) == expected, fields
-
-
-def test_every_method_for_one_question_has_a_path():
-    offered = {(route.service, route.rpc) for route in ROUTES}
-    for service in {route.method.containing_service for route in ROUTES}:
-        for method in service.methods:
-            assert method.client_streaming or (service.name, method.name) in offered, method.full_name
+    with filled_collector(tmp_path_factory.mktemp("web")) as collector:
+        yield collector
 
 
 def test_samples_come_as_arrow_too(filled):

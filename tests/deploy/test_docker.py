@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,3 +77,12 @@ def test_the_environment_holds_options_only(name):
     ours = {key: value for key, value in values.items() if key.startswith("GPUSONDE_")}
     FILES[name].load(environment=ours)
     assert ours
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
+@pytest.mark.parametrize("name", FILES)
+def test_hadolint_finds_nothing(name):
+    done = subprocess.run(
+        ["hadolint", "--no-color", str(DOCKER / f"{name}.Dockerfile")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
