@@ -63,7 +63,7 @@ def test_what_goes_in_comes_out():
     np.testing.assert_array_equal(block.time_unix_nano, np.concatenate([p.time_unix_nano for p in parts]))
     np.testing.assert_allclose(block.values, np.concatenate([p.values for p in parts], axis=1), rtol=1e-5)
     assert batcher.flush() is None
-    assert batcher.pending_ticks == 0
+    assert batcher.pending_bytes == 0
 
 
 def test_a_counter_keeps_small_steps_on_a_large_base():

@@ -72,7 +72,7 @@ def test_roles_of_a_real_job_are_right_with_its_marks(real_jobs, recordings, nam
 
 def test_without_marks_or_with_those_that_say_nothing_the_answer_is_the_same():
     plain = detect(trace())
-    for marks in (None, looks(), looks(0), Marks.of_memory(np.arange(100.0), np.full(100, 5e9))):
+    for marks in (None, looks(), looks(0), looks(0).with_memory(np.arange(100.0), np.full(100, 5e9))):
         found = detect(trace(), marks=marks)
         assert repr(replace(found, cycles=())) == repr(replace(plain, cycles=()))
         assert repr(found.cycles) == repr(plain.cycles)

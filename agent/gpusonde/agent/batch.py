@@ -150,11 +150,6 @@ class Batcher:
         self._metric_count = len(metrics)
 
     @property
-    def pending_ticks(self) -> int:
-        """Ticks of one GPU each that wait for :meth:`flush`."""
-        return self._ticks
-
-    @property
     def pending_bytes(self) -> int:
         """Size of their values before compression."""
         return self._ticks * (4 * self._metric_count + 4)

@@ -72,10 +72,6 @@ class Offer:
         """Price per GPU and hour."""
         return self.usd_per_hour / self.gpu_count
 
-    def age_days(self, today: date) -> int | None:
-        """Days from the price's date to ``today``, the latest day that the date leaves open; None without a date."""
-        return (today - latest_day(self.price_date)).days if self.price_date else None
-
     def describe(self) -> str:
         """One line for a reader: what, where, at which price, of which date."""
         dated = f"price of {self.price_date}" if self.price_date else "undated price"

@@ -66,11 +66,6 @@ class Marks:
     memory_time_s: FloatArray
     memory_bytes: FloatArray
 
-    @classmethod
-    def of_memory(cls, time_s: FloatArray, memory_bytes: FloatArray) -> Marks:
-        """Return marks of which only the memory is known."""
-        return cls(np.empty(0), np.empty((len(COLUMNS), 0)), time_s, memory_bytes)
-
     def with_memory(self, time_s: FloatArray, memory_bytes: FloatArray) -> Marks:
         """Return them with the memory of the GPUs."""
         return replace(self, memory_time_s=time_s, memory_bytes=memory_bytes)

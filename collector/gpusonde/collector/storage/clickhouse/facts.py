@@ -315,14 +315,6 @@ class ClickHouseFacts:
         rows = self._sql.rows("SELECT agent_id, spool_id, min(spool) FROM spools GROUP BY agent_id, spool_id")
         return {(agent_id, spool_id): spool for agent_id, spool_id, spool in rows}
 
-    def agent_spools(self, agent_id: str) -> dict[str, int]:
-        """Return the spools of an agent with their numbers."""
-        rows = self._sql.rows(
-            "SELECT spool_id, min(spool) FROM spools WHERE agent_id = {agent:String} GROUP BY spool_id",
-            {"agent": agent_id},
-        )
-        return dict(rows)
-
     def spool_progress(self, agent_ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
         """Return (agent, spool id) -> number and durable sequence, of the spools of agents."""
         rows = self._sql.rows(_SPOOL_PROGRESS, {"agents": sorted(agent_ids)})
