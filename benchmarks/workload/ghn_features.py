@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 import accuracy
-import numpy as np
 import profet_rows
 import rows as cut
 import torchvision_rows
@@ -16,10 +15,7 @@ from gpusonde.predictor.workload.engine import WorkloadProtocol
 
 def section(args: argparse.Namespace) -> list[str]:
     """Lines of the section."""
-    said = (
-        "Leave one architecture out, the default engine with its SVR alone, by the embedding that is offered; in how "
-        "many folds validation chose it."
-    )
+    said = "Leave one architecture out, SVR alone: error by the embedding offered, and in how many folds it was chosen."
     columns, found = [], []
     for name, rows in ((torchvision_rows.NAME, cut.torchvision(args)), (profet_rows.NAME, cut.profet(args))):
         offered = {}
@@ -33,8 +29,7 @@ def section(args: argparse.Namespace) -> list[str]:
             asked = accuracy.asked(args, name, rows, WorkloadProtocol.ARCHITECTURE, fit)
             chosen = dict(zip(asked.folds, (each.features for each in asked.predictions), strict=True)).values()
             taken = sum("embedding" in each for each in chosen)
-            errors = f"{percent(float(asked.errors.mean()))} (median {percent(float(np.median(asked.errors)))})"
-            offered[embedding] = f"{errors}, in {taken} of {len(chosen)} folds"
+            offered[embedding] = f"{percent(float(asked.errors.mean()))}, {taken} of {len(chosen)}"
         columns = ["rows", *offered]
         found.append((name, *offered.values()))
     return [

@@ -17,10 +17,9 @@ from gpusonde.predictor.workload.graph import WorkloadGraph, count_graph_cost
 
 _WHAT = "parameters and FLOPs of the torchvision networks in the file"
 _SAID = (
-    "Every classification network of torchvision, built without weights and read by torch.fx and by torch.export. "
-    "*Parameters*: networks whose graph has exactly as many trainable numbers as the module. *FLOPs*: whose matrix "
-    "operations are exactly what `torch.utils.flop_counter` counts. *Both alike*: fx and export make the same graph, "
-    "of those that fx reads. *Zoo*: the graph shipped with the package has the same operations. Seconds per network."
+    "Networks of torchvision, read by torch.fx and by torch.export: how many have exactly the module's *parameters*, "
+    "exactly the *FLOPs* that `torch.utils.flop_counter` counts, the same graph by *both*, and the same operations in "
+    "the *zoo* that is shipped. Seconds per network."
 )
 
 

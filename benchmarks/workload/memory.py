@@ -46,10 +46,9 @@ _SINGLE = (
 )  # fmt: skip
 _SAID = (
     "Largest batch per GPU of {gpus}, by the graph and by torch's own count of every tensor of two training steps "
-    "(`MemTracker` on fake tensors, loss and optimizer included), in the same memory. Rules were looked at with "
-    "{looked} only; *set aside* are all others, named before. Images: fp32 and mixed with momentum, text: fp32, mixed "
-    "and bf16 with AdamW; attention as `scaled_dot_product_attention`, its own dropout off. *Off*: the larger over the "
-    "smaller; where torch's count lets fewer than {few} fit, a difference of one is none."
+    "(`MemTracker` on fake tensors, loss and optimizer included). Rules were looked at with {looked} only; *set aside* "
+    "are all others, named before. Images with momentum, text with AdamW. *Off*: the larger over the smaller; where "
+    "torch's count lets fewer than {few} fit, a difference of one is none."
 )
 
 
@@ -96,19 +95,28 @@ def section(args: argparse.Namespace) -> list[str]:
     bar(args, "largest batch that fits, networks set aside", f"within {_WITHIN - 1:.0%}",
         f"{good} of {len(aside)}, median {statistics.median(case.off for case in aside) - 1:.0%} off, "
         f"worst {max(case.off for case in aside) - 1:.0%}", met=good == len(aside))  # fmt: skip
+    of_network: dict[str, list[Case]] = {}
+    for case in cases:
+        of_network.setdefault(case.network + (" (looked at)" if case.network in _LOOKED_AT else ""), []).append(case)
     rows = [
-        (
-            case.network + (" (looked at)" if case.network in _LOOKED_AT else ""),
-            case.precision.value,
-            str(case.batches[0]),
-            str(case.batches[1]),
-            f"{case.off - 1:.0%}",
-        )
-        for case in cases
+        (name, *("; ".join(map(cell, some)) for cell in (_precision, _batches, _off)))
+        for name, some in of_network.items()
     ]
     said = _SAID.format(gpus=", ".join(_GPUS), looked=", ".join(_LOOKED_AT), few=_FEW)
-    columns = ("network", "precision", f"batch on {_GPUS[0]}, graph", "torch", "off, worst GPU")
+    columns = ("network", "precisions", f"batch on {_GPUS[0]}, graph/torch", "off, worst GPU")
     return ["## Memory", "", said, "", *table(columns, rows)]
+
+
+def _precision(case: Case) -> str:
+    return case.precision.value
+
+
+def _batches(case: Case) -> str:
+    return f"{case.batches[0]}/{case.batches[1]}"
+
+
+def _off(case: Case) -> str:
+    return f"{case.off - 1:.0%}"
 
 
 def compare(name: str) -> Iterator[Case]:

@@ -40,9 +40,9 @@ def section(args: argparse.Namespace) -> list[str]:
     columns = ("graphs", "virtual edges", "number", "largest difference", "torch, single precision", "node by node",
                "batched", "one at a time")  # fmt: skip
     said = (
-        "Embeddings of untrained encoders (32 numbers, s_max = 50) by the batched traversal and by the equations as "
-        "written, node by node: largest differences, CPU time per graph. *torch* is the encoder that training uses. "
-        f"The zoo's networks have {min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on average."
+        "Embeddings of untrained encoders by the batched traversal and by the equations as written, node by node: "
+        "largest differences, CPU time per graph. *torch* is the encoder that training uses. The zoo's networks have "
+        f"{min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on average."
     )
     return ["## Message passing", "", *textwrap.wrap(said, 118), "", *table(columns, rows)]
 

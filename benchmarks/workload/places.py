@@ -17,7 +17,7 @@ _LEAST, _MOST = 0.86, 0.94
 _EVERY, _EVERY_QUICK = 4, 12
 _SAID = (
     "Of a place, framework and host, all rows but 5 to 80 drawn ones are asked for by a model fitted on these and on "
-    "every {every}th row of all other places; {places} places in turn, one draw each. *Width*: upper end over answer."
+    "every {every}th row of all others; {places} places in turn, one draw each. *Width*: upper end over answer."
 )
 
 
