@@ -76,13 +76,13 @@ constraints: $(VENV)/.installed-dev
 
 benchmark-epochs: $(VENV)/.installed-dev
 	$(INSTALL) '.[peers]'
-	$(BIN)/python benchmarks/epochs --out docs/results/epochs.md --jobs 2
+	$(BIN)/python benchmarks/epochs --out build/epochs.md --jobs 2
 
 benchmark-cycles: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/cycles --out docs/results/cycles.md $(if $(wildcard ../shared/data),--shared ../shared/data)
+	$(BIN)/python benchmarks/cycles --out build/cycles.md $(if $(wildcard ../shared/data),--shared ../shared/data)
 
 benchmark-telemetry: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/telemetry --out docs/results/telemetry.md
+	$(BIN)/python benchmarks/telemetry --out build/telemetry.md
 
 benchmark-planning: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/planning --out docs/results/planning.md
