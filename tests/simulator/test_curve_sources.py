@@ -88,7 +88,17 @@ def test_one_run_takes_its_shape_from_the_curve_of_another_gpu():
     assert (curve.uncertainty > shape.uncertainty).all()
     assert curve.predict([32, 64]).extrapolated.tolist() == [True, False]
     with pytest.raises(ProblemError, match="two batch sizes"):
-        compute_curve(alone)
+        compute_curve([ComputeProbe(64, 0.2)])
+
+
+def test_one_run_alone_has_the_shape_of_most_jobs_and_is_the_less_sure_the_further_a_batch_is_from_its_own():
+    curve = compute_curve([EpochLatency(64, 64_000, 200.0, 180.0, 220.0)])
+    assert curve.origin is CurveOrigin.CROSS_GPU
+    there = curve.predict([4, 32, 64, 128])
+    assert there.total_s == pytest.approx([0.2 * (batch / 64) ** 0.8 for batch in (4, 32, 64, 128)])
+    own, distances = math.log(220 / 180) / 2 / NORMAL_90, np.log([16, 2, 1, 2])
+    assert there.uncertainty == pytest.approx(np.hypot(own, 0.3 * distances))
+    assert there.extrapolated.tolist() == [True, True, False, True]
 
 
 def test_what_is_uncertain_about_a_curve_shows_beside_the_iteration_and_not_in_it():

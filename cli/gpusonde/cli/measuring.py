@@ -7,8 +7,8 @@ table. ``Predictions`` is what comes of it, in one shape whether a local model o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -263,41 +263,51 @@ class SourceRun:
         note: What an ambiguous GPU name was taken for; empty otherwise.
         measured_s: Target GPU -> epoch latency measured there, where the user's table knows it.
         here: GPUs that the job had, where the user says so.
+        detection: How its epochs were found; None where the user says how long they take.
     """
 
     measurement: SourceMeasurement
     note: str = ""
     measured_s: Mapping[str, float] = field(default_factory=dict)
     here: Placement | None = None
+    detection: EpochDetection | None = None
 
 
-def from_trace(
-    trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus: GpuCatalog, precision: str | None = None
+def from_traces(
+    job: Sequence[Trace],
+    gpu_model: str | None,
+    epoch_s: float | None,
+    gpus: GpuCatalog,
+    precision: str | None = None,
+    detect: Callable[[], EpochDetection] | None = None,
 ) -> SourceRun:
-    """Measure a trace: its metrics over the whole run, and its epoch latency, detected unless given.
+    """Measure a job: the metrics of one of its GPUs over the whole run, and its epoch latency, detected unless given.
 
     Args:
-        trace: The ticks.
+        job: The ticks of each GPU.
         gpu_model: GPU it was recorded on, with the job's number of them (``8xV100``); the trace's own if None.
         epoch_s: Seconds per epoch as the user knows it, or None to detect it.
         gpus: Catalogue to look the GPU up in.
         precision: Of the job's products, a value of ``Precision``; None where the user does not say.
+        detect: Finds the epochs; with the shipped detector if None.
 
     Raises:
         CommandError: Nobody says which GPU the trace was recorded on.
         CommandError: No epochs were found.
     """
-    from gpusonde.epoch_detect import detect
+    from gpusonde.epoch_detect import detect as detect_epochs
 
-    name = gpu_model or trace.gpu_model
+    name = gpu_model or job[0].gpu_model
     if not name:
         raise CommandError("the trace does not say which GPU it was recorded on; name it: --gpu-model NAME")
     here, note = Placement.parse(name, gpus)
-    metrics = summarise_metrics(active_part(trace))
+    if not here.counted:
+        here = replace(here, gpu_count=len(job))
+    metrics = summarise_metrics(active_part(job[0]))
     if epoch_s is not None:
         known = SourceMeasurement(here.gpu, epoch_s, metrics, precision=_precision(precision))
         return SourceRun(known, note, here=here)
-    detection = detect(trace)
+    detection = detect_epochs(list(job)) if detect is None else detect()
     if detection.verdict != "epochs":
         raise CommandError(
             f"no epochs found in the trace ({detection.reason}); give their duration yourself: --epoch-s SECONDS"
@@ -310,7 +320,7 @@ def from_trace(
         epoch_count=len(detection.epoch_starts_s),
         precision=_precision(precision),
     )
-    return SourceRun(measurement, note, here=here)
+    return SourceRun(measurement, note, here=here, detection=detection)
 
 
 def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str | None) -> SourceRun:

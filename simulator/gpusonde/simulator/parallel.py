@@ -27,6 +27,7 @@ from gpusonde.errors import MeasurementError
 from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement
 from gpusonde.predictor.crossgpu.features import log_compute_rate
 from gpusonde.simulator.communication import simulate_communications
+from gpusonde.simulator.compute.fitting import BATCH_POWER
 from gpusonde.simulator.gradients import DEFAULT_BUCKET_BYTES
 from gpusonde.simulator.links import SWITCHED_NVLINK, joins_all, pcie_bytes_per_second
 
@@ -54,8 +55,6 @@ _LOG_EXCHANGE, _LOG_EXCHANGE_SPREAD = -1.5, 0.5
 _CAUTION = 0.2
 # What is left over, beside the interval of one GPU: chosen for a coverage of nine tenths over all of those timings.
 JOB_LOG_SPREAD = 0.25
-# By how much a sample takes longer in half the batch on one GPU, as a power: profet's timings (MIT), median.
-_BATCH_POWER = 0.2
 # Spread of an exchange that was seen as a rate; PCI Express carries input data too.
 _SEEN_SPREAD = {"nvlink": 0.3, "pcie": 0.7}
 _BUCKETS = 10
@@ -296,7 +295,7 @@ class ParallelPredictor:
         if math.isnan(single.epoch_latency_s):
             return placed
         batch = math.exp(_batch_ratio(here, target))
-        compute = math.log(single.epoch_latency_s / source.epoch_latency_s) - _BATCH_POWER * math.log(batch)
+        compute = math.log(single.epoch_latency_s / source.epoch_latency_s) - BATCH_POWER * math.log(batch)
         own = exchange or _assume_exchange(source, here=target, gpu=here.gpu)
         # As a multiple of the source's computation per step; a larger batch computes more for the same gradients.
         moved = own.ratio * math.exp(-compute) / batch
@@ -400,10 +399,23 @@ def _assume_exchange(source: SourceMeasurement, here: Placement, gpu: GpuSpec) -
     """Return what jobs of a placement exchange, as a multiple of what they compute on one GPU of a model."""
     if here.gpu_count == 1:
         return _Exchange(np.zeros_like(_NODES), "none")
-    precision = source.precision or Precision.TF32
-    rate = log_compute_rate(gpu, precision, 0.5) + math.log(gpu.memory_bandwidth_bytes_per_second / 1e12)
-    mean = _LOG_EXCHANGE + math.log(here.traffic_share) + rate / 2 - math.log(here.bus_bytes_per_second / 1e9)
-    return _Exchange(np.exp(mean + _LOG_EXCHANGE_SPREAD * _NODES), "assumed")
+    usual = _usual_gradients(gpu, source.precision) * here.traffic_share / here.bus_bytes_per_second
+    return _Exchange(usual * np.exp(_LOG_EXCHANGE_SPREAD * _NODES), "assumed")
+
+
+def _usual_gradients(gpu: GpuSpec, precision: Precision | None) -> float:
+    """Return the bytes of gradients of most jobs for each second that a GPU computes."""
+    rate = log_compute_rate(gpu, precision or Precision.TF32, 0.5)
+    rate += math.log(gpu.memory_bandwidth_bytes_per_second / 1e12)
+    return 1e9 * math.exp(_LOG_EXCHANGE + rate / 2)
+
+
+def gradients_per_second(source: SourceMeasurement, here: Placement) -> float:
+    """Return the bytes of a run's gradients for each second that one of its GPUs computes: seen where links tell it."""
+    if here.gpu_count == 1:
+        return _usual_gradients(here.gpu, source.precision)
+    seen = float(np.median(_measure_exchange(source, here).ratio))
+    return seen * here.bus_bytes_per_second / here.traffic_share
 
 
 def _measure_exchange(source: SourceMeasurement, here: Placement) -> _Exchange:

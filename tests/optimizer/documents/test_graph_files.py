@@ -41,8 +41,8 @@ def test_a_job_that_never_ran_is_planned_from_its_graph_and_the_answer_says_what
     solution = solve_problem(found)
     assert solution["status"] == "optimal"
     estimated = [note for note in solution["notes"] if "estimated from the network's graph" in note]
-    assert [note.split()[4] for note in estimated] == ["T4", "V100-SXM2-16GB"]
-    assert all("90% of such estimates lie within -17% and +20%" in note for note in estimated)
+    assert [note.partition(" are ")[0] for note in estimated] == ["the compute curves of T4, V100-SXM2-16GB"]
+    assert "90% of such estimates lie within -17% and +20%" in estimated[0]
     assert any("when gradients are ready is assumed" in note for note in solution["notes"])
 
 

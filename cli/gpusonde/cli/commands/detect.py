@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,7 @@ from gpusonde.cli.runs_view import (
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection
+    from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, Told
     from gpusonde.telemetry import Trace
 
 
@@ -181,6 +182,17 @@ def add_detect_options(parser: Parser) -> None:
     )
     add_trace_options(parser, every="; all for one answer of all")
     group = add_detection_options(parser)
+    add_told_options(group)
+    group.add_argument(
+        "--running",
+        action="store_true",
+        help="the job goes on: a cycle that the end of the trace cuts off is not counted",
+    )
+    group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
+
+
+def add_told_options(group: argparse._ActionsContainer) -> None:
+    """Declare what a user knows of the job's cycles, which ``told_of`` makes of the arguments."""
     group.add_argument(
         "--total-epochs",
         type=positive_integer,
@@ -201,35 +213,47 @@ def add_detect_options(parser: Parser) -> None:
         metavar="S=ROLE",
         help="what a cycle is, such as 36s=evaluation (repeatable; step, evaluation, checkpoint, epoch, trial)",
     )
-    group.add_argument(
-        "--running",
-        action="store_true",
-        help="the job goes on: a cycle that the end of the trace cuts off is not counted",
-    )
-    group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
+
+
+def told_of(args: argparse.Namespace) -> Told:
+    """Return what the options of ``add_told_options`` tell."""
+    from gpusonde.epoch_detect import Told
+
+    return Told(args.total_epochs, args.steps_per_epoch, tuple(args.role))
 
 
 def run_detect(args: argparse.Namespace) -> int:
     """Detect, print, and draw where asked."""
-    from gpusonde.epoch_detect import Told, detect
-
     output = Output(as_json=args.json)
-    args.trace = [path for pattern in args.trace for path in _matching(pattern)]
-    job = [trace for path in args.trace for trace in read_gpus(args, path)]
+    job = read_job(args)
     trace = job[0]
-    told = Told(args.total_epochs, args.steps_per_epoch, tuple(args.role))
-    with output.progress(f"looking for epochs in {Path(_shown(args.trace[0])).name}"), error_context(args.trace[0]):
-        detection = detect(job, told=told, running=args.running, mode=args.mode, metrics=args.metric)
+    detection = detect_job(args, job, output, running=args.running, mode=args.mode, metrics=args.metric)
     progress = summarise_trace(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
     output.result(
-        _payload(args, trace, detection, progress), lambda screen: _render(screen, args, trace, detection, progress)
+        detect_payload(args, trace, detection, progress),
+        lambda screen: _render(screen, args, trace, detection, progress),
     )
     return 0
 
 
-def _shown(trace: Path) -> str:
+def read_job(args: argparse.Namespace) -> list[Trace]:
+    """Read the traces of one job's GPUs: of the files, or patterns of files, that ``args.trace`` holds."""
+    args.trace = [path for pattern in args.trace for path in _matching(pattern)]
+    return [trace for path in args.trace for trace in read_gpus(args, path)]
+
+
+def detect_job(args: argparse.Namespace, job: Sequence[Trace], output: Output, **how: Any) -> EpochDetection:
+    """Detect in the traces of ``read_job``, with what the user told; ``how`` as ``gpusonde.epoch_detect.detect``."""
+    from gpusonde.epoch_detect import detect
+
+    with output.progress(f"looking for epochs in {Path(shown(args.trace[0])).name}"), error_context(args.trace[0]):
+        return detect(list(job), told=told_of(args), **how)
+
+
+def shown(trace: Path) -> str:
+    """Return the name of a trace for people."""
     from gpusonde.telemetry.readers.prometheus import without_password
 
     return without_password(trace)
@@ -296,6 +320,15 @@ def told_as(detection: EpochDetection) -> str:
     return "cycle" if detection.role in ("unknown", "evaluation") else f"{detection.role} cycle"
 
 
+def may_be(detection: EpochDetection) -> str:
+    """Say what a cycle can be that the metrics do not tell apart, and what does."""
+    period = formatting.seconds(detection.period_s).replace(" ", "").replace(",", "")
+    kinds = "an epoch with its evaluation, or a part of one"
+    if detection.role == "unknown":
+        kinds = "an epoch, or an evaluation or a checkpoint"
+    return f"{kinds}: the metrics do not tell; --total-epochs N or --role {period}=epoch says what it is"
+
+
 def headline(detection: EpochDetection) -> str:
     """The verdict in one line."""
     range_ = formatting.interval(detection.period_low_s, detection.period_high_s)
@@ -328,9 +361,12 @@ def _still(trace: Trace) -> list[str]:
     return [f"{name} is 0 throughout although the power changes: it is not measured here" for name in idle]
 
 
-def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress) -> DetectPayload:
+def detect_payload(
+    args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress
+) -> DetectPayload:
+    """What was found, as it appears in JSON."""
     return {
-        "trace": _shown(args.trace[0]),
+        "trace": shown(args.trace[0]),
         "gpu_uuid": trace.gpu_uuid or None,
         "gpu_model": trace.gpu_model or None,
         "generated": trace.attributes.get("generated"),
@@ -371,30 +407,7 @@ def _cycle_payload(cycle: Cycle) -> CyclePayload:
 def _render(
     screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress
 ) -> None:
-    for warning in (*trace.warnings, *_still(trace), *detection.warnings):
-        screen.note(f"note: {warning}")
-    if "generated" in trace.attributes:
-        screen.note(f"note: this trace is generated {trace.attributes['generated']}")
-    gpu = " ".join(filter(None, (trace.gpu_model, trace.gpu_uuid)))
-    ticks = f"{formatting.count(len(trace), 'tick')} in {formatting.seconds(trace.duration_s)}"
-    screen.heading(headline(detection))
-    names = ", ".join(map(_shown, args.trace))
-    screen.line(f"{names}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
-    screen.line(
-        f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {formatting.probability(detection.confidence)}"
-    )
-    if detection.reason:
-        screen.line(detection.reason)
-    if detection.verdict == "epochs" and told_as(detection) == "cycle":
-        period = formatting.seconds(detection.period_s).replace(" ", "")
-        may_be = "an epoch with its evaluation, or a part of one"
-        if detection.role == "unknown":
-            may_be = "an epoch, or an evaluation or a checkpoint"
-        screen.line(f"{may_be}: the metrics do not tell; --total-epochs N or --role {period}=epoch says what it is")
-    if detection.run_state is not None:
-        screen.line(
-            f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"
-        )
+    render_verdict(screen, args, trace, detection)
     render_progress(screen, progress, told_as(detection))
     if progress.estimate_reason:
         screen.note(f"no estimate of the end: {progress.estimate_reason}")
@@ -403,3 +416,27 @@ def _render(
         screen.line(f"GPU {deviation.gpu} deviates: {deviation.kind} ({deviation.amount:.3g})")
     if args.plot is not None:
         screen.line(f"picture: {args.plot}")
+
+
+def render_verdict(screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection) -> None:
+    """Print what the job is: its cycle, what that may be, and what the GPU does."""
+    for warning in (*trace.warnings, *_still(trace), *detection.warnings):
+        screen.note(f"note: {warning}")
+    if "generated" in trace.attributes:
+        screen.note(f"note: this trace is generated {trace.attributes['generated']}")
+    gpu = " ".join(filter(None, (trace.gpu_model, trace.gpu_uuid)))
+    ticks = f"{formatting.count(len(trace), 'tick')} in {formatting.seconds(trace.duration_s)}"
+    screen.heading(headline(detection))
+    names = ", ".join(map(shown, args.trace))
+    screen.line(f"{names}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
+    screen.line(
+        f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {formatting.probability(detection.confidence)}"
+    )
+    if detection.reason:
+        screen.line(detection.reason)
+    if detection.verdict == "epochs" and told_as(detection) == "cycle":
+        screen.line(may_be(detection))
+    if detection.run_state is not None:
+        screen.line(
+            f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"
+        )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.commands.detect import add_trace_options, read_chosen_trace
+from gpusonde.cli.commands.detect import add_told_options, add_trace_options, detect_job, read_job
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.exchange_rates import FORMATS
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, duration_s, names, whole_number
+from gpusonde.cli.parsing import OptionGroup, Parser, duration_s, names, whole_number
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -38,27 +39,7 @@ def add_predict_options(parser: Parser) -> None:
         help="GPUs to predict for (default: all of the catalogue), as many as the run has or 4xA, 2x8xB on two hosts",
     )
     add_matrix_option(parser)
-    run_group = parser.add_argument_group(
-        "the run (one of --trace, --runs, --run, --job, and --gpu-model with --epoch-s)"
-    )
-    run_group.add_argument("--trace", type=Path, metavar="TRACE", help="trace file; its epochs are detected")
-    run_group.add_argument(
-        "--gpu-model",
-        metavar="SRC",
-        help="GPU of the trace, where the file does not say; 8xSRC or 2x8xSRC for a job on several",
-    )
-    run_group.add_argument("--epoch-s", type=duration_s, metavar="TIME", help="seconds per epoch, instead of detecting")
-    run_group.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        help="of the job's matrix products and convolutions, where you know it: PyTorch's convolutions are tf32, its "
-        "matrix products fp32 (default: taken for tf32, and the answer for fp32 is told where it differs)",
-    )
-    run_group.add_argument("--runs", type=Path, metavar="RUNS.csv", help="runs table")
-    run_group.add_argument("--row", type=whole_number, metavar="N", help="its data row, from 0")
-    run_group.add_argument("--run", metavar="ID", help="run of a collector ('gpusonde runs' lists them)")
-    run_group.add_argument("--job", metavar="ID", help="job of a collector ('gpusonde jobs' lists them)")
-    add_trace_options(parser)
+    add_run_options(parser, "the run (one of --trace, --runs, --run, --job, and --gpu-model with --epoch-s)")
     model_group = parser.add_argument_group("the model (default: the shipped one)")
     model_group.add_argument(
         "--model",
@@ -67,6 +48,41 @@ def add_predict_options(parser: Parser) -> None:
         help="model written by 'gpusonde train'; or a collector's data directory, for the model in service there",
     )
     add_collector_options(parser, default=None)
+
+
+def add_run_options(parser: Parser, title: str) -> None:
+    """Declare what a prediction starts from; ``check_run`` says what goes together."""
+    group = parser.add_argument_group(title)
+    group.add_argument(
+        "--trace",
+        type=Path,
+        action="append",
+        metavar="TRACE",
+        help="trace file, - for stdin; its epochs are detected (repeatable: the GPUs of one job)",
+    )
+    add_gpu_options(group)
+    group.add_argument("--runs", type=Path, metavar="RUNS.csv", help="runs table")
+    group.add_argument("--row", type=whole_number, metavar="N", help="its data row, from 0")
+    group.add_argument("--run", metavar="ID", help="run of a collector ('gpusonde runs' lists them)")
+    group.add_argument("--job", metavar="ID", help="job of a collector ('gpusonde jobs' lists them)")
+    add_trace_options(parser, every="; all for one job on all")
+    add_told_options(parser.add_argument_group("the cycles of the trace"))
+
+
+def add_gpu_options(group: OptionGroup) -> None:
+    """Declare what a trace does not say of itself."""
+    group.add_argument(
+        "--gpu-model",
+        metavar="SRC",
+        help="GPU of the trace, where the file does not say; 8xSRC or 2x8xSRC for a job on several",
+    )
+    group.add_argument("--epoch-s", type=duration_s, metavar="TIME", help="seconds per epoch, instead of detecting")
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="of the job's matrix products and convolutions, where you know it: PyTorch's convolutions are tf32, its "
+        "matrix products fp32 (default: taken for tf32, and the answer for fp32 is told where it differs)",
+    )
 
 
 def add_matrix_option(parser: Parser) -> None:
@@ -84,9 +100,9 @@ def add_matrix_option(parser: Parser) -> None:
 
 def run_predict(args: argparse.Namespace) -> int:
     """Predict and print."""
-    _check(args)
+    check_run(args)
     output = Output(as_json=args.json)
-    predictions = _ask_collector(args) if args.collector is not None else _predict_here(args)
+    predictions, _ = predict_run_of(args, output)
     payload = predictions.payload()
     if args.matrix is None:
         output.result(payload, predictions.render)
@@ -103,7 +119,12 @@ def run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
+def check_run(args: argparse.Namespace) -> None:
+    """Check that one run is named, and what goes with it.
+
+    Raises:
+        UsageError: It is not so.
+    """
     sources = [name for name in ("trace", "runs", "run", "job") if getattr(args, name) is not None]
     if not sources and args.gpu_model is not None and args.epoch_s is not None:
         sources = ["gpu_model"]
@@ -120,10 +141,13 @@ def _check(args: argparse.Namespace) -> None:
         "gpus": ("trace",),
         "interval_s": ("trace",),
         "column": ("trace",),
+        "total_epochs": ("trace",),
+        "steps_per_epoch": ("trace",),
+        "role": ("trace",),
         "row": ("runs",),
     }
     for option, allowed in belongs.items():
-        if getattr(args, option) is not None and sources[0] not in allowed:
+        if getattr(args, option) not in (None, []) and sources[0] not in allowed:
             raise UsageError(
                 f"--{option.replace('_', '-')} belongs to --{allowed[0]}, not to --{sources[0].replace('_', '-')}"
             )
@@ -135,13 +159,15 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--model and --collector exclude each other: a collector has its own model")
 
 
-def _source(args: argparse.Namespace, gpus: GpuCatalog) -> SourceRun:
+def _source(args: argparse.Namespace, gpus: GpuCatalog, output: Output) -> SourceRun:
     from gpusonde.cli import measuring
 
     if args.trace is not None:
-        trace = read_chosen_trace(args, args.trace)
-        with error_context(args.trace):
-            return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus, args.precision)
+        job = read_job(args)
+        with error_context(args.trace[0]):
+            return measuring.from_traces(
+                job, args.gpu_model, args.epoch_s, gpus, args.precision, lambda: detect_job(args, job, output)
+            )
     if args.runs is None:
         return measuring.from_latency(args.gpu_model, args.epoch_s, gpus, args.precision)
     from gpusonde.predictor.crossgpu import read_runs
@@ -160,15 +186,39 @@ def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[Placement
     return [target for _, target, _ in placed], [f"{text}: {note}" for text, _, note in placed if note]
 
 
-def _predict_here(args: argparse.Namespace) -> Predictions:
-    from gpusonde.catalog import load_gpus, load_offers
+def predict_run_of(
+    args: argparse.Namespace, output: Output, targets: Sequence[Placement] | None = None
+) -> tuple[Predictions, SourceRun | None]:
+    """Predict the run that the options of ``add_run_options`` name, here or at the collector of ``args``.
+
+    Args:
+        args: With ``targets`` and ``model`` besides.
+        output: Where progress is shown.
+        targets: What to predict for, in place of ``args.targets``.
+
+    Returns:
+        The predictions, and what they start from; None where only the collector knows that.
+    """
+    from gpusonde.catalog import load_gpus
+
+    gpus = load_gpus()
+    chosen, notes = _targets(args, gpus) if targets is None else (list(targets), [])
+    if args.collector is not None:
+        is_default = targets is None and args.targets is None
+        return _ask_collector(args, gpus, output, [] if is_default else chosen, notes)
+    source = _source(args, gpus, output)
+    return predict_here(source, chosen, args.model, notes), source
+
+
+def predict_here(
+    source: SourceRun, targets: Sequence[Placement], model_path: Path | None, notes: Sequence[str] = ()
+) -> Predictions:
+    """Predict with a model of this machine, the shipped one without a path."""
+    from gpusonde.catalog import load_offers
     from gpusonde.cli.measuring import Predictions
     from gpusonde.simulator.parallel import ParallelPredictor, Placement
 
-    gpus = load_gpus()
-    targets, notes = _targets(args, gpus)
-    source = _source(args, gpus)
-    model, problems = _model(args.model)
+    model, problems = _model(model_path)
     measurement = source.measurement
     here = source.here or Placement(measurement.gpu)
     offers = load_offers().all if any(each.gpus_per_host > 1 for each in (here, *targets)) else ()
@@ -200,26 +250,25 @@ def _model(path: Path | None) -> tuple[LatencyModel, list[str]]:
     return LatencyModel.load(path), []
 
 
-def _ask_collector(args: argparse.Namespace) -> Predictions:
-    from gpusonde.catalog import load_gpus
+def _ask_collector(
+    args: argparse.Namespace, gpus: GpuCatalog, output: Output, targets: Sequence[Placement], notes: Sequence[str]
+) -> tuple[Predictions, SourceRun | None]:
     from gpusonde.cli.commands.epochs import find_run
     from gpusonde.cli.measuring import from_answer
 
-    gpus = load_gpus()
-    targets, notes = _targets(args, gpus)
-    names_of_targets = [] if args.targets is None else [target.gpu.name for target in targets]
-    placements = [] if args.targets is None else [_place_on_wire(target) for target in targets]
+    names_of_targets = [target.gpu.name for target in targets]
+    placements = [_place_on_wire(target) for target in targets]
     with connect(args) as client:
         if args.run is not None or args.job is not None:
             run_id = _run_of_job(client, args.job) if args.run is None else find_run(client, args.run).run_id
             answer = client.predict_run(run_id, names_of_targets, args.precision or "", placements=placements)
-            return from_answer(answer, notes)
-        source = _source(args, gpus)
+            return from_answer(answer, notes), None
+        source = _source(args, gpus, output)
         here = None if source.here is None else _place_on_wire(source.here)
         answer = client.predict_measurement(
             to_wire(source.measurement), names_of_targets, here=here, placements=placements
         )
-        return from_answer(answer, [*([source.note] if source.note else []), *notes], source.measured_s)
+        return from_answer(answer, [*([source.note] if source.note else []), *notes], source.measured_s), source
 
 
 def _run_of_job(client: Client, job_id: str) -> str:

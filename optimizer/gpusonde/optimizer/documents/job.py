@@ -7,7 +7,7 @@ into a ``Job``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -160,7 +160,7 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
         DocumentError: Figures from which no curve or no trace of gradients can be made.
     """
     curves: dict[str, ComputeCurve] = {}
-    notes: list[str] = []
+    not_measured: dict[str, list[str]] = {}
     for place, each in enumerate(keys.curves):
         device = device_name(each.device, gpus)
         if device in curves:
@@ -169,8 +169,9 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
         curves[device] = curve
         if curve.origin is not CurveOrigin.PROBES:
             remark = f" ({each.note})" if each.note else ""
-            words = f"{_NOT_MEASURED[curve.origin]}{remark}"
-            notes.append(f"the compute curve of {device} is {words}; 'gpusonde profile' measures it")
+            at_one = " at one batch size" if curve.known_from == curve.known_to and each.shape is None else ""
+            not_measured.setdefault(f"{_NOT_MEASURED[curve.origin]}{at_one}{remark}", []).append(device)
+    notes = [_curves_note(devices, words) for words, devices in not_measured.items()]
     try:
         gradients = (keys.gradients or Gradients()).trace()
     except ProblemError as error:
@@ -186,6 +187,12 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
         keys.link.sharing(),
         tuple(notes),
     )
+
+
+def _curves_note(devices: Sequence[str], words: str) -> str:
+    if len(devices) == 1:
+        return f"the compute curve of {devices[0]} is {words}; 'gpusonde profile' measures it"
+    return f"the compute curves of {', '.join(devices)} are {words}; 'gpusonde profile' measures them"
 
 
 def device_name(name: str, gpus: GpuCatalog) -> str:

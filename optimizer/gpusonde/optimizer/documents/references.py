@@ -85,7 +85,8 @@ class PredictionKeys:
         file: The predictions, relative to the problem file.
         batch_size: Batch per GPU of the run that was measured.
         samples_per_epoch: Samples of an epoch.
-        shape: GPU with a curve of its own, whose shape predictions at one batch size take; holds for later files too.
+        shape: GPU with a curve of its own, whose shape predictions at one batch size take, not that of most jobs; holds
+            for later files too.
     """
 
     file: _FileName
@@ -243,7 +244,7 @@ def _add_profile(job: dict[str, Any], keys: ProfileKeys, at: str, folder: Path) 
 
 
 def _predicted_curves(files: Sequence[PredictionKeys], folder: Path, known: set[str]) -> list[dict[str, Any]]:
-    """Return curves of every GPU without one, predicted at two batch sizes, or at one with a shape to go by."""
+    """Return curves of every GPU without one; at one batch size of the shape that is named, or the usual one."""
     if not files:
         return []
     gpus = load_gpus()
@@ -266,16 +267,10 @@ def _predicted_curves(files: Sequence[PredictionKeys], folder: Path, known: set[
     for device, rows in by_device.items():
         if device in taken:
             continue
-        if len({row["batch_size"] for row in rows}) > 1:
-            curves.append({"device": device, "epochs": rows})
-        elif shape:
-            curves.append({"device": device, "epochs": rows, "shape": shape})
+        alone = {"shape": shape} if shape and len({row["batch_size"] for row in rows}) == 1 else {}
+        curves.append({"device": device, "epochs": rows, **alone})
     if not curves and not known:
-        raise DocumentError(
-            "job.predictions",
-            "no GPU is predicted at two batch sizes: measure the job at another one and predict, or give a profile and"
-            " shape, the device it is of",
-        )
+        raise DocumentError("job.predictions", "no epoch latency of any GPU is predicted there")
     return curves
 
 

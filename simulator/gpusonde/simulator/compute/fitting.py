@@ -145,9 +145,11 @@ CurveKind = Literal["default", "paper", "linear"]
 
 # Where nobody timed the passes apart: a backward pass computes two gradients where the forward pass computes one
 # product.
-_USUAL_FORWARD_SHARE = 1.0 / 3.0
+USUAL_FORWARD_SHARE = 1.0 / 3.0
 # Step times of one configuration on one GPU scatter by some per cent (Srifty, section 2.2: a factor of 1.1 in all).
-_USUAL_SPREAD = 0.04
+USUAL_SPREAD = 0.04
+# By how much a sample takes longer in half the batch on one GPU, as a power: profet's timings (MIT), median.
+BATCH_POWER = 0.2
 _AMPLITUDES = (0.05, 0.1, 0.2, 0.4)  # relative to the line
 _LENGTH_SCALES = (0.6, 1.2, 2.4)  # in natural logarithms of the batch size
 _NOISE_LEVELS = (0.02, 0.04, 0.08)  # relative
@@ -220,14 +222,14 @@ def fit_compute_curve(
         raise ProblemError(f"there is no kind of curve {kind!r}; use {', '.join(fits)}")
     fit = fits[kind](batch, seconds)
     spreads = [probe.spread for probe in probes if probe.spread is not None]
-    spread = float(np.median(spreads)) if spreads else _USUAL_SPREAD
+    spread = float(np.median(spreads)) if spreads else USUAL_SPREAD
     uncertainties = [probe.uncertainty for probe in probes if probe.uncertainty is not None]
     shares = [probe.forward_s / probe.total_s for probe in probes if probe.forward_s is not None]
     return ComputeCurve(
         batch_sizes=fit.knots,
         total_s=np.maximum.accumulate(fit.total_s),
         spread=np.full(fit.knots.size, spread),
-        forward_share=float(np.median(shares)) if shares else _USUAL_FORWARD_SHARE,
+        forward_share=float(np.median(shares)) if shares else USUAL_FORWARD_SHARE,
         origin=origin,
         known_from=float(batch[0]),
         known_to=float(batch[-1]),

@@ -25,6 +25,9 @@ from gpusonde.errors import ProblemError
 from gpusonde.predictor.workload.engine import Cluster, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, WorkloadGraph
 from gpusonde.simulator.compute.fitting import (
+    BATCH_POWER,
+    USUAL_FORWARD_SHARE,
+    USUAL_SPREAD,
     BatchSize,
     ComputeCurve,
     ComputeProbe,
@@ -163,16 +166,19 @@ def compute_curve(
         latencies: What it is made from.
         kind: As ``fit_compute_curve``.
         shape: The job's curve on another device. Latencies at one batch size only, as telemetry of a single run gives
-            them, take their shape from there.
+            them, take their shape from there; epoch latencies without one take that of most jobs.
         largest_batch: Largest batch size that fits into the device's memory.
 
     Raises:
-        ProblemError: Fewer than two batch sizes and no shape, or a figure that is none.
+        ProblemError: Fewer than two batch sizes of steps and no shape, or a figure that is none.
     """
     probes = [_probe(each) for each in latencies]
     origin = _ORIGINS[type(latencies[0])] if latencies else CurveOrigin.PROBES
-    if shape is not None and len({each.batch_size for each in probes}) == 1:
-        return replace(_scaled(shape, probes), origin=origin, largest_batch=largest_batch)
+    if len({each.batch_size for each in probes}) == 1:
+        if shape is None and origin is CurveOrigin.CROSS_GPU:
+            shape = _usual_shape(probes[0].batch_size)
+        if shape is not None:
+            return replace(_scaled(shape, probes), origin=origin, largest_batch=largest_batch)
     return fit_compute_curve(probes, kind, origin=origin, largest_batch=largest_batch)
 
 
@@ -182,6 +188,27 @@ def _probe(latency: ComputeProbe | LatencyEstimate | EpochLatency) -> ComputePro
     if isinstance(latency, LatencyEstimate):
         return ComputeProbe(latency.batch_size, latency.total_s, uncertainty=latency.uncertainty)
     return latency
+
+
+# Nine tenths of halvings, quarterings and eighths of a batch in profet's timings (MIT) lie within 0.5 of BATCH_POWER,
+# in the logarithm of seconds per unit of the logarithm of the batch size.
+_POWER_SPREAD = 0.3
+_SHAPE_OCTAVES = range(-20, 9)
+
+
+def _usual_shape(batch_size: float) -> ComputeCurve:
+    """Return the curve of most jobs, of which one batch size is known; its uncertainty grows with the distance."""
+    factors = 2.0 ** np.array(_SHAPE_OCTAVES)
+    return ComputeCurve(
+        batch_sizes=batch_size * factors,
+        total_s=factors ** (1.0 - BATCH_POWER),
+        spread=np.full(factors.size, USUAL_SPREAD),
+        forward_share=USUAL_FORWARD_SHARE,
+        origin=CurveOrigin.CROSS_GPU,
+        known_from=batch_size,
+        known_to=batch_size,
+        uncertainty=_POWER_SPREAD * np.abs(np.log(factors)),
+    )
 
 
 def _scaled(shape: ComputeCurve, probes: Sequence[ComputeProbe]) -> ComputeCurve:
