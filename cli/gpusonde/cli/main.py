@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, Command] = {
     "demo": Command("watch a training job from its GPU's metrics alone, from sampling to the best offer", "demo"),
     "view": Command("show trace files on the collector's page, without a collector", "commands.view"),
     "detect": Command("find the training epochs of one trace", "commands.detect"),
+    "report": Command("write one run into a file, for people or for Perfetto", "commands.report"),
     "predict": Command("predict the epoch latency of a run on other GPUs", "commands.predict"),
     "train": Command(
         "fit the epoch latency model on a table of runs or on a collector's store, or roll it back", "commands.train"

@@ -1,0 +1,147 @@
+"""``gpusonde report``: what is written about a run is what ``detect`` and the collector say of it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.collector_process import ask
+from support.epoch_traces import training_trace
+from support.job_records import binding
+from support.perfetto_file import PerfettoFile
+from support.running_collector import ThreadCollector
+from support.trace_records import incoming, trace_records
+from support.tracked_store import TrackedStore
+
+from gpusonde.cli.main import main
+from gpusonde.cli.report import perfetto
+from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.telemetry import Trace, write_trace
+
+ORIGIN_S = 1_700_000_000.0
+PERIOD_S, EPOCHS, IDLE_S = 20.0, 9, 15.0
+
+
+def job_trace(gpu=0):
+    trace, _ = training_trace(PERIOD_S, EPOCHS, seed=gpu)
+    xid = np.where(trace.time_s < 100.0, 0.0, 1.0)
+    values = {**trace.values, "xid_count": xid, "framebuffer_used_bytes": np.full(len(trace), 8e9)}
+    return Trace(trace.time_s, values, gpu_uuid=f"GPU-{gpu}", gpu_model="Tesla T4", origin_unix_s=ORIGIN_S)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traces") / "job.csv"
+    write_trace([job_trace(0), job_trace(1)], path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(traces, tmp_path_factory):
+    out = tmp_path_factory.mktemp("perfetto") / "job.pftrace"
+    return ask("report", str(traces), "-o", str(out)), PerfettoFile(out)
+
+
+def test_cycles_are_slices_on_the_tracks_of_their_levels(written, traces):
+    printed, found = written
+    detected = ask("detect", str(traces), "--gpu", "all")
+    told = detected["cycles"][detected["level"]]
+    (track,) = (
+        uuid
+        for uuid, slices in found.slices.items()
+        if np.allclose([begin for begin, _, _ in slices][:1], ORIGIN_S + detected["epoch_starts_s"][0])
+        and len(slices) == detected["epochs"]
+    )
+    begins = [begin - ORIGIN_S for begin, _, _ in found.slices[track]]
+    assert begins == pytest.approx(detected["epoch_starts_s"], abs=1e-3)
+    assert f"{told['period_s']:.3g}"[:2] in found.tracks[track].name
+    assert printed["epochs"] == detected["epochs"] == EPOCHS
+    # Each level lies below its parent's track, the outermost below the run's.
+    levels = [uuid for uuid in found.slices if found.tracks[uuid].name != "states"]
+    assert len(levels) == printed["levels"] == len(detected["cycles"])
+    nested = sum(cycle["parent"] is not None for cycle in detected["cycles"])
+    assert sum(found.tracks[uuid].parent in levels for uuid in levels) == nested
+
+
+def test_states_metrics_and_events_are_there(written):
+    printed, found = written
+    states = found.slices[found.uuid("states")]
+    assert len(states) == printed["states"] > 0
+    assert {"training", "evaluating"} <= {name for *_, name in states}
+    assert [(round(at - ORIGIN_S), name) for at, name in found.instants[found.uuid("events")]] == [
+        (100, "GPU-0: 1 XID error"),
+        (100, "GPU-1: 1 XID error"),
+    ]
+    gpu = found.uuid("GPU-1 (Tesla T4)")
+    power = found.uuid("power_watts", gpu)
+    assert found.tracks[power].unit == "W"
+    times, values = np.array(found.counters[power]).T
+    assert values == pytest.approx(job_trace(1).values["power_watts"], rel=1e-6)
+    assert times - ORIGIN_S == pytest.approx(job_trace(1).time_s, abs=1e-3)
+    # What does not change is said once.
+    assert len(found.counters[found.uuid("framebuffer_used_bytes", gpu)]) == 1
+
+
+def test_more_values_than_a_browser_opens_are_thinned_and_counted(traces, tmp_path, monkeypatch):
+    monkeypatch.setattr(perfetto, "MOST_VALUES", 2000)
+    printed = ask("report", str(traces), "-o", str(tmp_path / "thin.pftrace"))
+    found = PerfettoFile(tmp_path / "thin.pftrace")
+    assert sum(map(len, found.counters.values())) <= 2000
+    (note,) = printed["notes"]
+    assert "values of metrics are in the file: means over" in note
+    mean = np.mean([value for _, value in found.counters[found.uuid("power_watts", found.uuid("GPU-0"))]])
+    assert mean == pytest.approx(job_trace(0).values["power_watts"].mean(), rel=0.01)
+
+
+def test_a_trace_without_clock_cycles_or_gpu_name_is_written_all_the_same(tmp_path):
+    still = Trace(np.arange(300) * 0.1 - 5.0, {"power_watts": np.full(300, 55.0)})
+    write_trace(still, tmp_path / "still.csv")
+    printed = ask("report", str(tmp_path / "still.csv"), "-o", str(tmp_path / "still.pftrace"))
+    assert (printed["levels"], printed["epochs"]) == (0, 0)
+    assert PerfettoFile(tmp_path / "still.pftrace").uuid("GPU 0")
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("report") / "data"
+    subject = TrackedStore(directory)
+    records = trace_records(replace(job_trace(), origin_unix_s=None), start_ns=int(ORIGIN_S) * 10**9)
+    records.insert(1, ingest_pb2.Record(sequence=2, job_bindings=ingest_pb2.JobBindings(bindings=[binding("GPU-0")])))
+    for number, record in enumerate(records, start=1):
+        record.sequence = number
+    subject.feed(incoming(records), 40)
+    subject.store.close()
+    with ThreadCollector(directory) as running:
+        yield running
+
+
+def test_a_run_of_a_collector_is_told_as_the_collector_tells_it(collector, tmp_path):
+    (run,) = ask("runs", "--collector", collector.target)["runs"]
+    out = tmp_path / "run.pftrace"
+    printed = ask("report", run["run_id"][:12], "--collector", collector.target, "-o", str(out))
+    epochs = ask("epochs", run["run_id"], "--collector", collector.target)["epochs"]
+    assert printed["epochs"] == len(epochs) == EPOCHS
+    found = PerfettoFile(out)
+    starts = [[begin for begin, *_ in slices] for slices in found.slices.values()]
+    wanted = [ORIGIN_S + epoch["start_s"] + float(run["start_time"][17:26]) for epoch in epochs]
+    assert any(np.allclose(np.diff(begins), np.diff(wanted), atol=1e-3) for begins in starts if len(begins) == EPOCHS)
+    (job,) = ask("jobs", "job-1", "--collector", collector.target)["jobs"]
+    states = [name for *_, name in found.slices[found.uuid("states")]]
+    assert states[: len(job["history"])] == [span["state"] for span in job["history"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("nothing-like-it", "-o", "x.pftrace"), 1, "gpusonde runs"),
+        (("./no.csv", "-o", "x.pftrace"), 2, "no such file"),
+        (("TRACE", "-o", "x.pdf"), 2, ".pftrace"),
+        (("TRACE",), 2, "-o"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(collector, traces, tmp_path, monkeypatch, capsys, words, code, said):
+    monkeypatch.chdir(tmp_path)
+    words = [str(traces) if word == "TRACE" else word for word in words]
+    assert main(["report", *words, "--json", "--collector", collector.target]) == code
+    assert said in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
