@@ -70,7 +70,7 @@ def test_a_table_on_stdin_is_shown_with_what_its_columns_are_told_to_be(tmp_path
     table = tmp_path / "table.csv"
     rows = [f"{gpu},{90 if tick % 40 < 34 else 5}" for gpu in "ab" for tick in range(800)]
     table.write_text("\n".join(["trace_id,util", *rows, ""]))
-    words = ("-", "--column", "util=gpu_utilization:percent", "--interval", "1s", "--json")
+    words = ("-", "--column", "util=gpu_utilization:percent", "--interval", "1s", "--gpu-model", "T4", "--json")
     (tmp_path / "view").mkdir()
     with table.open() as stdin:
         viewing = gpusonde("view", *words, temporary=tmp_path / "view", stdin=stdin)
@@ -84,7 +84,7 @@ def test_a_table_on_stdin_is_shown_with_what_its_columns_are_told_to_be(tmp_path
             return len(runs) == 2 and all(run["status"] == "RUN_STATUS_ENDED" for run in runs)
 
         wait_until(are_analysed, 120, "the end of the replay")
-        assert {run["agent_id"] for run in runs} == {"stdin"}
+        assert {(run["agent_id"], run["product_name"]) for run in runs} == {("stdin", "T4")}
         viewing.send_signal(signal.SIGINT)
         _, errors = viewing.communicate(timeout=120)
         assert (viewing.returncode, errors) == (0, "")

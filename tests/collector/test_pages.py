@@ -1,8 +1,11 @@
 """The page in a real browser, on a collector with a job of eight GPUs, one of one GPU, and one with a hostile name."""
 
+import json
 import os
 import re
+import shlex
 import shutil
+import urllib.request
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
@@ -37,6 +40,12 @@ GENEROUS_MS = 60_000
 AXE = os.environ.get("GPUSONDE_TEST_AXE", "")
 # Where somebody wants to look at what the browser saw.
 PICTURES = os.environ.get("GPUSONDE_TEST_PICTURES", "")
+# Each page, and what is there when it is.
+PLACES = {
+    "": "tbody >> text=resnet-8",
+    "#/jobs/resnet-8": "canvas",
+    "#/jobs/resnet-8/elsewhere": "tbody >> text=8 x T4",
+}
 JOBS = {"host-a": ("resnet-8", 8), "host-b": ("lora-1", 1), "host-c": (HOSTILE, 1)}
 
 
@@ -143,6 +152,65 @@ def test_a_job_shows_its_state_its_cycles_and_its_traces_down_to_ticks(page, fil
     wait_for(page, lambda: width_of(asked[-1]) > 100)
 
 
+def test_what_an_epoch_takes_and_costs_elsewhere_has_its_evidence_and_its_command(page, filled):
+    page.goto(f"{filled}#/jobs/resnet-8")
+    page.get_by_role("link", name="On other GPUs").click()
+    rows = page.get_by_role("region", name="every GPU").get_by_role("row")
+    rows.nth(1).wait_for()
+    assert rows.count() > 60
+    own = rows.filter(has=page.get_by_role("cell", name="8 x T4", exact=True))
+    assert "measured" in own.inner_text()
+    plane = page.get_by_role("img", name=re.compile(r"Time and cost of an epoch on \d+ GPUs; the fastest is 8 x "))
+    plane.focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text(re.compile(r"^8 x \S+: .* per epoch, extrapolated, memory fits: ")).wait_for()
+    picture(page, "web_elsewhere")
+    page.get_by_label("Order by").select_option("cost")
+    first = rows.nth(1)
+    model, latency = first.get_by_role("cell").nth(0).inner_text(), first.get_by_role("button").nth(0)
+    told = latency.inner_text()
+    latency.click()
+    dialog = page.get_by_role("dialog", name=f"An epoch on {model}: {told}")
+    dialog.get_by_text(re.compile(r"\d+ ticks of GPU GPU-host-a-\d \(Tesla T4\)")).wait_for()
+    dialog.get_by_text(re.compile("crossgpu-.*: prior")).wait_for()
+    (again,) = asked_again(dialog.locator("pre").inner_text())["predictions"]
+    assert [again["gpu_model"], again["gpu_count"]] == [model.partition(" x ")[2], 8]
+    unit = 1000 if told.endswith("ms") else 1
+    assert float(again["epoch_latency"].rstrip("s")) * unit == pytest.approx(float(told.split()[0]), rel=0.01)
+    dialog.get_by_role("button", name="Close").click()
+    page.get_by_label("Only where it fits").check()
+    wait_for(page, lambda: rows.count() == 2)
+
+
+def asked_again(command):
+    """Do what a command of curl says, by what it is made of."""
+    curl, silent, header, kind, data, body, url = shlex.split(command)
+    assert (curl, silent, header, data) == ("curl", "-s", "-H", "-d")
+    name, _, value = kind.partition(": ")
+    with urllib.request.urlopen(urllib.request.Request(url, body.encode(), {name: value}), timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_what_speaks_for_a_state_is_a_question_that_no_name_can_break(page, filled):
+    page.goto(filled)
+    page.get_by_role("link", name=HOSTILE).click()
+    page.get_by_text("(probability ").get_by_role("button").click()
+    dialog = page.get_by_role("dialog", name="The state: ")
+    dialog.get_by_text(re.compile(r"^\d+ ticks of GPU")).wait_for()
+    *_, url = shlex.split(dialog.locator("pre").inner_text())
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        assert json.load(answer)["job"]["job_id"] == HOSTILE
+    page.keyboard.press("Escape")
+    assert page.get_by_role("dialog").count() == 0
+
+
+def test_a_job_that_cannot_be_predicted_says_why(page, filled):
+    page.goto(f"{filled}#/jobs/of-nobody/elsewhere")
+    page.get_by_text(re.compile("Not predicted: .*of-nobody")).wait_for()
+    # The browser tells of every answer that is none.
+    page.errors[:] = [text for text in page.errors if "404" not in text]
+
+
 def wait_for(page, condition):
     """Wait while the browser's events come in, which they do only while it is asked something."""
     for _ in range(GENEROUS_MS // 50):
@@ -183,12 +251,11 @@ def test_what_users_have_named_is_text_and_nothing_else(page, filled):
 def test_a_phone_shows_it_without_scrolling_sideways_in_dark_too(page, filled):
     page.set_viewport_size({"width": 360, "height": 740})
     page.emulate_media(color_scheme="dark")
-    for place in ("", "#/jobs/resnet-8"):
+    for place, sign in PLACES.items():
         page.goto(f"{filled}{place}")
-        page.get_by_role("link", name="resnet-8" if not place else "All jobs").wait_for()
-        page.locator("canvas").first.wait_for()
+        page.locator(sign).first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        picture(page, f"web_phone{'_job' if place else ''}")
+        picture(page, f"web_phone_{place.rpartition('/')[2] or 'fleet'}")
 
 
 def test_everything_can_be_reached_with_the_keyboard_and_has_a_name(page, filled):
@@ -276,10 +343,9 @@ def test_axe_finds_nothing_serious(browser, filled, colours):
     # The page's own policy would keep the checker out.
     page = browser.new_context(bypass_csp=True, color_scheme=colours).new_page()
     page.set_default_timeout(GENEROUS_MS)
-    for place, sign in (("", "link"), ("#/jobs/resnet-8", "heading")):
+    for place, sign in PLACES.items():
         page.goto(f"{filled}{place}")
-        page.get_by_role(sign, name="resnet-8").wait_for()
-        page.locator("canvas").first.wait_for()
+        page.locator(sign).first.wait_for()
         page.add_script_tag(path=AXE)
         found = page.evaluate("axe.run()")["violations"]
         assert [(each["id"], each["impact"], [node["html"] for node in each["nodes"]]) for each in found] == []

@@ -15,7 +15,7 @@ from support.running_collector import ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, wait_until
 
-from gpusonde.catalog import load_gpus
+from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client, CollectorError, GpuPlacement, MeasuredMetric, Measurement
 from gpusonde.collector.config import StoreConfig
@@ -253,6 +253,18 @@ def test_a_prediction_of_a_run_is_that_of_its_trace(client, run, trace):
 
 def test_without_targets_every_gpu_of_the_catalogue_is_predicted(client, run):
     assert len(client.predict_run(run.run_id).predictions) == len(load_gpus().specs)
+
+
+def test_a_prediction_tells_what_its_machines_cost(client):
+    offers = load_offers().offers("T4")
+    one = min(offer.usd_per_hour for offer in offers)
+    four = min(offer.usd_per_hour for offer in offers if offer.gpu_count >= 4)
+    placements = [GpuPlacement(1), GpuPlacement(4), GpuPlacement(8, 2), GpuPlacement(1)]
+    found = client.predict_measurement(Measurement("T4", 100.0), ["T4", "T4", "T4", "GB300"], placements=placements)
+    assert [each.usd_per_hour for each in found.predictions[:3]] == pytest.approx([one, four, 2 * four])
+    assert f": {four:.4g} USD/h on demand, price of " in found.predictions[1].offer
+    assert math.isnan(found.predictions[3].usd_per_hour)
+    assert found.predictions[3].offer == ""
 
 
 def test_jobs_on_several_gpus_are_predicted_on_others(client):

@@ -162,7 +162,7 @@ def build_parts(
         store.memory_share,
     )
     intake = Intake(committer, quarantine, config.ingest, counters=counters)
-    predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters, offers=load_offers().all)
+    predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters, offers=load_offers())
     planning = PlanningProcesses(config.planning, config.workers)
     slow_jobs = SlowJobs(store)
     parts = CollectorParts(

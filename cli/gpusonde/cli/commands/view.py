@@ -47,6 +47,9 @@ def add_view_options(parser: Parser) -> None:
     parser.add_argument(
         "traces", nargs="+", type=Path, metavar="TRACE", help="as of 'gpusonde detect'; several may be given"
     )
+    parser.add_argument(
+        "--gpu-model", metavar="NAME", help="GPU of the traces, where the files do not say: for times on other GPUs"
+    )
     add_trace_options(parser, every="; all by default")
     parser.set_defaults(gpu=ALL_GPUS)
 
@@ -60,7 +63,7 @@ def run_view(args: argparse.Namespace) -> int:
     if len(args.traces) > _MOST_FILES:
         raise CommandError(f"{len(args.traces)} files; up to {_MOST_FILES} are shown at a time")
     # Read here, once: stdin and Prometheus give it no second time, and an agent knows nothing of columns.
-    read = [read_gpus(args, path) for path in args.traces]
+    read = [_named(read_gpus(args, path), args.gpu_model) for path in args.traces]
     longest_s = max(trace.duration_s for traces in read for trace in traces)
     gpus = sum(map(len, read))
     output = Output(as_json=args.json)
@@ -107,6 +110,16 @@ def _start_collector(directory: Path, output: Output, stack: contextlib.ExitStac
 def _trace_file(directory: Path, number: int) -> Path:
     """Where the traces of a file are for its agent: CSV, which needs no pyarrow."""
     return directory / f"trace-{number}.csv"
+
+
+def _named(traces: Sequence[Trace], gpu_model: str | None) -> list[Trace]:
+    """Say of traces which GPU they are of, where they do not."""
+    from gpusonde.catalog import load_gpus
+
+    if gpu_model is None:
+        return list(traces)
+    name = load_gpus().resolve(gpu_model).spec.name
+    return [trace if trace.gpu_model else replace(trace, gpu_model=name) for trace in traces]
 
 
 def _told_apart(traces: Sequence[Trace], nameless: str) -> list[Trace]:

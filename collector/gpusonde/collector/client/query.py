@@ -502,6 +502,8 @@ def _prediction(prediction: query_pb2.EpochLatencyPrediction) -> Prediction:
         enum_text(prediction, "fits") or "unknown",
         prediction.link,
         prediction.network_bytes_per_second,
+        prediction.usd_per_hour if prediction.HasField("usd_per_hour") else math.nan,
+        prediction.offer,
     )
 
 

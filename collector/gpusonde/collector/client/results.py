@@ -414,6 +414,9 @@ class Prediction:
         fits: Whether what the run holds of memory fits: ``yes``, ``likely``, ``unknown`` or ``no``.
         link: What joins the GPUs of a host, ``nvlink`` or ``pcie``; empty where each host has one.
         network_bytes_per_second: Of one host, as told or assumed; 0 on one host.
+        usd_per_hour: Of all machines that the job takes there, at the catalogue's lowest price on demand; NaN without
+            an offer.
+        offer: That offer with the date of its price; empty without one.
     """
 
     gpu_model: str
@@ -431,6 +434,8 @@ class Prediction:
     fits: str = "unknown"
     link: str = ""
     network_bytes_per_second: float = 0.0
+    usd_per_hour: float = math.nan
+    offer: str = ""
 
 
 @dataclass(frozen=True)

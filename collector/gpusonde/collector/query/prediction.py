@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, Precision, Resolution, UnknownGpuError
+from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, OfferCatalog, Precision, Resolution, UnknownGpuError
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.query.jobs import runs_of_job
 from gpusonde.collector.query.runs import duration, find_run, gpu_message, nanoseconds
@@ -142,7 +142,7 @@ class LatencyPredictor:
         model: Gives the model in service, at every question.
         counters: Filled with statuses and times.
         clock: Monotonic seconds.
-        offers: Say how many GPUs machines hold.
+        offers: Say how many GPUs machines hold, and what they cost; None where nothing is known of machines.
     """
 
     def __init__(
@@ -152,13 +152,14 @@ class LatencyPredictor:
         model: Callable[[], LatencyModel],
         counters: CollectorCounters | None = None,
         clock: Callable[[], float] = time.monotonic,
-        offers: Iterable[Offer] = (),
+        offers: OfferCatalog | None = None,
     ) -> None:
         self._counters = counters or CollectorCounters()
         self._clock = clock
         self._store = store
         self._gpus = gpus
-        self._parallel = ParallelPredictor(offers)
+        self._parallel = ParallelPredictor(offers.all if offers else ())
+        self._offers = _cheapest_first(offers.offers() if offers else ())
         self.model = model
 
     def predict(self, request: query_pb2.PredictEpochLatencyRequest) -> query_pb2.PredictEpochLatencyResponse:
@@ -196,7 +197,7 @@ class LatencyPredictor:
             raise RequestError("INVALID_ARGUMENT", f"field '{kind}': {error}") from None
         self._counters.count_predictions((prediction.status for prediction in predictions), self._clock() - began_s)
         return query_pb2.PredictEpochLatencyResponse(
-            predictions=[_message(prediction) for prediction in predictions],
+            predictions=[_message(prediction, self._offers) for prediction in predictions],
             model_version=model.version,
             source_gpu_model=source.gpu.name,
             source_epoch_latency=duration(source.epoch_latency_s),
@@ -314,8 +315,15 @@ def _distributions(messages: Sequence[query_pb2.MetricDistribution]) -> Mapping[
     return found
 
 
-def _message(prediction: LatencyPrediction) -> query_pb2.EpochLatencyPrediction:
-    return query_pb2.EpochLatencyPrediction(
+def _cheapest_first(offers: Sequence[Offer]) -> dict[str, list[Offer]]:
+    by_gpu: dict[str, list[Offer]] = {}
+    for offer in sorted(offers, key=lambda each: each.usd_per_hour):
+        by_gpu.setdefault(offer.gpu_model, []).append(offer)
+    return by_gpu
+
+
+def _message(prediction: LatencyPrediction, offers: Mapping[str, Sequence[Offer]]) -> query_pb2.EpochLatencyPrediction:
+    message = query_pb2.EpochLatencyPrediction(
         gpu_model=prediction.target_gpu,
         epoch_latency=duration(prediction.epoch_latency_s),
         epoch_latency_lower=duration(prediction.epoch_latency_low_s),
@@ -332,3 +340,10 @@ def _message(prediction: LatencyPrediction) -> query_pb2.EpochLatencyPrediction:
         link=prediction.link,
         network_bytes_per_second=prediction.network_bytes_per_second,
     )
+    most = -(-prediction.gpu_count // prediction.host_count)
+    # A machine with more GPUs than the job takes costs its whole price all the same.
+    offer = next((each for each in offers.get(prediction.target_gpu, ()) if each.gpu_count >= most), None)
+    if offer is not None:
+        message.usd_per_hour = prediction.host_count * offer.usd_per_hour
+        message.offer = offer.describe()
+    return message

@@ -660,7 +660,7 @@ class PredictEpochLatencyResponse(_message.Message):
     def __init__(self, predictions: _Optional[_Iterable[_Union[EpochLatencyPrediction, _Mapping]]] = ..., model_version: _Optional[str] = ..., source_gpu_model: _Optional[str] = ..., source_epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., source_gpu_count: _Optional[int] = ..., source_host_count: _Optional[int] = ...) -> None: ...
 
 class EpochLatencyPrediction(_message.Message):
-    __slots__ = ("gpu_model", "epoch_latency", "epoch_latency_lower", "epoch_latency_upper", "interval_coverage", "status", "extrapolated", "method", "reason", "gpu_count", "host_count", "communication_ratio", "fits", "link", "network_bytes_per_second")
+    __slots__ = ("gpu_model", "epoch_latency", "epoch_latency_lower", "epoch_latency_upper", "interval_coverage", "status", "extrapolated", "method", "reason", "gpu_count", "host_count", "communication_ratio", "fits", "link", "network_bytes_per_second", "usd_per_hour", "offer")
     GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LATENCY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LATENCY_LOWER_FIELD_NUMBER: _ClassVar[int]
@@ -676,6 +676,8 @@ class EpochLatencyPrediction(_message.Message):
     FITS_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     NETWORK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
     gpu_model: str
     epoch_latency: _duration_pb2.Duration
     epoch_latency_lower: _duration_pb2.Duration
@@ -691,7 +693,9 @@ class EpochLatencyPrediction(_message.Message):
     fits: _gpu_pb2.Fits
     link: str
     network_bytes_per_second: float
-    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., status: _Optional[_Union[PredictionStatus, str]] = ..., extrapolated: bool = ..., method: _Optional[str] = ..., reason: _Optional[str] = ..., gpu_count: _Optional[int] = ..., host_count: _Optional[int] = ..., communication_ratio: _Optional[float] = ..., fits: _Optional[_Union[_gpu_pb2.Fits, str]] = ..., link: _Optional[str] = ..., network_bytes_per_second: _Optional[float] = ...) -> None: ...
+    usd_per_hour: float
+    offer: str
+    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., status: _Optional[_Union[PredictionStatus, str]] = ..., extrapolated: bool = ..., method: _Optional[str] = ..., reason: _Optional[str] = ..., gpu_count: _Optional[int] = ..., host_count: _Optional[int] = ..., communication_ratio: _Optional[float] = ..., fits: _Optional[_Union[_gpu_pb2.Fits, str]] = ..., link: _Optional[str] = ..., network_bytes_per_second: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., offer: _Optional[str] = ...) -> None: ...
 
 class ReadSamplesRequest(_message.Message):
     __slots__ = ("gpu_uuid", "metrics", "start_time", "end_time")

@@ -29,15 +29,16 @@ export class Api {
     }
   }
 
-  async open(path, signal) {
+  async open(path, signal, body = undefined) {
     // One that no header can carry would have every question fail before it is sent.
     if (!TOKEN.test(sessionStorage.getItem(KEY) ?? "")) sessionStorage.removeItem(KEY);
     for (let tries = 1; ; tries++) {
       const token = sessionStorage.getItem(KEY);
       const headers = token ? { Authorization: `Bearer ${token}` } : {};
+      if (body) headers["Content-Type"] = "application/json";
       let answer;
       try {
-        answer = await fetch(path, { headers, signal, cache: "no-store", credentials: "omit" });
+        answer = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, cache: "no-store", credentials: "omit" });
       } catch (error) {
         if (error.name === "AbortError") throw error;
         throw new Problem({ detail: "the collector does not answer" });
@@ -66,6 +67,14 @@ export class Api {
     }
     const answer = await this.open(query.size ? `${path}?${query}` : path, signal);
     return answer.json();
+  }
+
+  async post(path, document, signal = undefined) {
+    return (await this.open(path, signal, JSON.stringify(document))).json();
+  }
+
+  hasToken() {
+    return sessionStorage.getItem(KEY) !== null;
   }
 
   // Calls onChange with every change and onLink with "here", "waiting" or "gone"; goes on until the page is closed.

@@ -1,6 +1,7 @@
 // The page: which view is shown, whether the collector answers, who asks for a token.
 
 import { Api } from "./api.js";
+import { Elsewhere } from "./elsewhere.js";
 import { Fleet } from "./fleet.js";
 import { JobView } from "./job.js";
 import { el } from "./parts.js";
@@ -8,6 +9,7 @@ import { el } from "./parts.js";
 const view = document.getElementById("view");
 const link = document.getElementById("link");
 const gone = document.getElementById("gone");
+const VIEWS = { "": JobView, "/elsewhere": Elsewhere };
 let shown = null;
 let goneSince = null;
 
@@ -42,10 +44,10 @@ function decoded(text) {
 
 function show() {
   shown?.close();
-  const job = location.hash.match(/^#\/jobs\/(.+)$/);
+  const job = location.hash.match(/^#\/jobs\/(.+?)(\/elsewhere)?$/);
   const place = el("div");
   view.replaceChildren(place);
-  shown = job ? new JobView(api, place, decoded(job[1])) : new Fleet(api, place);
+  shown = job ? new (VIEWS[job[2] ?? ""])(api, place, decoded(job[1])) : new Fleet(api, place);
   document.title = job ? `${decoded(job[1])} - gpusonde` : "gpusonde";
   shown.load();
 }

@@ -1,6 +1,6 @@
 // The fleet: jobs, those that want somebody first, and the time of every GPU by state.
 
-import { STATES, colourOf, el, jobAddress, lengthText, rankOf, secondsOf, stateMark, stateOf, table, timeText } from "./parts.js";
+import { STATES, colourOf, el, jobAddress, lengthText, rankOf, refill, secondsOf, stateMark, stateOf, table, timeText } from "./parts.js";
 
 const PAGE = 500;
 const MOST_JOBS = 3000;
@@ -92,7 +92,7 @@ export class Fleet {
       [...new Set(job.members.map((member) => member.host_name || member.agent_id))].slice(0, 3).join(", "),
       el("td", { className: "why" }, job.reason),
     ]);
-    this.list.replaceChildren(jobs.length ? table("jobs", ["Job", "State", "For", "GPUs", "Hosts", "Why"], rows) : "");
+    refill(this.list, jobs.length ? table("jobs", ["Job", "State", "For", "GPUs", "Hosts", "Why"], rows) : "");
     this.rows = gpuRows(jobs, this.start, this.end);
     this.draw();
   }

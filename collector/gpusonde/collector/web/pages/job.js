@@ -1,7 +1,8 @@
 // One job: what it does and why, when it ends, which machine drags, its traces with the tree of its cycles.
 
 import { Chart } from "./chart.js";
-import { el, lengthOf, lengthText, secondsOf, shareText, stateMark, stateOf, table, timeText } from "./parts.js";
+import { evident } from "./evidence.js";
+import { el, jobAddress, lengthOf, lengthText, refill, runOf, secondsOf, shareText, stateMark, stateOf, table, timeText } from "./parts.js";
 
 const MOST_SHOWN = 8;
 const REFRESH_MS = 5000;
@@ -22,7 +23,7 @@ export class JobView {
     this.box = el("div", { className: "chart", tabIndex: 0, role: "group" });
     this.heading = el("h2", {}, jobId);
     place.append(
-      el("p", {}, el("a", { href: "#/" }, "All jobs")),
+      el("p", { className: "row" }, el("a", { href: "#/" }, "All jobs"), el("a", { href: `${jobAddress(jobId)}/elsewhere` }, "On other GPUs")),
       this.heading, this.note, this.facts,
       el("div", { className: "row" },
         el("label", {}, "Cycles in all ", this.total),
@@ -47,9 +48,9 @@ export class JobView {
     try {
       const path = `/v1/jobs/${encodeURIComponent(this.jobId)}`;
       const { job } = await this.api.get(path, { total_cycles: this.total.value }, this.stop.signal);
-      const lead = [...job.members].reverse().find((member) => member.run_id);
-      const epochs = lead
-        ? await this.api.get(`/v1/runs/${encodeURIComponent(lead.run_id)}/epochs`, { page_size: 2000 }, this.stop.signal)
+      this.runId = runOf(job);
+      const epochs = this.runId
+        ? await this.api.get(`/v1/runs/${encodeURIComponent(this.runId)}/epochs`, { page_size: 2000 }, this.stop.signal)
         : { epochs: [], cycles: [] };
       this.show(job, epochs);
       await this.showChart(job, epochs);
@@ -68,34 +69,48 @@ export class JobView {
   show(job, epochs) {
     this.note.textContent = "";
     this.heading.replaceChildren(job.job_id, " ", stateMark(stateOf(job.state)));
+    const asked = { path: `/v1/jobs/${encodeURIComponent(this.jobId)}`, fields: { total_cycles: this.total.value }, runId: this.runId };
+    const number = (text, title, facts, more = asked) => evident(this.api, text, () => ({ title, facts, ...more }));
+    const { estimate } = job;
     const facts = [
-      ["Why", `${job.reason || "not known"} (probability ${job.confidence.toFixed(2)})`],
+      ["Why", job.reason || "not known", " (probability ", number(job.confidence.toFixed(2), `The state: ${stateOf(job.state)}`, [
+        ["Rests on", job.reason], ["Probability that it is right", job.confidence.toFixed(3)], ["Since", timeText(secondsOf(job.state_time))]]), ")"],
       ["Since", timeText(secondsOf(job.state_time))],
       ["Ran", `${timeText(secondsOf(job.start_time))} to ${timeText(secondsOf(job.end_time))}`],
-      ["Ends", endText(job)],
+      ["Ends", estimate ? number(endText(job), "The end of the job", [
+        ["Rests on", estimate.basis], ["Done and left", `${estimate.epochs_done} and ${estimate.epochs_left} cycles`]]) : endText(job)],
     ];
     if (job.level) facts.push(["Progress counts", cycleText(job.level)]);
-    if (job.progress_ratio !== undefined) facts.push(["Done", shareText(job.progress_ratio)]);
-    if (job.goodput_ratio !== undefined) facts.push(["Time that made progress", shareText(job.goodput_ratio)]);
+    if (job.progress_ratio !== undefined) facts.push(["Done", number(shareText(job.progress_ratio), "The share that is done", [["Rests on", estimate?.basis]])]);
+    if (job.goodput_ratio !== undefined) {
+      facts.push(["Time that made progress", number(shareText(job.goodput_ratio), "The share of time that made progress", [
+        ["Of", `${lengthText(lengthOf(job.gpu_time))} of its GPUs`], ["Rests on", "the states that the job was in: training and evaluating count"]])]);
+    }
     facts.push(["Cycles found", epochs.reason || "none yet"]);
-    this.facts.replaceChildren(...facts.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+    refill(this.facts, ...facts.flatMap(([name, ...told]) => [el("dt", {}, name), el("dd", {}, ...told)]));
     const parts = [];
     const drags = [
-      ...job.slow_devices.map((one) => [one.gpu_uuid || one.host_name || one.agent_id, `may make the others wait, probability ${one.probability.toFixed(2)}`, one.evidence]),
-      ...job.deviations.map((one) => [one.gpu_uuid, one.kind, deviationText(one)]),
+      ...job.slow_devices.map((one) => [one.gpu_uuid || one.host_name || one.agent_id,
+        number(`may make the others wait, probability ${one.probability.toFixed(2)}`, "What drags", [["Rests on", one.evidence]]), one.evidence]),
+      ...job.deviations.map((one) => [one.gpu_uuid, number(one.kind, "What differs", [["Rests on", deviationText(one)]]), deviationText(one)]),
     ];
     if (drags.length) parts.push(el("h2", {}, "What drags"), table("what drags", ["GPU or host", "How", "Why"], drags));
     if (epochs.cycles.length) {
+      const found = { path: `/v1/runs/${encodeURIComponent(this.runId)}/epochs`, runId: this.runId };
       parts.push(el("h2", {}, "Cycles"), table("cycles", ["Role", "Period", "95 % between", "Seen", "Probability", "Inside of"],
-        epochs.cycles.map((cycle) => [
-          roleOf(cycle), lengthText(lengthOf(cycle.period)),
-          `${lengthText(lengthOf(cycle.period_lower))} and ${lengthText(lengthOf(cycle.period_upper))}`,
-          `${cycle.count}`, cycle.confidence.toFixed(2), cycle.parent === undefined ? "" : roleOf(epochs.cycles[cycle.parent]),
-        ])));
+        epochs.cycles.map((cycle) => {
+          const between = `${lengthText(lengthOf(cycle.period_lower))} and ${lengthText(lengthOf(cycle.period_upper))}`;
+          return [
+            roleOf(cycle), number(lengthText(lengthOf(cycle.period)), `A cycle of ${lengthText(lengthOf(cycle.period))}`, [
+              ["95 % between", between], ["Rests on", `${cycle.count} cycles seen; ${epochs.reason}`],
+              ["Probability of the level, of its role", `${cycle.confidence.toFixed(2)}, ${cycle.role_confidence.toFixed(2)}`]], found),
+            between, `${cycle.count}`, cycle.confidence.toFixed(2), cycle.parent === undefined ? "" : roleOf(epochs.cycles[cycle.parent]),
+          ];
+        })));
     }
     parts.push(el("h2", {}, "GPUs"), table("GPUs", ["GPU", "Model", "Host", "Run", "Active"],
       job.members.map((one) => [one.gpu_uuid, one.product_name, one.host_name || one.agent_id, one.run_id || "none", one.active ? "yes" : "no"])));
-    this.tables.replaceChildren(...parts);
+    refill(this.tables, ...parts);
   }
 
   async showChart(job, epochs) {

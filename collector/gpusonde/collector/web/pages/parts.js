@@ -10,6 +10,13 @@ export function el(tag, properties = {}, ...children) {
   return made;
 }
 
+export function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
 // Those that want somebody come first. Colour and sign: neither alone says which it is.
 export const STATES = [
   ["hung", "#d13438", "M3 3l10 10M13 3L3 13"],
@@ -32,16 +39,9 @@ export const rankOf = (state) => (BY_NAME.get(state) || BY_NAME.get("unknown")).
 
 export function stateMark(state) {
   const known = BY_NAME.get(state) || BY_NAME.get("unknown");
-  const space = "http://www.w3.org/2000/svg";
-  const picture = document.createElementNS(space, "svg");
-  picture.setAttribute("viewBox", "0 0 16 16");
-  picture.setAttribute("aria-hidden", "true");
-  const sign = document.createElementNS(space, "path");
-  for (const [name, value] of [
-    ["d", known.sign], ["fill", "none"], ["stroke-width", "3"],
-    ["stroke", known.colour.length > 7 ? "currentColor" : known.colour],
-  ]) sign.setAttribute(name, value);
-  picture.append(sign);
+  const picture = svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", {
+    d: known.sign, fill: "none", "stroke-width": "3", stroke: known.colour.length > 7 ? "currentColor" : known.colour,
+  }));
   return el("span", { className: "state" }, picture, state);
 }
 
@@ -64,6 +64,7 @@ export function lengthText(seconds) {
   return `${(seconds / 86400).toPrecision(3)} d`;
 }
 
+export const dollarText = (usd) => (Number.isFinite(usd) ? `$${usd >= 100 ? usd.toFixed(0) : usd.toPrecision(3)}` : "price not known");
 export const shareText = (share) => `${(100 * share).toPrecision(3)} %`;
 
 export function table(caption, head, rows) {
@@ -76,3 +77,14 @@ export function table(caption, head, rows) {
 }
 
 export const jobAddress = (jobId) => `#/jobs/${encodeURIComponent(jobId)}`;
+
+// The run that speaks for a job.
+export const runOf = (job) => [...job.members].reverse().find((member) => member.run_id)?.run_id;
+
+// Replaces what is in a box; who was on a link or a button there is on the one in its place.
+export function refill(box, ...children) {
+  const places = () => [...box.querySelectorAll("a, button")];
+  const at = places().indexOf(document.activeElement);
+  box.replaceChildren(...children);
+  if (at >= 0) places()[at]?.focus();
+}
