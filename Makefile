@@ -6,7 +6,7 @@ SOURCES := proto telemetry catalog service agent epoch_detect predictor simulato
 CODE := $(filter-out proto,$(SOURCES)) tests benchmarks docs/generate.py deploy/constraints.py
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test lint format docs stubs constraints benchmark-epochs benchmark-cycles benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
+.PHONY: demo test lint format docs stubs constraints benchmark-epochs benchmark-cycles benchmark-telemetry benchmark-planning benchmark-workload wheel site clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
@@ -22,6 +22,7 @@ help:
 	@echo "make benchmark-planning  what simulator and optimizer are worth (parts need ../shared/data, torch, root)"
 	@echo "make benchmark-workload  training times from graphs beside the published system (parts need ../shared/data, torch)"
 	@echo "make wheel   build the wheel into dist/"
+	@echo "make site    make a site with search of the pages, in build/site"
 	@echo "make clean   remove what the other targets made"
 
 $(BIN)/python:
@@ -92,6 +93,11 @@ benchmark-workload: $(VENV)/.installed-dev
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+site: $(VENV)/.installed-dev
+	$(BIN)/python docs/generate.py --site build/pages
+	$(BIN)/zensical build --strict --clean
+	@echo "look at it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-output

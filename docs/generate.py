@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import importlib
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -355,8 +356,90 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
 }
 
 
+# --- the site: make site ---
+
+
+def lay_out_site(folder: Path) -> None:
+    """Copy the pages and their pictures as they lie, so that their links hold, and write the reference beside them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    kept = [*pages(), *ROOT.glob("*.md"), *ROOT.glob("predictor/**/*CARD.md"), *ROOT.glob("docs/**/*.png")]
+    for path in {*kept, ROOT / "LICENSE"}:
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            copy.write_text(_with_wider_lists(path.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            shutil.copyfile(path, copy)
+    reference = folder / "reference"
+    reference.mkdir()
+    for daemon in ("agent", "collector"):
+        text = f"# Configuration of the {daemon}\n\n```toml\n{configuration_file(daemon)}```\n"
+        (reference / f"{daemon}.md").write_text(text, encoding="utf-8")
+    (reference / "http.md").write_text(http_reference(), encoding="utf-8")
+
+
+def _with_wider_lists(text: str) -> str:
+    """Return a page with what is inside of lists indented by four for each two or three: Python-Markdown wants that."""
+    lines, closing, more = [], "", 0
+    for line in text.splitlines():
+        depth = len(line) - len(line.lstrip(" "))
+        fence = re.match(r" *(```+)", line)
+        if closing:
+            closing = "" if fence and line.strip() == closing else closing
+        else:
+            is_item = re.match(r" +(?:[*-]|\d+\.) ", line)
+            more = -(-depth // 3) * 4 - depth if is_item or depth in (2, 3) else 0
+            closing = fence[1] if fence else ""
+            if re.match(r"\d+\. ", line) and lines and lines[-1].startswith("    "):
+                # After a second paragraph the next number would be taken for text.
+                lines.append("")
+        lines.append(" " * (more if line else 0) + line)
+    return "\n".join(lines) + "\n"
+
+
+def http_reference() -> str:
+    """Write the page of what HTTP offers, from the OpenAPI document."""
+    from gpusonde.collector.web.openapi import openapi
+
+    document = openapi()
+    lines = ["# HTTP paths", "How they are asked: [HTTP and the page](../docs/web.md). Each is a method of gRPC, too."]
+    for path, verbs in document["paths"].items():
+        for verb, operation in verbs.items():
+            lines.append(f"## `{verb.upper()} {path}`\n\n{operation['summary']}")
+            given = [(each["name"], each["schema"]) for each in operation.get("parameters", [])]
+            if body := operation.get("requestBody"):
+                lines.append(f"Body: {_schema_link(body['content']['application/json']['schema'])}")
+            lines.append(listing((f"`{name}`", _schema_link(schema)) for name, schema in given))
+            media = operation["responses"]["200"]["content"]
+            lines += [f"Answer: {_schema_link(each['schema']) if each else kind}" for kind, each in media.items()]
+    lines.append("## Messages")
+    for name, schema in document["components"]["schemas"].items():
+        fields = schema["properties"].items()
+        lines += [f"### {name}", listing((f"`{field}`", _schema_link(kind)) for field, kind in fields)]
+    return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def _schema_link(schema: Mapping[str, Any]) -> str:
+    """Return what a schema says of a field, in words."""
+    if reference := schema.get("$ref"):
+        name = reference.rpartition("/")[2]
+        return f"[{name}](#{name.lower().replace('.', '')})"
+    if "items" in schema:
+        return f"list of {_schema_link(schema['items'])}"
+    if "additionalProperties" in schema:
+        return f"map to {_schema_link(schema['additionalProperties'])}"
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    kind = schema["type"]
+    words = kind if isinstance(kind, str) else " or ".join(kind)
+    return f"{words} ({schema['format']})" if "format" in schema else words
+
+
 def main(arguments: list[str]) -> int:
     """Rewrite the pages, or with ``--check`` name those that are out of date; returns the exit code."""
+    if arguments[:1] == ["--site"]:
+        lay_out_site(Path(arguments[1]))
+        return 0
     stale = []
     checks = "--check" in arguments
     for path in [*pages(), *(ROOT / name for name in FILES)]:
