@@ -10,7 +10,7 @@ import numpy as np
 from compare import OWN, Case, Result
 from sets import SET_ASIDE
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.picture import EpochMarks, draw
 from gpusonde.epoch_detect import EpochDetection
 from gpusonde.epoch_detect.evaluation import TraceScore

@@ -32,7 +32,7 @@ def test_a_line_becomes_an_offer_in_base_units(tmp_path: Path, gpus: GpuCatalog)
     assert (offer.usd_per_hour, offer.billing, offer.price_date) == (0.5, "on_demand", "2026-01-31")
     assert offer.source.title == "Price list"
     assert offer.gpu_known
-    assert offer.describe() == "c r1 i1 (1x T4): 0.5 USD/h on demand, price of 2026-01-31"
+    assert offer.describe() == "c r1 i1 (1x T4): $0.500 per hour on demand, price of 2026-01-31"
 
 
 def test_empty_host_figures_are_none_not_zero(tmp_path: Path, gpus: GpuCatalog) -> None:

@@ -9,11 +9,12 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.cli.output import Output, RichScreen, Screen, TableFormat, TableScreen, to_json
@@ -226,3 +227,27 @@ def test_quantities_carry_their_unit() -> None:
 )
 def test_a_probability_never_claims_certainty(value: float, text: str) -> None:
     assert formatting.probability(value) == text
+
+
+def test_names_of_many_alike_things_are_told_as_their_number() -> None:
+    assert formatting.join_names(["T4"], "GPU") == "T4"
+    assert formatting.join_names(["T4", "V100", "A10G"], "GPU") == "T4, V100 and A10G"
+    assert formatting.join_names([f"G{i}" for i in range(8)], "GPU") == "8 GPUs (G0, G1, G2, G3, G4, G5, G6, G7)"
+
+
+def test_durations_of_jobs_have_the_unit_that_people_use() -> None:
+    assert [formatting.duration(value) for value in (17.38, 119, 150, 7200, 259135, float("inf"))] == [
+        "17.4 s", "119 s", "2.50 min", "2.00 h", "72.0 h", "-",
+    ]  # fmt: skip
+    assert formatting.percent(0.999, None) == "99.9 %"
+    assert formatting.percent(-0.125, 1, sign="+") == "-12.5 %"
+
+
+def test_times_of_day_have_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert formatting.local_time(1_760_000_000_000_000_000) == "2025-10-09 04:53:20 EDT"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -86,7 +86,7 @@ def test_no_file_is_printed_where_there_is_no_plan(tmp_path: Path, capsys: pytes
 def test_the_file_of_a_plan_that_breaks_a_limit_says_so(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = ("plan", "estimate", str(problem), "--group", "t4=2@128", "--emit", "slurm")
     out, err = said(capsys, *broken, code=1)
-    assert out.splitlines()[1].startswith("# WARNING: the given plan breaks a limit: with 95% confidence")
+    assert out.splitlines()[1].startswith("# WARNING: the given plan breaks a limit: with 95 % confidence")
     assert "is missed" in out.splitlines()[1]
     assert "the given plan breaks a limit" in err
     out, _ = said(capsys, "plan", "estimate", str(problem), *RUNS, "--emit", "slurm")
@@ -110,7 +110,7 @@ def test_the_solution_that_was_written_can_be_estimated_and_watched(
     solution = str(problem.with_name("s.json"))
     said(capsys, "plan", "solve", str(problem), "--out", solution)
     out, _ = said(capsys, "plan", "estimate", str(problem), "--plan", solution)
-    assert "the deadline of 7,200 s is kept" in out
+    assert "the deadline of 2.00 h is kept" in out
     progress = reports(problem.parent, [{"elapsed_s": 30.0, "completed_iterations": 130.0}])
     out, _ = said(capsys, "monitor", str(problem), "--plan", solution, "--progress", progress)
     assert "keep 4 x t4 @ 64" in out

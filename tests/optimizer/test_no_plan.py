@@ -119,14 +119,14 @@ def test_a_deadline_and_a_budget_that_nobody_keeps_get_the_plan_that_breaks_them
     assert solution.status is Status.INFEASIBLE
     assert solution.nearest is not None
     assert solution.nearest.estimate.time_s == pytest.approx(fastest.estimate.time_s)
-    assert "after the deadline (100.0%)" in solution.nearest.words
+    assert "after the deadline (100.0 %)" in solution.nearest.words
 
     cheapest = solve(dataclasses.replace(problem, objective=Objective.COST), STEPS)
     assert cheapest.estimate is not None
     poor = solve(dataclasses.replace(problem, budget_usd=cheapest.estimate.cost_usd / 1.25), STEPS)
     assert poor.nearest is not None
     assert poor.nearest.plan == cheapest.plan
-    assert "more than the budget (25.0%)" in poor.nearest.words
+    assert "more than the budget (25.0 %)" in poor.nearest.words
 
 
 def test_the_nearest_plan_breaks_the_limits_least_of_all_plans():
@@ -149,7 +149,7 @@ def test_what_a_little_more_money_buys_is_said():
     assert tight.status is Status.OPTIMAL
     assert "budget_usd" in tight.binding
     bought = {(each.limit, each.change): each for each in tight.relaxations}
-    more = bought["budget_usd", "+10%"]
+    more = bought["budget_usd", "+10 %"]
     assert more.plan == fastest.plan
     assert more.time_s == pytest.approx(fastest.estimate.time_s)
     assert "faster with" in more.words

@@ -15,6 +15,7 @@ from pathlib import Path
 from gpusonde.catalog.gpus import GpuCatalog, load_gpus
 from gpusonde.catalog.spec import DATA_DIRECTORY, Source, parse_sources, read_toml
 from gpusonde.errors import CatalogError, UnknownGpuError
+from gpusonde.formatting import dollars
 
 BILLINGS = ("on_demand", "spot")
 OFFER_COLUMNS = (
@@ -78,7 +79,7 @@ class Offer:
         share = "" if self.whole_gpu else "a fraction of "
         return (
             f"{self.provider} {self.region} {self.instance_type} ({share}{self.gpu_count}x {self.gpu_model}):"
-            f" {self.usd_per_hour:.4g} USD/h {self.billing.replace('_', ' ')}, {dated}"
+            f" {dollars(self.usd_per_hour)} per hour {self.billing.replace('_', ' ')}, {dated}"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.errors import CommandError
 

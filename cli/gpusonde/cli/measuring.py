@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import numpy as np
 
+from gpusonde import formatting
 from gpusonde.catalog import Precision
-from gpusonde.cli import formatting
 from gpusonde.cli.exchange_rates import ExchangeRates, ExchangeRatesPayload
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.errors import CommandError
@@ -188,7 +188,7 @@ class Predictions:
         measured = self._measured(row)
         if measured is None:
             return formatting.ABSENT, formatting.ABSENT
-        return formatting.number(measured), f"{100 * (row.epoch_latency_s / measured - 1):+.0f} %"
+        return formatting.number(measured), formatting.percent(row.epoch_latency_s / measured - 1, sign="+")
 
 
 def _name_row(row: LatencyPrediction) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.cli.parsing import OptionGroup, Parser
 from gpusonde.errors import TotalEpochsError
@@ -449,7 +448,7 @@ def render_runs(screen: Screen, runs: Sequence[RunInfo]) -> None:
                 run.host_name or formatting.ABSENT,
                 run.job_id or formatting.ABSENT,
                 " ".join(filter(None, ("active" if run.active else "ended", "(replayed)" if run.replayed else ""))),
-                local_time(run.start_unix_nano),
+                formatting.local_time(run.start_unix_nano),
                 formatting.number((run.end_unix_nano - run.start_unix_nano) / 1e9),
                 str(run.epoch_count) if run.verdict else "not yet",
                 formatting.number(run.period_s),
@@ -493,11 +492,6 @@ def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo]) -> 
         numeric=columns,
     )
     _render_statuses(screen, {epoch.status for epoch in epochs})
-
-
-def local_time(unix_nano: int) -> str:
-    """A time as a clock on the wall shows it."""
-    return datetime.fromtimestamp(unix_nano / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _since(run: RunInfo, unix_nano: int) -> float:

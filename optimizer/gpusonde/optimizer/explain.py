@@ -8,23 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from gpusonde.formatting import dollars, duration, percent
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
 from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, find_time_factor
 from gpusonde.optimizer.search.space import make_space
 from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Relaxation, objective_value, violation
 from gpusonde.optimizer.step_times import StepTimes
-
-
-def format_seconds(value: float) -> str:
-    """Return a time in words."""
-    return f"{value:.0f} s" if value >= 1000 else f"{value:.3g} s"
-
-
-def format_usd(value: float) -> str:
-    """Return an amount in words."""
-    return f"{value:.2f} USD" if value >= 1 else f"{value:.3g} USD"
-
 
 # Global batches are looked for up to this many units of samples; it bounds the work.
 _MOST_UNITS = 4_000_000
@@ -127,12 +117,14 @@ def _words(problem: Problem, estimate: PlanEstimate, batch: int) -> str:
         if problem.deadline_s is not None and estimate.time_at_confidence_s > problem.deadline_s * (1 + SLACK):
             over_s = estimate.time_at_confidence_s - problem.deadline_s
             said.append(
-                f"it ends {format_seconds(over_s)} after the deadline ({over_s / problem.deadline_s:.1%}), "
-                f"with a confidence of {100 * problem.confidence:.6g}%"
+                f"it ends {duration(over_s)} after the deadline ({percent(over_s / problem.deadline_s, 1)}), "
+                f"with a confidence of {percent(problem.confidence, None)}"
             )
         if problem.budget_usd is not None and estimate.cost_usd > problem.budget_usd * (1 + SLACK):
             over_usd = estimate.cost_usd - problem.budget_usd
-            said.append(f"it costs {format_usd(over_usd)} more than the budget ({over_usd / problem.budget_usd:.1%})")
+            said.append(
+                f"it costs {dollars(over_usd)} more than the budget ({percent(over_usd / problem.budget_usd, 1)})"
+            )
     return "; ".join(said) or "it keeps all limits"
 
 
@@ -155,10 +147,11 @@ def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> P
     gap = max(0.0, 1.0 - found.bound / found.value[0])
     if not found.complete:
         words = (
-            f"{searched}; the search ended before the others were excluded: no plan is better by more than {gap:.2%}."
+            f"{searched}; the search ended before the others were excluded: no plan is better by more than"
+            f" {percent(gap, 2)}."
         )
     elif tolerance:
-        words = f"{searched}; all others are better by {tolerance:.2%} at most, or not at all."
+        words = f"{searched}; all others are better by {percent(tolerance, 2)} at most, or not at all."
     else:
         words = f"{searched}; all others are excluded by bounds of their time and price."
     return Proof("exact", found.complete, found.bound, gap, words)
@@ -180,14 +173,14 @@ def describe_optimum(problem: Problem, found: SearchResult, tolerance: float) ->
     if not found.complete:
         proven = f"it is the best plan{kept} that was found in time"
     elif tolerance:
-        proven = f"no plan{kept} is {what} by more than {tolerance:.2%}"
+        proven = f"no plan{kept} is {what} by more than {percent(tolerance, 2)}"
     else:
         proven = f"no plan{kept} is {what}"
     kept_s = estimate.time_at_confidence_s
-    scatter = f" ({format_seconds(kept_s)} with {100 * problem.confidence:.6g}%)" if kept_s > estimate.time_s else ""
+    scatter = f" ({duration(kept_s)} with {percent(problem.confidence, None)})" if kept_s > estimate.time_s else ""
     return (
-        f"{plan}: {devices} GPU{'s' if devices > 1 else ''}, {format_seconds(estimate.time_s)}{scatter}, "
-        f"{format_usd(estimate.cost_usd)}; {proven}."
+        f"{plan}: {devices} GPU{'s' if devices > 1 else ''}, {duration(estimate.time_s)}{scatter}, "
+        f"{dollars(estimate.cost_usd)}; {proven}."
     )
 
 
@@ -292,10 +285,10 @@ def _changes(problem: Problem, plan: Plan) -> Iterator[tuple[str, list[tuple[str
     replace = dataclasses.replace
     if problem.deadline_s is not None:
         more = replace(problem, deadline_s=1.1 * problem.deadline_s)
-        yield "deadline_s", [("no limit", replace(problem, deadline_s=None)), ("+10%", more)]
+        yield "deadline_s", [("no limit", replace(problem, deadline_s=None)), ("+10 %", more)]
     if problem.budget_usd is not None:
         more = replace(problem, budget_usd=1.1 * problem.budget_usd)
-        yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10%", more)]
+        yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10 %", more)]
     quotas = [limit for limit in find_reached_limits(problem, plan) if limit.startswith("quota of ")]
     for limit in quotas[:_MOST_QUOTAS]:
         name = limit.removeprefix("quota of ")
@@ -310,6 +303,6 @@ def _relaxation(
 ) -> Relaxation:
     gain = 1.0 - objective_value(problem, estimate) / before
     what = "faster" if problem.objective is Objective.TIME else "cheaper"
-    price = f"{format_seconds(estimate.time_s)} and {format_usd(estimate.cost_usd)}"
-    words = f"{limit} {change}: {gain:.1%} {what} with {plan}, {price}"
+    price = f"{duration(estimate.time_s)} and {dollars(estimate.cost_usd)}"
+    words = f"{limit} {change}: {percent(gain, 1)} {what} with {plan}, {price}"
     return Relaxation(limit, change, plan, estimate.time_s, estimate.cost_usd, words)

@@ -16,6 +16,7 @@ from datetime import date
 from gpusonde.catalog import Offer, OfferCatalog
 from gpusonde.catalog.offers import latest_day
 from gpusonde.errors import ProblemError
+from gpusonde.formatting import dollars, join_names
 from gpusonde.optimizer.problem import Billing, MachineOffer
 
 
@@ -177,7 +178,7 @@ class OfferSelection:
     def reasons(self) -> dict[str, int]:
         """Return how many offers were left out by reason, the most frequent first; GPUs without limits as one."""
         without = [each.gpu for each in self.left_out if each.gpu]
-        joined = _NO_LIMITS.format(", ".join(sorted(set(without))))
+        joined = _NO_LIMITS.format(join_names(sorted(set(without)), "GPU"))
         return dict(Counter(joined if each.gpu else each.reason for each in self.left_out).most_common())
 
     def __add__(self, other: OfferSelection) -> OfferSelection:
@@ -275,7 +276,8 @@ def select_offers(candidates: list[PricedMachine], terms: Terms, left_out: list[
         else:
             offers[found.name] = found
             described[found.name] = (
-                f"{found.name}: {found.devices}x {found.device}, {found.usd_per_hour:.4g} USD/h, {candidate.priced}"
+                f"{found.name}: {found.devices}x {found.device}, {dollars(found.usd_per_hour)} per hour,"
+                f" {candidate.priced}"
             )
     names = sorted(offers)
     return OfferSelection(

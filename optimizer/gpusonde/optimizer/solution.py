@@ -82,7 +82,7 @@ class Relaxation:
 
     Attributes:
         limit: ``budget_usd``, ``deadline_s`` or ``quota of NAME``.
-        change: In words, such as "+10%".
+        change: In words, such as "+10 %".
         plan: Best plan then; None when there is still none.
         time_s: Its mean time; None likewise.
         cost_usd: Its mean cost; None likewise.

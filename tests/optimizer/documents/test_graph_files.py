@@ -40,9 +40,9 @@ def test_a_job_that_never_ran_is_planned_from_its_graph_and_the_answer_says_what
     assert {curve.origin for curve in found.job.curves.values()} == {CurveOrigin.GRAY_BOX}
     solution = solve_problem(found)
     assert solution["status"] == "optimal"
-    estimated = [note for note in solution["notes"] if "estimated from the network's graph" in note]
-    assert [note.partition(" are ")[0] for note in estimated] == ["the compute curves of T4, V100-SXM2-16GB"]
-    assert "90% of such estimates lie within -17% and +20%" in estimated[0]
+    (estimated,) = [note for note in solution["notes"] if "estimated from the network's graph" in note]
+    assert estimated.startswith("the compute curves of T4 and V100-SXM2-16GB are ")
+    assert "90 % of such estimates lie within -17 % and +20 %" in estimated
     assert any("when gradients are ready is assumed" in note for note in solution["notes"])
 
 

@@ -232,8 +232,8 @@ def test_gpus_without_a_curve_are_named_in_one_note():
 def test_a_confidence_is_written_as_it_was_given():
     document = parse(confidence=0.999)
     plan = parse_plan({"groups": [{"offer": "t4", "machines": 4, "batch_size": 64}]}, document.problem, "plan")
-    assert "with 99.9% confidence" in estimate_plan(document, plan)["why"]
-    assert "with 99.9%" in solve_problem(parse(confidence=0.999))["why"]
+    assert "with 99.9 % confidence" in estimate_plan(document, plan)["why"]
+    assert "with 99.9 %" in solve_problem(parse(confidence=0.999))["why"]
 
 
 def test_thousands_of_offers_are_refused():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 

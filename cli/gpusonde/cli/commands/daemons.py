@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict, TypeVar, cast
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, address, positive_number
 from gpusonde.errors import UsageError

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.output import JsonKey, Output, Screen, to_json
 from gpusonde.cli.parsing import Parser

@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen
 from gpusonde.cli.parsing import Parser, positive_integer
-from gpusonde.cli.runs_view import LevelPayload, level_payload, local_time
+from gpusonde.cli.runs_view import LevelPayload, level_payload
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def _print_alerts(client: Client, args: argparse.Namespace) -> None:
                 (
                     alert.job_id,
                     alert.state,
-                    local_time(alert.start_unix_nano),
-                    local_time(alert.end_unix_nano) if alert.end_unix_nano else formatting.ABSENT,
+                    formatting.local_time(alert.start_unix_nano),
+                    formatting.local_time(alert.end_unix_nano) if alert.end_unix_nano else formatting.ABSENT,
                     alert.reason,
                 )
                 for alert in alerts
@@ -234,12 +234,12 @@ def _render(screen: Screen, args: argparse.Namespace, jobs: Sequence[JobInfo]) -
             (
                 job.job_id,
                 f"{job.state} {formatting.probability(job.confidence)}" if job.confidence else job.state,
-                local_time(job.state_unix_nano),
+                formatting.local_time(job.state_unix_nano),
                 str(len({(member.agent_id, member.gpu_uuid) for member in job.members})),
                 str(len({member.host_name for member in job.members})),
                 _level(job),
                 formatting.percent(job.progress_ratio),
-                local_time(job.estimate.end_unix_nano) if job.estimate else formatting.ABSENT,
+                formatting.local_time(job.estimate.end_unix_nano) if job.estimate else formatting.ABSENT,
                 formatting.percent(job.goodput_ratio),
                 job.reason,
             )
@@ -272,24 +272,24 @@ def _level(job: JobInfo) -> str:
 
 def _render_details(screen: Screen, job: JobInfo) -> None:
     if (estimate := job.estimate) is not None:
-        low, high = local_time(estimate.end_low_unix_nano), local_time(estimate.end_high_unix_nano)
-        cycles = f"{estimate.epochs_done} cycles done, {estimate.epochs_left} left: " if estimate.epochs_left else ""
-        screen.line(
-            f"{cycles}ends at {local_time(estimate.end_unix_nano)} (90 % interval {low} to {high}), by {estimate.basis}"
+        end, low, high = map(
+            formatting.local_time, (estimate.end_unix_nano, estimate.end_low_unix_nano, estimate.end_high_unix_nano)
         )
+        cycles = f"{estimate.epochs_done} cycles done, {estimate.epochs_left} left: " if estimate.epochs_left else ""
+        screen.line(f"{cycles}ends at {end} (90 % interval {low} to {high}), by {estimate.basis}")
     if job.estimate_reason:
         screen.note(f"no estimate of the end: {job.estimate_reason}")
     for span in job.history:
-        length = formatting.seconds((span.end_unix_nano - span.start_unix_nano) / 1e9)
-        screen.line(f"{local_time(span.start_unix_nano)}  {span.state} for {length}")
+        length = formatting.duration((span.end_unix_nano - span.start_unix_nano) / 1e9)
+        screen.line(f"{formatting.local_time(span.start_unix_nano)}  {span.state} for {length}")
     for deviation in job.deviations:
         screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
     for device in job.slow_devices:
         place = "/".join(filter(None, [device.host_name or device.agent_id, device.gpu_uuid]))
         screen.line(f"drags: {place}, p {device.probability:.2f}: {device.evidence}")
     for alert in job.alerts:
-        over = f"over at {local_time(alert.end_unix_nano)}" if alert.end_unix_nano else "not over"
-        screen.line(f"{local_time(alert.start_unix_nano)}  alert: {alert.state}, {over}: {alert.reason}")
+        over = f"over at {formatting.local_time(alert.end_unix_nano)}" if alert.end_unix_nano else "not over"
+        screen.line(f"{formatting.local_time(alert.start_unix_nano)}  alert: {alert.state}, {over}: {alert.reason}")
 
 
 def _payload(job: JobInfo) -> JobPayload:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen, to_json
@@ -472,17 +472,6 @@ def plan_text(plan: Mapping[str, Any] | None) -> str:
     return " + ".join(f"{group['machines']} x {group['offer']} @ {group['batch_size']}" for group in plan["groups"])
 
 
-def hours(seconds: float | None) -> str:
-    """A duration that may be minutes or weeks."""
-    if seconds is None:
-        return formatting.ABSENT
-    if seconds < 120:
-        return f"{formatting.number(seconds)} s"
-    if seconds < 2 * 3600:
-        return f"{formatting.number(seconds / 60)} min"
-    return f"{formatting.number(seconds / 3600)} h"
-
-
 def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str, Any]) -> None:
     columns = ("machines", "batch per GPU")
     screen.table(
@@ -495,7 +484,7 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
     if estimate["checkpoint_interval_s"] is not None:
         screen.line(
             f"{formatting.number(estimate['preemptions'])} preemptions are reckoned with, and a checkpoint after every"
-            f" {hours(estimate['checkpoint_interval_s'])} of work"
+            f" {formatting.duration(estimate['checkpoint_interval_s'])} of work"
         )
     elif estimate["preemptions"]:
         screen.line(f"{formatting.number(estimate['preemptions'])} preemptions are reckoned with, and no checkpoint")
@@ -510,8 +499,8 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
 
 def _figures(estimate: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     return (
-        hours(estimate["time_s"]),
-        hours(estimate["time_at_confidence_s"]),
+        formatting.duration(estimate["time_s"]),
+        formatting.duration(estimate["time_at_confidence_s"]),
         formatting.dollars(estimate["cost_usd"]),
         formatting.dollars(estimate["cost_at_confidence_usd"]),
         formatting.dollars(estimate["usd_per_hour"]),
@@ -525,7 +514,7 @@ def is_news(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
     """Print a recommendation: when, what to do, and what comes of it."""
-    screen.heading(f"after {hours(found['at_s'])}: {_ACTIONS[found['kind']]} {_of_kind(found)}".rstrip())
+    screen.heading(f"after {formatting.duration(found['at_s'])}: {_ACTIONS[found['kind']]} {_of_kind(found)}".rstrip())
     screen.line(found["why"])
     throughput, projection = found["throughput"], found["projection"]
     if throughput is not None:
@@ -535,8 +524,9 @@ def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
             f" {formatting.number(found['remaining_iterations'])} left"
         )
     if projection is not None:
+        end, low, high = (formatting.duration(projection[key]) for key in ("end_s", "low_s", "high_s"))
         screen.line(
-            f"ends after {hours(projection['end_s'])} ({hours(projection['low_s'])} to {hours(projection['high_s'])}),"
+            f"ends after {end} ({low} to {high}),"
             f" spent {formatting.dollars(found['spent_usd'])}, in all {formatting.dollars(found['expected_usd'])}"
         )
     for word in ("launch", "end"):
@@ -548,7 +538,7 @@ def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
     if found["fallback"] is not None:
         screen.line(
             f"if all spot machines go: {plan_text(found['fallback'])} keeps it until"
-            f" {hours(found['fallback_before_s'])}"
+            f" {formatting.duration(found['fallback_before_s'])}"
         )
 
 

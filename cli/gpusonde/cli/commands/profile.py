@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.errors import check_writable
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import (

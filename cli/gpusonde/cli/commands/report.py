@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.commands.detect import ALL_GPUS, add_trace_options, read_gpus
 from gpusonde.cli.commands.epochs import find_run
 from gpusonde.cli.connection import add_collector_options, connect

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.commands.detect import ALL_GPUS, add_trace_options, read_gpus
 from gpusonde.cli.demo.processes import DemoProcess, stopped_by_signals
 from gpusonde.cli.output import JsonKey, Output

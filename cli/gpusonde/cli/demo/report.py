@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from gpusonde import formatting
 from gpusonde.catalog import CostedOffer, Offer, cheapest, fastest, rank_offers
-from gpusonde.cli import formatting
 from gpusonde.cli.commands.catalog import OfferPayload, offer_payload
 from gpusonde.cli.measuring import Predictions, PredictPayload
 from gpusonde.cli.output import JsonKey, Screen

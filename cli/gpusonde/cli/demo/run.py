@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gpusonde import formatting
 from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus, load_offers
-from gpusonde.cli import formatting
 from gpusonde.cli.demo.processes import DemoProcess, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
 from gpusonde.cli.measuring import from_answer

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names, positive_integer, ratio

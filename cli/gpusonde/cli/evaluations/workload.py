@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.report.story import RunStory
 from gpusonde.epoch_detect import Cycle, EpochDetection
 from gpusonde.formats.v1 import perfetto_pb2 as pb

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.measuring import Predictions, from_answer, from_trace
 from gpusonde.cli.runs_view import Progress, local_time, summarise_trace
 from gpusonde.epoch_detect import EpochDetection, EpochTracker, detect

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.exchange_rates import ExchangeRatesPayload
 from gpusonde.cli.output import JsonKey, Screen
 

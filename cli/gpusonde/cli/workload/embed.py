@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, whole_number

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.connection import client_security
 from gpusonde.cli.workload.answers import StepPayload, StepsPayload, row, unanswered
 from gpusonde.cli.workload.sources import read_graphs

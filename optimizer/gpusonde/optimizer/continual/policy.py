@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from gpusonde.formatting import dollars, duration
 from gpusonde.optimizer.continual.candidates import CandidateFinder, PlanCandidate, WatchedJob, score
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.progress import Throughput
@@ -110,7 +111,7 @@ class Policy:
         if (best is None or not best.spot) and objective is Objective.COST and math.isfinite(expiry_s):
             until_s = self._waits_until(at, best, idle_since_s)
             if until_s > at.now_s:
-                dearer = f" rather than pay {best.usd:.2f} USD on demand" if best is not None else ""
+                dearer = f" rather than pay {dollars(best.usd)} on demand" if best is not None else ""
                 return PolicyDecision(
                     None,
                     f"no spot capacity at present; there is time to wait for it{dearer}",
@@ -163,7 +164,7 @@ class Policy:
         if late:
             why = "behind, but not certainly: the fluctuation may pass"
         if dear:
-            why = f"the job is expected to cost {at.spent_usd + stay.usd:.2f} USD, above its budget"
+            why = f"the job is expected to cost {dollars(at.spent_usd + stay.usd)}, above its budget"
         return PolicyDecision(stay, why, at_risk=late or dear, fallback=fallback, again_s=min(again_s, expiry_s))
 
     def _leave_spot(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback) -> PolicyDecision:
@@ -199,12 +200,12 @@ class Policy:
             return None
         if self._problem.objective is Objective.TIME:
             gains = self._gain(stay.end_s, other.end_s, at.now_s)
-            than = f"{other.end_s - at.now_s:.0f} s instead of {stay.end_s - at.now_s:.0f} s"
+            than = f"{duration(other.end_s - at.now_s)} instead of {duration(stay.end_s - at.now_s)}"
         else:
             # Until the others are there the running plan does the work: with little left, nothing is saved.
             worthwhile = stay.run.running_s > _LEAST_LEFT * other.wait_s
             gains = worthwhile and other.usd * self._options.improvement < stay.usd
-            than = f"{other.usd:.2f} USD instead of {stay.usd:.2f} USD"
+            than = f"{dollars(other.usd)} instead of {dollars(stay.usd)}"
         return PolicyDecision(other, f"{other.plan} does the rest for {than}", fallback=fallback) if gains else None
 
     def _best_effort(self, at: WatchedJob, fallback: Fallback | None, expiry_s: float) -> PolicyDecision:

@@ -14,6 +14,7 @@ from typing import Annotated
 from gpusonde.catalog import GpuCatalog, UnknownGpuError
 from gpusonde.documents import ListOf, Number, Text, Whole
 from gpusonde.errors import DocumentError, ProblemError
+from gpusonde.formatting import join_names
 from gpusonde.optimizer.problem import BatchSize
 from gpusonde.optimizer.step_times import DEFAULT_SHARING
 from gpusonde.simulator.allreduce import AllreduceMeasurement, ModelKind
@@ -192,7 +193,7 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
 def _curves_note(devices: Sequence[str], words: str) -> str:
     if len(devices) == 1:
         return f"the compute curve of {devices[0]} is {words}; 'gpusonde profile' measures it"
-    return f"the compute curves of {', '.join(devices)} are {words}; 'gpusonde profile' measures them"
+    return f"the compute curves of {join_names(devices, 'GPU')} are {words}; 'gpusonde profile' measures them"
 
 
 def device_name(name: str, gpus: GpuCatalog) -> str:

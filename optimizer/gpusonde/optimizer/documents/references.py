@@ -27,6 +27,7 @@ from gpusonde.catalog import (
 )
 from gpusonde.documents import ListOf, Number, Text, check_format, parse, read_document, to_plain
 from gpusonde.errors import DocumentError, GraphError, ModelError, ProblemError, TableError
+from gpusonde.formatting import percent
 from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
 from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
@@ -337,7 +338,8 @@ def _estimated_curves(
 def _note(found: Sequence[WorkloadPrediction], estimated_limit: int | None) -> str:
     low = min(each.low_s / each.seconds for each in found) - 1
     high = max(each.high_s / each.seconds for each in found) - 1
-    words = [f"{found[0].coverage:.0%} of such estimates lie within {low:+.0%} and {high:+.0%}"]
+    within = f"{percent(low, sign='+')} and {percent(high, sign='+')}"
+    words = [f"{percent(found[0].coverage)} of such estimates lie within {within}"]
     if estimated_limit is not None:
         words.append(
             f"that batches of {estimated_limit} fit into its memory is estimated too, largest_batch says better"

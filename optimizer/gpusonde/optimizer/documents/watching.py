@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from gpusonde.documents import ListOf, Number, Whole, parse, parse_json, to_plain
 from gpusonde.errors import DocumentError, ProblemError
+from gpusonde.formatting import dollars, duration, percent
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.fleet import Machine, Notice, NoticeKind, ReportedCloud
 from gpusonde.optimizer.documents.problem import (
@@ -86,13 +87,14 @@ def _judgement(problem: Problem, found: PlanEstimate) -> list[str]:
     if problem.deadline_s is not None:
         is_kept = found.time_at_confidence_s <= problem.deadline_s
         words.append(
-            f"with {100 * problem.confidence:.6g}% confidence it takes {found.time_at_confidence_s:,.0f} s,"
-            f" the deadline of {problem.deadline_s:,.0f} s is {'kept' if is_kept else 'missed'}"
+            f"with {percent(problem.confidence, None)} confidence it takes"
+            f" {duration(found.time_at_confidence_s)},"
+            f" the deadline of {duration(problem.deadline_s)} is {'kept' if is_kept else 'missed'}"
         )
     if problem.budget_usd is not None:
         is_kept = found.cost_usd <= problem.budget_usd
         words.append(
-            f"it costs {found.cost_usd:,.2f} USD, the budget of {problem.budget_usd:,.2f} USD is"
+            f"it costs {dollars(found.cost_usd)}, the budget of {dollars(problem.budget_usd)} is"
             f" {'kept' if is_kept else 'exceeded'}"
         )
     return words or ["there is neither a deadline nor a budget"]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
+from gpusonde.formatting import dollars, duration, percent
 from gpusonde.optimizer.paper.space import banchor_plans, count_plans, list_plans, paper_batches
 from gpusonde.optimizer.problem import Objective, Plan, Problem
 from gpusonde.optimizer.solution import (
@@ -110,7 +111,8 @@ def _solution(problem: Problem, found: _Found, *, exhaustive: bool, complete: bo
         why = f"none of {looked} satisfies deadline and budget"
         if found.nearest is not None:
             excess, plan, estimate = found.nearest
-            words = f"{plan} takes {estimate.time_s:.0f} s and {estimate.cost_usd:.2f} USD: {excess - 1:.1%} too much"
+            takes = f"{plan} takes {duration(estimate.time_s)} and {dollars(estimate.cost_usd)}"
+            words = f"{takes}: {percent(excess - 1, 1)} too much"
             nearest = Nearest(plan, estimate, plan.global_batch(problem.offers), words)
         proof = Proof("paper", complete, None, None, "every plan was looked at" if complete else "nothing is proven")
         status = Status.INFEASIBLE if complete else Status.UNKNOWN

@@ -1,11 +1,16 @@
-"""Quantities as a reader sees them: rounded to what they are worth, with their unit."""
+"""Quantities as a reader sees them, in every command, answer and remark: rounded, with their unit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 ABSENT = "-"
+# A time is told in seconds and in minutes up to here.
+_SECONDS_BELOW_S, _MINUTES_BELOW_S = 120.0, 7200.0
+# So many can be counted at a glance.
+_MOST_NAMES = 6
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -29,9 +34,20 @@ def interval(low: float, high: float) -> str:
     return ABSENT if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
 
 
-def percent(ratio: float | None, digits: int = 0) -> str:
-    """A ratio as percent."""
-    return ABSENT if ratio is None or not math.isfinite(ratio) else f"{100 * ratio:.{digits}f} %"
+def duration(value: float | None) -> str:
+    """A time that may be minutes or weeks, such as that of a whole job."""
+    if value is None or not math.isfinite(value) or value < _SECONDS_BELOW_S:
+        return seconds(value)
+    if value < _MINUTES_BELOW_S:
+        return f"{number(value / 60)} min"
+    return f"{number(value / 3600)} h"
+
+
+def percent(ratio: float | None, digits: int | None = 0, sign: str = "") -> str:
+    """A ratio as percent with so many decimals, with None as it was given; a ``sign`` of ``+`` shows both."""
+    if ratio is None or not math.isfinite(ratio):
+        return ABSENT
+    return f"{100 * ratio:{sign}.6g} %" if digits is None else f"{100 * ratio:{sign}.{digits}f} %"
 
 
 def probability(value: float) -> str:
@@ -63,8 +79,20 @@ def count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
+def join_names(names: Sequence[str], noun: str) -> str:
+    """Names of alike things in a sentence; of many also how many there are: ``12 GPUs (A, B, ...)``."""
+    if len(names) > _MOST_NAMES:
+        return f"{count(len(names), noun)} ({', '.join(names)})"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def iso_time(unix_nano: int) -> str:
     """A time as ISO 8601 in UTC, to the microsecond."""
     whole_seconds, nano = divmod(unix_nano, 10**9)
     moment = datetime.fromtimestamp(whole_seconds, tz=timezone.utc).replace(microsecond=nano // 1000)
     return moment.isoformat(timespec="microseconds")
+
+
+def local_time(unix_nano: int) -> str:
+    """A time as a clock on the wall shows it, with its zone."""
+    return datetime.fromtimestamp(unix_nano / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
