@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpusonde import formatting
+from gpusonde.cli import formatting
 from gpusonde.cli.measuring import Predictions, from_answer, from_traces
-from gpusonde.cli.runs_view import Progress, summarise_trace
+from gpusonde.cli.runs_view import Progress, local_time, summarise_trace
 from gpusonde.epoch_detect import EpochDetection, EpochTracker, detect
 from gpusonde.epoch_detect.progress import JobState, PaceWatch, StateSpan, StateWatch
 from gpusonde.errors import CollectorError, CommandError, GpusondeError
@@ -143,8 +143,8 @@ def story_of_run(client: Client, run: RunInfo, *, with_predictions: bool) -> Run
         "job": " ".join(filter(None, (run.scheduler, run.job_id))) or "none",
         "host": run.host_name or run.agent_id,
         "GPUs": f"{len(gpus)} ({run.product_name or run.gpu_uuid})",
-        "began": formatting.local_time(run.start_unix_nano),
-        "ended": "it goes on" if run.active else formatting.local_time(run.end_unix_nano),
+        "began": local_time(run.start_unix_nano),
+        "ended": "it goes on" if run.active else local_time(run.end_unix_nano),
         "duration": formatting.seconds((run.end_unix_nano - run.start_unix_nano) / 1e9),
     }
     if job is not None:
@@ -206,7 +206,7 @@ def _read_gpus(client: Client, run: RunInfo, job: JobInfo | None) -> tuple[list[
     if ticks > _MOST_TICKS:
         start = round(end - (end - start) * _MOST_TICKS / ticks)
         notes.append(
-            f"the run has about {ticks:,} ticks; those since {formatting.local_time(start)} are told, which leaves"
+            f"the run has about {ticks:,} ticks; those since {local_time(start)} are told, which leaves"
             f" {formatting.seconds((end - start) / 1e9)}"
         )
     read = [client.read_samples(uuid, start_unix_nano=start, end_unix_nano=end) for uuid in uuids]
@@ -284,24 +284,32 @@ def _goodput(states: Sequence[StateSpan]) -> float:
 
 
 def _predict(gpus: Sequence[Trace], detection: EpochDetection) -> tuple[Predictions | None, str]:
-    """Predict the epochs elsewhere; one GPU is what a trace can tell of."""
-    from gpusonde.catalog import load_gpus
+    """Predict the epochs on as many of each other GPU, or say why not."""
+    from gpusonde.catalog import load_gpus, load_offers
     from gpusonde.predictor.crossgpu import LatencyModel
     from gpusonde.simulator.parallel import ParallelPredictor, Placement
 
-    if len(gpus) > 1:
-        return None, "traces of several GPUs do not say how those are joined; 'gpusonde predict' can be told"
-    if detection.verdict != "epochs":
-        return None, "without epochs there is nothing to predict"
     catalog = load_gpus()
     try:
-        source = from_traces(gpus[:1], None, detection.period_s, catalog)
+        source = from_traces(gpus, None, None, catalog, detect=lambda: detection)
     except GpusondeError as error:
         return None, str(error)
     measurement, model = source.measurement, LatencyModel.shipped()
+    here = source.here or Placement(measurement.gpu)
     targets = [Placement(spec, counted=False) for spec in catalog.specs]
-    rows = ParallelPredictor(()).predict(model, measurement, source.here or Placement(measurement.gpu), targets)
-    return Predictions(measurement.gpu.name, detection.period_s, rows, model.version), ""
+    rows = ParallelPredictor(load_offers().all if here.gpu_count > 1 else ()).predict(model, measurement, here, targets)
+    return (
+        Predictions(
+            measurement.gpu.name,
+            measurement.epoch_latency_s,
+            rows,
+            model.version,
+            [source.note] if source.note else [],
+            source_gpu_count=here.gpu_count,
+            source_host_count=here.host_count,
+        ),
+        "",
+    )
 
 
 def _errors(gpus: Sequence[Trace]) -> list[StoryEvent]:
