@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpusonde.cli import formatting
+from gpusonde import formatting
 from gpusonde.cli.measuring import Predictions, from_answer, from_traces
-from gpusonde.cli.runs_view import Progress, local_time, summarise_trace
+from gpusonde.cli.runs_view import Progress, summarise_trace
 from gpusonde.epoch_detect import EpochDetection, EpochTracker, detect
 from gpusonde.epoch_detect.progress import JobState, PaceWatch, StateSpan, StateWatch
 from gpusonde.errors import CollectorError, CommandError, GpusondeError
@@ -143,8 +143,8 @@ def story_of_run(client: Client, run: RunInfo, *, with_predictions: bool) -> Run
         "job": " ".join(filter(None, (run.scheduler, run.job_id))) or "none",
         "host": run.host_name or run.agent_id,
         "GPUs": f"{len(gpus)} ({run.product_name or run.gpu_uuid})",
-        "began": local_time(run.start_unix_nano),
-        "ended": "it goes on" if run.active else local_time(run.end_unix_nano),
+        "began": formatting.local_time(run.start_unix_nano),
+        "ended": "it goes on" if run.active else formatting.local_time(run.end_unix_nano),
         "duration": formatting.seconds((run.end_unix_nano - run.start_unix_nano) / 1e9),
     }
     if job is not None:
@@ -206,7 +206,7 @@ def _read_gpus(client: Client, run: RunInfo, job: JobInfo | None) -> tuple[list[
     if ticks > _MOST_TICKS:
         start = round(end - (end - start) * _MOST_TICKS / ticks)
         notes.append(
-            f"the run has about {ticks:,} ticks; those since {local_time(start)} are told, which leaves"
+            f"the run has about {ticks:,} ticks; those since {formatting.local_time(start)} are told, which leaves"
             f" {formatting.seconds((end - start) / 1e9)}"
         )
     read = [client.read_samples(uuid, start_unix_nano=start, end_unix_nano=end) for uuid in uuids]
