@@ -310,18 +310,6 @@ def _meaning(text: str) -> str:
 # --- the catalogue: docs/catalog.md ---
 
 
-def ambiguous_gpus() -> str:
-    """Draw what names of several GPUs are taken for."""
-    from gpusonde.catalog import load_gpus
-
-    names: dict[tuple[str, str], list[str]] = {}
-    for entry in load_gpus().ambiguous:
-        others = [f"{other} (not in the catalogue)" for other in entry.others]
-        names.setdefault((entry.candidates[0], ", ".join([*entry.candidates[1:], *others])), []).append(entry.name)
-    rows = ((", ".join(alike), *meant) for meant, alike in names.items())
-    return table(("name", "taken for", "also possible"), rows)
-
-
 def gpus_from_memory() -> str:
     """List the GPUs of which no figure was looked up."""
     from gpusonde.catalog import load_gpus
@@ -346,7 +334,6 @@ FILES: Mapping[str, Callable[[], str]] = {
 }
 
 GENERATORS: Mapping[str, Callable[..., str]] = {
-    "ambiguous-gpus": ambiguous_gpus,
     "gpus-from-memory": gpus_from_memory,
     "trace-formats": trace_formats,
     "document-keys": document_keys,
