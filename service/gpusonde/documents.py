@@ -17,6 +17,7 @@ raises ``DocumentError`` with its own key.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -386,16 +387,17 @@ def to_plain(value: Any) -> Any:
 
 
 def read_document(path: Path, largest_bytes: int = LARGEST_DOCUMENT_BYTES) -> dict[str, Any]:
-    """Read a document; files called ``*.toml`` are TOML, all others JSON.
+    """Read a document; files called ``*.toml`` are TOML, all others JSON; what ``-`` names is on stdin, and either.
 
     Raises:
         DocumentError: It is too large, cannot be parsed or is no object.
         OSError: It cannot be read.
     """
     # Read before it is measured: a pipe has no size.
-    with path.open("rb") as file:
+    is_stdin = str(path) == "-"
+    with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
         data = file.read(largest_bytes + 1)
-    if path.suffix == ".toml":
+    if path.suffix == ".toml" or (is_stdin and not data.lstrip().startswith(b"{")):
         return _checked(_toml(_decode(data, largest_bytes)))
     return parse_json(data, largest_bytes=largest_bytes)
 

@@ -45,6 +45,7 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("watch a training job from its GPU's metrics alone, from sampling to the best offer", "demo"),
+    "advise": Command("say what a trace's job is, where it would run how fast and what to rent", "commands.advise"),
     "view": Command("show trace files on the collector's page, without a collector", "commands.view"),
     "detect": Command("find the training epochs of one trace", "commands.detect"),
     "report": Command("write one run into a file, for people or for Perfetto", "commands.report"),

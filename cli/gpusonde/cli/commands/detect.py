@@ -281,8 +281,8 @@ def _told_role(text: str) -> tuple[float, CycleRole]:
     return duration_s(period), CycleRole(name)
 
 
-def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
-    """Draw a trace with what was found in it."""
+def plot(path: Path, trace: Trace, detection: EpochDetection, advice: str = "") -> None:
+    """Draw a trace with what was found in it, and what follows from it in a few words."""
     from gpusonde.cli.picture import EpochMarks, LevelMarks, draw
 
     name = trace.gpu_model or trace.gpu_uuid
@@ -291,7 +291,7 @@ def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
         if detection.verdict == "epochs"
         else [detection.reason]
     )
-    facts += [f"{detection.mode} mode"]
+    facts += [advice or f"{detection.mode} mode"]
     if "generated" in trace.attributes:
         facts.insert(0, "generated trace")
     marks = EpochMarks(
@@ -320,12 +320,13 @@ def told_as(detection: EpochDetection) -> str:
     return "cycle" if detection.role in ("unknown", "evaluation") else f"{detection.role} cycle"
 
 
-def may_be(detection: EpochDetection) -> str:
+def may_be(role: str, period_s: float) -> str:
     """Say what a cycle can be that the metrics do not tell apart, and what does."""
-    period = formatting.seconds(detection.period_s).replace(" ", "").replace(",", "")
-    kinds = "an epoch with its evaluation, or a part of one"
-    if detection.role == "unknown":
-        kinds = "an epoch, or an evaluation or a checkpoint"
+    period = formatting.seconds(period_s).replace(" ", "").replace(",", "")
+    kinds = {
+        "unknown": "an epoch, or an evaluation or a checkpoint",
+        "evaluation": "an epoch with its evaluation, or a part of one",
+    }.get(role, f"a {role}, or an epoch after all")
     return f"{kinds}: the metrics do not tell; --total-epochs N or --role {period}=epoch says what it is"
 
 
@@ -435,7 +436,7 @@ def render_verdict(screen: Screen, args: argparse.Namespace, trace: Trace, detec
     if detection.reason:
         screen.line(detection.reason)
     if detection.verdict == "epochs" and told_as(detection) == "cycle":
-        screen.line(may_be(detection))
+        screen.line(may_be(detection.role, detection.period_s))
     if detection.run_state is not None:
         screen.line(
             f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"

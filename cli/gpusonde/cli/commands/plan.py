@@ -9,33 +9,68 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde import formatting
+from gpusonde.cli.commands.detect import shown
+from gpusonde.cli.commands.predict import add_run_options, check_run, predict_run_of, run_id_of
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen, to_json
-from gpusonde.cli.parsing import Parser, duration_s, positive_number
+from gpusonde.cli.parsing import Parser, duration_s, names, positive_integer, positive_number
 from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
+    from gpusonde.cli.posing import PosedProblem, Terms
     from gpusonde.collector.client import PlanningClient
+    from gpusonde.optimizer.documents.problem import ProblemDocument
 
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
 _EXIT_NO_PLAN = 1
-_KEEPS_LIMITS = ("optimal", "feasible")
+KEEPS_LIMITS = ("optimal", "feasible")
+# What only a job of which no problem file tells is described by.
+_OF_RUN = (
+    "trace",
+    "runs",
+    "run",
+    "job",
+    "gpu_model",
+    "epoch_s",
+    "precision",
+    "row",
+    "model",
+    "gpu",
+    "gpus",
+    "interval_s",
+    "column",
+    "total_epochs",
+    "steps_per_epoch",
+    "role",
+    "epochs",
+    "deadline",
+    "budget",
+    "objective",
+    "batch_size",
+    "quota",
+    "providers",
+    "targets",
+)
 
 
 def add_plan_options(parser: Parser) -> None:
     """Declare ``gpusonde plan``."""
     parser.description = (
-        "Say what to rent for a training job, from a problem file (docs/planning.md). 'solve' finds the best plan, "
-        "'pareto' lists the plans that no other one beats in both time and cost, 'estimate' says what a given plan "
-        "takes and costs. Computed here, or by a collector with --collector."
+        "Say what to rent for a training job, from a problem file (docs/planning.md) or from one run and --epochs. "
+        "'solve' finds the best plan, 'pareto' lists the plans that no other one beats in both time and cost, "
+        "'estimate' says what a given plan takes and costs, 'init' prints the problem of a run as a file to change. "
+        "Computed here, or by a collector with --collector."
     )
-    parser.add_argument("action", choices=["solve", "pareto", "estimate"], help="what is asked")
-    parser.add_argument("problem", type=Path, metavar="PROBLEM", help="problem file: .toml, else JSON")
+    parser.add_argument("action", choices=["solve", "pareto", "estimate", "init"], help="what is asked")
+    parser.add_argument(
+        "problem", type=Path, nargs="?", metavar="PROBLEM", help="problem file: .toml, else JSON; - for either on stdin"
+    )
     parser.add_argument("--method", choices=["exact", "paper"], help="solve: exact (default), or the published search")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="estimate: the plan, or the solution that has it")
     parser.add_argument(
@@ -54,7 +89,43 @@ def add_plan_options(parser: Parser) -> None:
         choices=["skypilot", "slurm", "aws-cli", "k8s-job"],
         help="solve, estimate: print a file that starts the plan, to be run by hand; the answer goes to stderr",
     )
+    add_terms_options(parser)
+    add_run_options(parser, "a run, instead of PROBLEM (one of --trace, --runs, --run, --job, and --gpu-model)")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="model of 'gpusonde train', for the run")
     add_collector_options(parser, default=None, otherwise="computing here")
+
+
+def add_terms_options(parser: Parser) -> None:
+    """Declare what ``terms_of`` makes of the arguments: what is wanted of a job that no problem file tells."""
+    group = parser.add_argument_group("what is wanted of the run's job")
+    group.add_argument("--epochs", type=positive_integer, metavar="N", help="epochs to train")
+    group.add_argument("--deadline", type=duration_s, metavar="TIME", help="in which to end from now, such as 24h")
+    group.add_argument("--budget", type=positive_number, metavar="USD", help="most that it may cost on average")
+    group.add_argument("--objective", choices=["cost", "time"], help="what is to be small (default: cost)")
+    group.add_argument("--batch-size", type=positive_integer, metavar="N", help="batch per GPU of the run")
+    group.add_argument(
+        "--quota", type=positive_integer, metavar="N", help="machines of each kind you may rent (default: 8)"
+    )
+    group.add_argument("--providers", type=names, metavar="A,B", help="clouds to rent from (default: all)")
+    group.add_argument("--targets", type=names, metavar="A,B", help="GPUs to rent (default: all)")
+
+
+def terms_of(args: argparse.Namespace) -> Terms:
+    """Return what is wanted of a job."""
+    from gpusonde.catalog import load_gpus
+    from gpusonde.cli.posing import Terms
+
+    return Terms(
+        epochs=args.epochs,
+        deadline_s=args.deadline,
+        budget_usd=args.budget,
+        objective=args.objective or "cost",
+        batch_size=args.batch_size,
+        steps_per_epoch=args.steps_per_epoch,
+        quota=args.quota,
+        providers=args.providers or (),
+        gpus=None if args.targets is None else [load_gpus().resolve(name).spec.name for name in args.targets],
+    )
 
 
 def group(text: str) -> dict[str, Any]:
@@ -73,13 +144,19 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_writable(args.out)
     output = Output(as_json=args.json)
-    problem = _problem(args)
+    posed = _posed(args, output) if args.problem is None else None
+    if args.action == "init":
+        assert posed is not None  # noqa: S101 - as _check_plan has it
+        return _init(args, output, posed)
+    problem = _problem(args) if posed is None else posed.document
     if args.action == "pareto":
         front = _pareto(args, problem)
+        front["notes"] = [*([] if posed is None else posed.assumed), *front["notes"]]
         output.result(front, lambda screen: render_front(screen, front))
         return 0 if front["points"] else _EXIT_NO_PLAN
     plan = given_plan(args.plan, args.group) if args.action == "estimate" else None
     solution = _solve(args, problem) if plan is None else _estimate(args, problem, plan)
+    solution["notes"] = [*([] if posed is None else posed.notes_on(solution["plan"])), *solution["notes"]]
     if args.out is not None:
         write_json(args.out, solution)
     if args.emit:
@@ -92,11 +169,24 @@ def run_plan(args: argparse.Namespace) -> int:
         sys.stdout.write(launch)
     else:
         output.result(solution, lambda screen: render_solution(screen, solution))
-    return 0 if solution["status"] in _KEEPS_LIMITS else _EXIT_NO_PLAN
+    return 0 if solution["status"] in KEEPS_LIMITS else _EXIT_NO_PLAN
 
 
 def _check_plan(args: argparse.Namespace) -> None:
     estimating = args.action == "estimate"
+    of_run = [name for name in _OF_RUN if getattr(args, name) not in (None, [])]
+    if args.problem is not None and of_run:
+        raise UsageError(
+            f"--{of_run[0].replace('_', '-')} belongs to a run, not to a problem file, which has keys for it"
+        )
+    if args.problem is None:
+        if not of_run:
+            raise UsageError("give a PROBLEM file, or --trace TRACE (or another run) with --epochs N")
+        check_run(args, used=("steps_per_epoch",))
+        if args.epochs is None:
+            raise UsageError("a run needs --epochs N, how many are to be trained")
+    if args.action == "init" and args.problem is not None:
+        raise UsageError("init writes a problem file from a run, --trace TRACE with --epochs N, and takes none")
     if estimating and (args.plan is None) == (args.group is None):
         raise UsageError("estimate needs --plan FILE or --group OFFER=N@BATCH, one of them")
     if not estimating and (args.plan or args.group):
@@ -107,8 +197,44 @@ def _check_plan(args: argparse.Namespace) -> None:
         raise UsageError("--time-limit-s belongs to solve and pareto without --collector, which has its own limit")
     if args.out and args.action == "pareto":
         raise UsageError("--out belongs to solve and estimate; pareto prints its list with --json")
-    if args.emit and (args.action == "pareto" or args.json):
+    if args.emit and (args.action in ("pareto", "init") or args.json):
         raise UsageError("--emit belongs to solve and estimate without --json: it prints a file")
+
+
+def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
+    """Pose the problem of the run that the arguments name, which ``args.problem`` is called by from then on."""
+    from gpusonde.catalog import load_gpus
+    from gpusonde.cli.posing import PosedProblem, doubt_of
+    from gpusonde.predictor.crossgpu import SourceMeasurement
+    from gpusonde.simulator.parallel import Placement
+
+    gpus = load_gpus()
+    terms = terms_of(args)
+    predictions, source = predict_run_of(args, output, [Placement(spec) for spec in gpus.specs])
+    gpu = gpus.get(predictions.source_gpu)
+    here = Placement(gpu, predictions.source_gpu_count, predictions.source_host_count)
+    args.problem = Path(shown(args.trace[0]) if args.trace else str(args.run or args.job or gpu.name))
+    with error_context(args.problem):
+        if source is not None:
+            posed = PosedProblem.of_source(args.problem.stem, predictions, source, terms)
+        else:
+            with connect(args) as client:
+                found = client.list_epochs(run_id_of(args, client))
+            seen = SourceMeasurement(gpu, predictions.epoch_latency_s)
+            doubt = doubt_of(found.role, predictions.epoch_latency_s)
+            posed = PosedProblem.of_run(
+                args.problem.stem, predictions, seen, here, terms, cycles=found.cycles, doubt=doubt
+            )
+    return replace(posed, assumed=[*predictions.notes, *posed.assumed])
+
+
+def _init(args: argparse.Namespace, output: Output, posed: PosedProblem) -> int:
+    if args.out is None:
+        output.result(posed.document, lambda screen: screen.line(posed.toml().rstrip()))
+        return 0
+    args.out.write_text(posed.toml(), encoding="utf-8")
+    output.result(posed.document, lambda screen: screen.line(f"{args.out}: 'gpusonde plan solve {args.out}' takes it"))
+    return 0
 
 
 def _problem(args: argparse.Namespace) -> dict[str, Any]:
@@ -147,7 +273,7 @@ def _solve(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:
     from gpusonde.optimizer.documents.watching import solve_problem
 
     with error_context(args.problem):
-        return solve_problem(_parsed(problem), args.method or "exact", time_limit_s=args.time_limit_s or 30.0)
+        return solve_problem(parsed(problem), args.method or "exact", time_limit_s=args.time_limit_s or 30.0)
 
 
 def _estimate(args: argparse.Namespace, problem: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +284,7 @@ def _estimate(args: argparse.Namespace, problem: dict[str, Any], plan: dict[str,
     from gpusonde.optimizer.documents.watching import estimate_plan
 
     with error_context(args.problem):
-        document = _parsed(problem)
+        document = parsed(problem)
         return estimate_plan(document, parse_plan(plan, document.problem, "plan"))
 
 
@@ -169,10 +295,11 @@ def _pareto(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]
     from gpusonde.optimizer.documents.watching import pareto_plans
 
     with error_context(args.problem):
-        return pareto_plans(_parsed(problem), time_limit_s=args.time_limit_s or 30.0)
+        return pareto_plans(parsed(problem), time_limit_s=args.time_limit_s or 30.0)
 
 
-def _parsed(problem: dict[str, Any]) -> Any:
+def parsed(problem: dict[str, Any]) -> ProblemDocument:
+    """Return the problem of a document whose files were read."""
     from gpusonde.catalog import load_gpus, load_offers
     from gpusonde.optimizer.documents.problem import parse_problem
 
@@ -184,24 +311,24 @@ def _launch_file(launcher: str, problem: dict[str, Any], solution: dict[str, Any
     from gpusonde.optimizer.documents.problem import parse_plan
     from gpusonde.optimizer.launch_files import launch_file
 
-    parsed = _parsed(problem).problem
-    plan = parse_plan(solution["plan"], parsed, "plan")
+    posed = parsed(problem).problem
+    plan = parse_plan(solution["plan"], posed, "plan")
     # Documents have null for what is infinite.
     at_most_s = solution["estimate"]["time_at_confidence_s"]
     return launch_file(
         launcher,
         plan,
-        parsed.offers,
+        posed.offers,
         name=problem.get("name") or "job",
         at_most_s=math.inf if at_most_s is None else at_most_s,
-        warning="" if solution["status"] in _KEEPS_LIMITS else f"the given plan breaks a limit: {solution['why']}",
+        warning="" if solution["status"] in KEEPS_LIMITS else f"the given plan breaks a limit: {solution['why']}",
     )
 
 
 def _checked_for_the_wire(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:
     """The problem itself: what a collector would refuse is found here, where the file can be named."""
     with error_context(args.problem):
-        _parsed(problem)
+        parsed(problem)
     return problem
 
 

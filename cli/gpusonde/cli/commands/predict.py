@@ -119,8 +119,8 @@ def run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_run(args: argparse.Namespace) -> None:
-    """Check that one run is named, and what goes with it.
+def check_run(args: argparse.Namespace, used: Sequence[str] = ()) -> None:
+    """Check that one run is named, and what goes with it; options in ``used`` go with every run.
 
     Raises:
         UsageError: It is not so.
@@ -147,7 +147,7 @@ def check_run(args: argparse.Namespace) -> None:
         "row": ("runs",),
     }
     for option, allowed in belongs.items():
-        if getattr(args, option) not in (None, []) and sources[0] not in allowed:
+        if getattr(args, option) not in (None, []) and sources[0] not in allowed and option not in used:
             raise UsageError(
                 f"--{option.replace('_', '-')} belongs to --{allowed[0]}, not to --{sources[0].replace('_', '-')}"
             )
@@ -253,14 +253,13 @@ def _model(path: Path | None) -> tuple[LatencyModel, list[str]]:
 def _ask_collector(
     args: argparse.Namespace, gpus: GpuCatalog, output: Output, targets: Sequence[Placement], notes: Sequence[str]
 ) -> tuple[Predictions, SourceRun | None]:
-    from gpusonde.cli.commands.epochs import find_run
     from gpusonde.cli.measuring import from_answer
 
     names_of_targets = [target.gpu.name for target in targets]
     placements = [_place_on_wire(target) for target in targets]
     with connect(args) as client:
         if args.run is not None or args.job is not None:
-            run_id = _run_of_job(client, args.job) if args.run is None else find_run(client, args.run).run_id
+            run_id = run_id_of(args, client)
             answer = client.predict_run(run_id, names_of_targets, args.precision or "", placements=placements)
             return from_answer(answer, notes), None
         source = _source(args, gpus, output)
@@ -271,10 +270,19 @@ def _ask_collector(
         return from_answer(answer, [*([source.note] if source.note else []), *notes], source.measured_s), source
 
 
-def _run_of_job(client: Client, job_id: str) -> str:
-    runs = [member.run_id for job in client.list_jobs(job_id=job_id) for member in job.members if member.run_id]
+def run_id_of(args: argparse.Namespace, client: Client) -> str:
+    """Return the run that ``--run`` names, or one of the job that ``--job`` names.
+
+    Raises:
+        CommandError: There is none.
+    """
+    from gpusonde.cli.commands.epochs import find_run
+
+    if args.run is not None:
+        return find_run(client, args.run).run_id
+    runs = [member.run_id for job in client.list_jobs(job_id=args.job) for member in job.members if member.run_id]
     if not runs:
-        raise CommandError(f"the collector knows no run of a job {job_id!r} ('gpusonde jobs' lists them)")
+        raise CommandError(f"the collector knows no run of a job {args.job!r} ('gpusonde jobs' lists them)")
     return runs[0]
 
 

@@ -1,0 +1,269 @@
+"""``PosedProblem``: what to rent for a job of which one run is known, as a problem file has it.
+
+What nobody told is assumed and said to be: machines that can be had, the batch, the gradients that are exchanged. Each
+GPU's curve is the epoch latency that was predicted for one of it, at the run's batch; the optimizer takes what other
+batches, and so other numbers of GPUs, would take from most jobs, with a wide interval (docs/planning.md).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from gpusonde import formatting
+from gpusonde.catalog import load_offers
+from gpusonde.cli.commands.detect import may_be
+from gpusonde.errors import CommandError
+from gpusonde.simulator.compute import EpochLatency
+from gpusonde.simulator.parallel import Placement, gradients_per_second
+
+if TYPE_CHECKING:
+    from gpusonde.catalog import Offer
+    from gpusonde.cli.measuring import Predictions, SourceRun
+    from gpusonde.collector.client import CycleInfo
+    from gpusonde.epoch_detect import Cycle
+    from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement
+
+DEFAULT_QUOTA = 8
+# Of a GPU, where nobody says; halved eight times before it is one sample.
+_UNTOLD_BATCH = 256
+# An optimizer step, where nothing tells how many an epoch has: what exchanges take besides their bytes rests on it.
+_UNTOLD_STEP_S = 0.25
+# Images, containers, data.
+_OVERHEAD_S = 180.0
+_SURE_ROLE = 0.7
+_LATENCY_KEYS = [each.name for each in fields(EpochLatency) if each.name not in ("batch_size", "samples_per_epoch")]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the owner of a job wants, and may rent.
+
+    Attributes:
+        epochs: To train.
+        deadline_s: From now; None for none.
+        budget_usd: None for none.
+        objective: ``cost`` or ``time``.
+        batch_size: Of the run, per GPU; None if unknown.
+        steps_per_epoch: Optimizer steps; None if unknown.
+        quota: Machines of each kind.
+        providers: Clouds; empty for all.
+        gpus: Models of the catalogue; None for all.
+    """
+
+    epochs: int
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    objective: str = "cost"
+    batch_size: int | None = None
+    steps_per_epoch: int | None = None
+    quota: int | None = None
+    providers: Sequence[str] = ()
+    gpus: Sequence[str] | None = None
+
+    def offers(self) -> list[Offer]:
+        """Return the machines of the catalogue that these terms leave.
+
+        Raises:
+            CommandError: A provider that it does not know.
+        """
+        listed = [offer for offer in load_offers().all if offer.billing == "on_demand" and offer.whole_gpu]
+        unknown = set(self.providers) - {offer.provider for offer in listed}
+        if unknown:
+            known = ", ".join(sorted({offer.provider for offer in listed}))
+            raise CommandError(f"no provider of the catalogue is called {sorted(unknown)[0]!r}; it has {known}")
+        return [
+            offer
+            for offer in listed
+            if (not self.providers or offer.provider in self.providers)
+            and (self.gpus is None or offer.gpu_model in self.gpus)
+        ]
+
+
+@dataclass(frozen=True)
+class PosedProblem:
+    """A problem, and what was assumed in it.
+
+    Attributes:
+        document: The problem, as a problem file has it.
+        measured: What the run was, in words.
+        assumed: What nobody told, in words.
+        key_notes: Key -> why it is what it is, for the file.
+        extrapolated: Offer -> its GPU, on which nobody measured such a run.
+    """
+
+    document: dict[str, Any]
+    measured: str
+    assumed: Sequence[str]
+    key_notes: Mapping[str, str]
+    extrapolated: Mapping[str, str]
+
+    @classmethod
+    def of_run(
+        cls,
+        name: str,
+        predictions: Predictions,
+        source: SourceMeasurement,
+        here: Placement,
+        terms: Terms,
+        *,
+        cycles: Sequence[Cycle | CycleInfo] = (),
+        doubt: str = "",
+    ) -> PosedProblem:
+        """Pose the problem of a run.
+
+        Args:
+            name: What the job is called.
+            predictions: Its epoch latency on one GPU of each model, the run's own among them.
+            source: The run.
+            here: Its GPUs.
+            terms: What is wanted.
+            cycles: Levels of its tree of cycles, of which a step tells how many an epoch has.
+            doubt: Why its epochs may be none; empty where they are told or sure.
+
+        Raises:
+            CommandError: Nothing is predicted on any GPU that can be rented.
+        """
+        offered = terms.offers()
+        rentable = {offer.gpu_model for offer in offered}
+        told_batch = terms.batch_size or here.batch_per_gpu
+        batch = int(told_batch or _UNTOLD_BATCH)
+        alone_s = next(row.epoch_latency_s for row in predictions.rows if row.target_gpu == here.gpu.name)
+        steps, of_steps = _steps_per_epoch(terms, cycles, predictions.epoch_latency_s)
+        samples = steps * batch * here.gpu_count
+        rows = [row for row in predictions.rows if row.target_gpu in rentable and math.isfinite(row.epoch_latency_s)]
+        curves = [_curve(row, batch, samples) for row in rows if row.fits != "no"]
+        if not curves:
+            raise CommandError("no GPU that can be rented is predicted: name others with --targets or --providers")
+        gradients = gradients_per_second(source, here) * alone_s / (steps * here.gpu_count)
+        quota = terms.quota or DEFAULT_QUOTA
+        document = {
+            "format": "gpusonde.problem/1",
+            "name": "".join(filter(str.isprintable, name))[:128],
+            "objective": terms.objective,
+            "global_batch": batch * here.gpu_count,
+            "epochs": terms.epochs,
+            "samples_per_epoch": samples,
+            **({} if terms.deadline_s is None else {"deadline_s": terms.deadline_s}),
+            **({} if terms.budget_usd is None else {"budget_usd": terms.budget_usd}),
+            "overhead_s": _OVERHEAD_S,
+            "job": {"gradients": {"parameter_bytes": float(f"{gradients:.3g}")}, "curves": curves},
+            "catalog": [
+                {
+                    "gpus": [curve["device"] for curve in curves],
+                    **({"providers": list(terms.providers)} if terms.providers else {}),
+                    "quota": quota,
+                }
+            ],
+        }
+        notes = {
+            "global_batch": "samples of an iteration; a run's batch is kept, whatever it is split over",
+            "samples_per_epoch": f"{steps:,} steps of that batch{'' if terms.steps_per_epoch else ', ' + of_steps}",
+            "overhead_s": "assumed: to start machines and load data",
+            "gradients": "assumed: as most jobs exchange",
+            "quota": "machines of each kind"
+            if terms.quota
+            else "assumed: machines of each kind; say what you may rent",
+        }
+        assumed = [f"{quota} machines of each kind" * (terms.quota is None), f"{_OVERHEAD_S:.0f} s to start"]
+        if not told_batch:
+            notes["global_batch"] = f"assumed: stands for the run's batch, which --batch-size tells, {batch} per GPU"
+            assumed.append(f"batches told as shares of {batch}, which stands for the run's")
+        assumed.append("gradients as of most jobs")
+        says = [doubt] if doubt else []
+        if terms.steps_per_epoch is None:
+            assumed.append(f"{steps:,} steps per epoch{' as its metrics show' * ('assumed' not in of_steps)}")
+        says += ["assumed: " + "; ".join(filter(None, assumed)) + " (--quota, --batch-size and --steps-per-epoch tell)"]
+        lost = [row.target_gpu for row in rows if row.fits == "no"]
+        if lost:
+            says.append(f"left out, as what the run holds does not fit into their memory: {', '.join(lost)}")
+        measured = f"an epoch takes {formatting.seconds(predictions.epoch_latency_s)} on {here}"
+        guessed = {row.target_gpu for row in rows if row.extrapolated}
+        offers = {f"{offer.provider}/{offer.region}/{offer.instance_type}": offer.gpu_model for offer in offered}
+        return cls(document, measured, says, notes, {name: gpu for name, gpu in offers.items() if gpu in guessed})
+
+    @classmethod
+    def of_source(cls, name: str, predictions: Predictions, source: SourceRun, terms: Terms) -> PosedProblem:
+        """Pose the problem of a run that was measured here; arguments and errors as for ``of_run``."""
+        here = source.here or Placement(source.measurement.gpu)
+        found = source.detection
+        if found is None:
+            return cls.of_run(name, predictions, source.measurement, here, terms)
+        doubt = doubt_of(found.role, found.period_s)
+        return cls.of_run(name, predictions, source.measurement, here, terms, cycles=found.cycles, doubt=doubt)
+
+    def notes_on(self, plan: Mapping[str, Any] | None) -> list[str]:
+        """Return what to say beside an answer: what was assumed, and on which guesses its plan rests."""
+        chosen = [group["offer"] for group in (plan or {}).get("groups", ())]
+        guesses = sorted({self.extrapolated[offer] for offer in chosen if offer in self.extrapolated})
+        if not guesses:
+            return list(self.assumed)
+        return [
+            *self.assumed,
+            f"the plan rests on an extrapolated speed: nobody measured such a run on {' or '.join(guesses)}",
+        ]
+
+    def toml(self) -> str:
+        """Return the problem as a commented TOML file."""
+        document, note = self.document, self.key_notes
+        lines = [f"# {self.measured}.", *(f"# {text}" for text in self.assumed), ""]
+        for key, value in document.items():
+            if key not in ("job", "catalog"):
+                lines.append(_key(key, value, note.get(key, "")))
+        for key, example, meaning in (
+            ("deadline_s", "86400", "seconds from now in which the job must end"),
+            ("budget_usd", "500", "most that it may cost on average"),
+        ):
+            if key not in document:
+                lines.append(f"# {key} = {example}  # {meaning}")
+        lines += ["", "[job]", _key("gradients", document["job"]["gradients"], note["gradients"])]
+        for curve in document["job"]["curves"]:
+            lines += ["", "[[job.curves]]", *(_key(key, value) for key, value in curve.items())]
+        query = document["catalog"][0]
+        lines += ["", "[[catalog]]", *(_key(key, value, note.get(key, "")) for key, value in query.items())]
+        lines += [] if "providers" in query else ['# providers = ["aws"]  # all without']
+        return "\n".join(lines) + "\n"
+
+
+def doubt_of(role: str, period_s: float) -> str:
+    """Say why what is told as epochs may be none; nothing of those that are."""
+    if role == "epoch":
+        return ""
+    kind = "cycle" if role in ("unknown", "evaluation") else f"{role} cycle"
+    return f"every {kind} of {formatting.seconds(period_s)} is taken for an epoch. It may be {may_be(role, period_s)}"
+
+
+def _steps_per_epoch(terms: Terms, cycles: Sequence[Cycle | CycleInfo], epoch_s: float) -> tuple[int, str]:
+    """Return optimizer steps of an epoch, and where that is from."""
+    if terms.steps_per_epoch is not None:
+        return terms.steps_per_epoch, "as told"
+    for cycle in cycles:
+        if cycle.role == "step" and cycle.role_confidence >= _SURE_ROLE and cycle.period_s < epoch_s:
+            return max(1, round(epoch_s / cycle.period_s)), "as its metrics show"
+    return max(1, round(epoch_s / _UNTOLD_STEP_S)), f"assumed: one takes about {_UNTOLD_STEP_S:g} s"
+
+
+def _curve(row: LatencyPrediction, batch: int, samples: int) -> dict[str, Any]:
+    told = {name: float(f"{getattr(row, name):.6g}") for name in _LATENCY_KEYS}
+    return {
+        "device": row.target_gpu,
+        "epochs": [{"batch_size": batch, "samples_per_epoch": samples, **told}],
+        # Nobody saw a larger one fit.
+        "largest_batch": batch,
+    }
+
+
+def _key(name: str, value: Any, note: str = "") -> str:
+    return f"{name} = {_toml(value)}" + (f"  # {note}" if note else "")
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML has it, whose texts are written as those of JSON."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
