@@ -22,7 +22,6 @@ from gpusonde.cli.commands.detect import (
 from gpusonde.cli.commands.plan import (
     KEEPS_LIMITS,
     add_terms_options,
-    hours,
     parsed,
     plan_text,
     render_solution,
@@ -136,4 +135,5 @@ def _summary(plan: Mapping[str, Any] | None) -> str:
     if plan is None or plan["plan"] is None:
         return ""
     estimate = plan["estimate"]
-    return f"{plan_text(plan['plan'])}: {hours(estimate['time_s'])}, {formatting.dollars(estimate['cost_usd'])}"
+    time, cost = formatting.duration(estimate["time_s"]), formatting.dollars(estimate["cost_usd"])
+    return f"{plan_text(plan['plan'])}: {time}, {cost}"
