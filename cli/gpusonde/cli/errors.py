@@ -20,7 +20,7 @@ from gpusonde.errors import CommandError, GpusondeError, MissingExtraError
 
 # The extra that brings a module; a bare agent host has none of them.
 _EXTRAS = {
-    **dict.fromkeys(("scipy", "safetensors", "rich"), "cli"),
+    **dict.fromkeys(("scipy", "safetensors", "rich", "textual"), "cli"),
     "matplotlib": "plot",
     **dict.fromkeys(("pandas", "sklearn", "catboost", "pyarrow", "grpc_health", "grpc_reflection"), "collector"),
     "torch": "torch",
@@ -28,7 +28,7 @@ _EXTRAS = {
 
 
 # Commands that need no more than "cli".
-_SMALL_COMMANDS = frozenset({"detect", "predict", "plan", "monitor", "workload"})
+_SMALL_COMMANDS = frozenset({"detect", "predict", "plan", "monitor", "top", "workload"})
 
 
 class ErrorPayload(TypedDict):

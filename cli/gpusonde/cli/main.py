@@ -112,6 +112,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "runs": Command("list the runs that a collector has seen, newest first", "commands.epochs"),
     "jobs": Command("say what jobs are doing, how far they are and when they will be done", "commands.jobs"),
+    "top": Command("watch the fleet and its jobs in a terminal", "commands.jobs"),
     "idle": Command("name the jobs whose GPUs may be taken away, and take them where told to", "commands.idle"),
     "tell": Command("write what jobs are doing where their users look: Slurm's comments, pods", "commands.tell"),
     "epochs": Command("list the epochs of one run that a collector has seen", "commands.epochs"),

@@ -1,4 +1,4 @@
-"""``gpusonde jobs``: what jobs are doing, over all their GPUs and hosts; with ``--watch`` again every second."""
+"""``gpusonde jobs`` and ``gpusonde top``: what jobs are doing, over all their GPUs and hosts; once, or all the time."""
 
 from __future__ import annotations
 
@@ -136,6 +136,28 @@ def add_jobs_options(parser: Parser) -> None:
     )
     parser.add_argument("--watch", action="store_true", help="again every second, until interrupted")
     add_collector_options(parser)
+
+
+def add_top_options(parser: Parser) -> None:
+    """Declare ``gpusonde top``."""
+    parser.description = (
+        "Watch the fleet: every GPU by state, jobs with why they are in theirs, those that want somebody first. Arrow "
+        "keys choose a job, Enter opens it, Escape goes back; s sorts, / filters, a shows jobs that are over, q ends."
+    )
+    add_collector_options(parser)
+
+
+def run_top(args: argparse.Namespace) -> int:
+    """Watch until the user ends it."""
+    if args.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("top needs a terminal; 'gpusonde jobs --watch' goes into pipes, with --json too")
+    from gpusonde.cli.top import TopApp
+
+    with connect(args) as client:
+        # Who is refused, or asks where nobody listens, is told so as by every other command.
+        client.list_jobs(active_only=True, limit=1)
+        TopApp(client, args.collector).run()
+    return 0
 
 
 def run_jobs(args: argparse.Namespace) -> int:

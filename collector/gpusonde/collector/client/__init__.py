@@ -27,6 +27,7 @@ from gpusonde.collector.client.results import (
     RunEndEstimate,
     RunEpochs,
     RunInfo,
+    SampleBounds,
     SlowDevice,
 )
 from gpusonde.collector.client.workload import WorkloadClient
@@ -57,6 +58,7 @@ __all__ = [
     "RunEndEstimate",
     "RunEpochs",
     "RunInfo",
+    "SampleBounds",
     "SlowDevice",
     "WorkloadClient",
 ]

@@ -31,6 +31,7 @@ from gpusonde.collector.client.results import (
     RunEndEstimate,
     RunEpochs,
     RunInfo,
+    SampleBounds,
     SlowDevice,
 )
 from gpusonde.collector.messages import enum_text
@@ -288,6 +289,25 @@ class Client(ServiceClient):
                 stream.write(response.arrow_ipc)
                 resolution_s = max(resolution_s, response.resolution.ToNanoseconds() / 1e9)
             return _trace(gpu_uuid, stream.getvalue(), resolution_s)
+
+    def read_bounds(self, run_id: str, bins: int) -> SampleBounds:
+        """Return the bounds of the metric that tells best how busy a run's GPU is, from its start to its latest tick.
+
+        Args:
+            run_id: The run.
+            bins: How many, at most 4000.
+
+        Raises:
+            CollectorError: There is no such run, or no answer.
+        """
+        request = query_pb2.DecimateSamplesRequest(run_id=run_id, bin_count=bins)
+        response = self._ask(self._stub.DecimateSamples, request)
+        start, end = response.start_time.ToNanoseconds(), response.end_time.ToNanoseconds()
+        (found,) = response.metrics
+        minimums, maximums = np.full(bins, np.nan), np.full(bins, np.nan)
+        places = (np.array(response.offset_seconds) / ((end - start) / 1e9) * bins).astype(int).clip(0, bins - 1)
+        minimums[places], maximums[places] = found.minimums, found.maximums
+        return SampleBounds(found.metric, start, end, minimums, maximums)
 
     def _too_old(self, what: str) -> CollectorError:
         details = f"the collector at {self._target} is an older one, which {what}"

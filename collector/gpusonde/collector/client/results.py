@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -457,6 +460,25 @@ class PredictionSet:
     source_epoch_latency_s: float
     source_gpu_count: int = 1
     source_host_count: int = 1
+
+
+@dataclass(frozen=True)
+class SampleBounds:
+    """Least and greatest value of one metric of a run in bins of equal length, for pictures.
+
+    Attributes:
+        metric: Its name.
+        start_unix_nano: Start of the first bin.
+        end_unix_nano: End of the last one.
+        minimums: Shape (bins,), in the metric catalogue's unit; NaN where no tick has a value.
+        maximums: The same of the greatest.
+    """
+
+    metric: str
+    start_unix_nano: int
+    end_unix_nano: int
+    minimums: npt.NDArray[np.float64]
+    maximums: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
