@@ -31,7 +31,7 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing gpusonde into $(VENV) (once; a minute or two) ..."
-	@$(INSTALL) '.[collector]'
+	@$(INSTALL) '.[collector,web]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.installed
