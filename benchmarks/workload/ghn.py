@@ -11,7 +11,6 @@ is the share whose family is its own. No network of the zoo was trained on, and 
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import json
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from page import NotRunError, bar, percent, table
+from page import NotRunError, bar, percent
 
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights, Registry
@@ -29,6 +28,7 @@ from gpusonde.predictor.workload.embedding.structure import Floats
 # Trainings are kept, and gone on with, from one call to the next.
 _TRAININGS = Path(__file__).resolve().parents[2] / "build" / "workload" / "ghn"
 _SEEDS = (0,)
+_SHIPPED = "trained, as shipped"
 _UNTRAINED_SEEDS = (0, 1, 2)
 _READING = (
     "Training is not what makes this work: message passing with random weights keeps kinds of operations, shapes of "
@@ -46,7 +46,7 @@ def section(args: argparse.Namespace) -> list[str]:
     trained = _trained(args)
     shipped = Registry().get("digits")
     lines += _training_lines(args, trained, shipped.sha256)
-    encoders = {"trained, as shipped": shipped.weights}
+    encoders = {_SHIPPED: shipped.weights}
     encoders |= {
         f"trained, seed {seed}": weights for seed, (weights, _) in trained.items() if weights.sha256 != shipped.sha256
     }
@@ -112,42 +112,21 @@ def _nearest_lines(args: argparse.Namespace, encoders: dict[str, EncoderWeights]
     names = zoo.names()
     script = {name for name in names if families[name] in _FAMILIES} - _LATER | _ALSO
     sets = {"source's networks": script, "whole zoo": set(names)}
-    if (found := _in_the_file(args.data) & script) and found != script:
-        sets = {"in the file": found, **sets}
     graphs = [zoo.load(name) for name in names]
-    rows, untrained = [], []
+    found: dict[str, dict[str, float]] = {which: {} for which in sets}
     for title, weights in encoders.items():
         embeddings = Encoder(weights).embed(graphs)
-        cells = []
         for which, chosen in sets.items():
             right, wrong = _count_same_family(names, embeddings, families, chosen)
-            share = right / (right + wrong)
-            cells.append(f"{right} of {right + wrong} ({percent(share)})")
-            if which == "source's networks":
-                if title == "trained, as shipped":
-                    trained = share
-                elif title.startswith("untrained"):
-                    untrained.append(share)
-        rows.append((title, *cells))
-    said = f"{percent(trained)}; untrained {', '.join(map(percent, untrained))}"
-    met = trained >= _LEAST_SAME_FAMILY
-    bar(args, "nearest architecture of the same family, 32 networks", ">= 80 %", said, met=met)
-    counts = ", ".join(f"{which} {len(chosen)} networks" for which, chosen in sets.items())
-    return [
-        f"Nearest architecture of the same family ({counts}; those without a relative are not asked for):",
-        "",
-        *table(("encoder", *sets), rows),
-        _READING,
-        "",
-    ]
-
-
-def _in_the_file(path: Path) -> set[str]:
-    """Networks of the table; none without one."""
-    if not path.is_file():
-        return set()
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row["model"] for row in csv.DictReader(file)}
+            found[which][title] = right / (right + wrong)
+    said = {
+        which: f"{percent(shares[_SHIPPED])}; untrained "
+        + ", ".join(percent(share) for title, share in shares.items() if title.startswith("untrained"))
+        for which, shares in found.items()
+    }
+    met = found["source's networks"][_SHIPPED] >= _LEAST_SAME_FAMILY
+    bar(args, "nearest architecture of the same family, 32 networks", ">= 80 %", said["source's networks"], met=met)
+    return [f"Nearest of the same family in the whole zoo, {len(names)} networks: {said['whole zoo']}. {_READING}", ""]
 
 
 def _count_same_family(
