@@ -123,6 +123,10 @@ gpusonde_collector_requests_refused_total{reason="workload_busy"} 0.0
 gpusonde_collector_requests_refused_total{reason="workload_queue"} 0.0
 gpusonde_collector_requests_refused_total{reason="workload_size"} 0.0
 gpusonde_collector_certificate_expiry_timestamp_seconds 2e+09
+gpusonde_collector_otlp_points_total{result="lost"} 0.0
+gpusonde_collector_otlp_points_total{result="sent"} 0.0
+gpusonde_collector_remote_write_points_total{result="lost"} 4.0
+gpusonde_collector_remote_write_points_total{result="sent"} 0.0
 gpusonde_collector_config_reloads_total{result="failure"} 0.0
 gpusonde_collector_config_reloads_total{result="success"} 0.0
 gpusonde_collector_config_last_reload_successful 1.0
@@ -146,6 +150,7 @@ def test_every_counter_is_shown_under_its_agreed_name():
         workload=small(),
         trainings=TrainingCounters({"queued": 1}, failures=5, failed_starts=2),
         workload_waiting=lambda: 2,
+        remote_write=Counter(lost=4),
     )
     counters.workload.observe(2**-5)
     counters.ack_latency.observe(2**-4)

@@ -12,8 +12,6 @@ import hashlib
 import json
 import logging
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -23,6 +21,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from gpusonde.collector.config import AlertsConfig
+from gpusonde.collector.push.outgoing import post
 from gpusonde.collector.query.jobs import list_jobs
 from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.model import AlertRow
@@ -310,21 +309,5 @@ def _time(unix_nano: int) -> str:
     return datetime.fromtimestamp(unix_nano / 1e9, tz=timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Keeps what is told about jobs from going where the configuration did not send it."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 def _post(address: str, body: Mapping[str, Any]) -> None:
-    """Send one notification.
-
-    Raises:
-        OSError: It was not taken.
-    """
-    request = urllib.request.Request(  # noqa: S310 - the scheme is checked with the configuration
-        address, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.build_opener(_NoRedirect).open(request, timeout=_SEND_TIMEOUT_S):
-        pass
+    post(address, json.dumps(body).encode(), {"Content-Type": "application/json"}, _SEND_TIMEOUT_S)

@@ -389,6 +389,34 @@ class CollectorMetricsConfig:
 
 
 @dataclass(frozen=True)
+class OtlpConfig:
+    """``[otlp]``: GPUs and what /metrics shows, sent as OpenTelemetry metrics; needs the extra 'push'."""
+
+    endpoint: str = option(
+        "text",
+        "",
+        "http://host:4317 or https://host:4317 of a receiver of OTLP over gRPC; empty: nothing is sent",
+        check=_check_address,
+    )
+    interval_s: float = option("duration", "30s", "time between two times", least="1s", most="1h")
+    headers_file: str = option("text", "", "file of headers, such as authorization: a line Name: value each")
+
+
+@dataclass(frozen=True)
+class RemoteWriteConfig:
+    """``[remote_write]``: what /metrics shows, sent by Prometheus' remote write; needs the extra 'push'."""
+
+    url: str = option(
+        "text",
+        "",
+        "address of the receiver, such as http://prometheus:9090/api/v1/write; empty: nothing is sent",
+        check=_check_address,
+    )
+    interval_s: float = option("duration", "30s", "time between two times", least="1s", most="1h")
+    headers_file: str = option("text", "", "file of headers, such as Authorization: a line Name: value each")
+
+
+@dataclass(frozen=True)
 class CollectorConfig(DaemonConfiguration):
     """Everything the collector can be told."""
 
@@ -407,6 +435,8 @@ class CollectorConfig(DaemonConfiguration):
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     web: WebConfig = field(default_factory=WebConfig)
     metrics: CollectorMetricsConfig = field(default_factory=CollectorMetricsConfig)
+    otlp: OtlpConfig = field(default_factory=OtlpConfig)
+    remote_write: RemoteWriteConfig = field(default_factory=RemoteWriteConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def check(self) -> None:
@@ -421,6 +451,7 @@ class CollectorConfig(DaemonConfiguration):
             )
         self._check_security()
         self._check_clickhouse()
+        self._check_pushes()
 
     def _check_security(self) -> None:
         security, listen = self.security, self.server.listen
@@ -487,6 +518,20 @@ class CollectorConfig(DaemonConfiguration):
                 f"clickhouse.database {clickhouse.database!r} is no name: letters, digits and _, at most 63",
                 field="clickhouse.database",
             )
+
+    def _check_pushes(self) -> None:
+        """Headers are secrets: they leave this host encrypted only."""
+        for section, key, address in (
+            ("otlp", "endpoint", self.otlp.endpoint),
+            ("remote_write", "url", self.remote_write.url),
+        ):
+            headers = getattr(self, section).headers_file
+            host = address.partition("://")[2].partition("/")[0]
+            if headers and address.startswith("http://") and not is_loopback(host):
+                raise ConfigError(
+                    f"{section}.{key} {address} would get what is in {section}.headers_file without TLS: write https://",
+                    field=f"{section}.{key}",
+                )
 
     def live_keys(self) -> frozenset[str]:
         """Return the keys that a running collector takes over, as ``section.name``."""

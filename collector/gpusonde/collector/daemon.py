@@ -9,23 +9,25 @@ import importlib.metadata
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from prometheus_client.registry import Collector
 
 from gpusonde.collector.build import THREADS, CollectorParts, build_parts, make_store
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.metrics import CollectorMetrics, JobMetrics, StoreFigures
+from gpusonde.collector.push.pusher import Pusher
 from gpusonde.collector.server import bind, build_server, private_socket
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.remote import TrackerProcesses
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import GpusondeError, StoreError
+from gpusonde.errors import GpusondeError, MissingExtraError, StoreError
 from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.health import notify
 from gpusonde.service.process import Shutdown, allow_open_files, end, release_free_memory
@@ -121,6 +123,7 @@ def run_collector(
         GpusondeError: The address is taken.
         TlsError: Certificate, key, authority or tokens cannot be used.
         ModelFileError: A configured model cannot be used, or lacks its encoder.
+        MissingExtraError: Series are to be sent to others, and what that takes is not installed.
     """
     store = make_store(config, files)
     store.open()
@@ -182,6 +185,8 @@ class _Collector:
             address_file(self._config.directory) as path,
         ):
             await parts.check_models()
+            shown: list[Collector] = [self._make_metrics(), JobMetrics(parts.alerts, self._config.metrics.job_gpus)]
+            pushers = list(self._make_pushers(shown))
             parts.agents.restore(parts.store.facts.agents())
             loop = asyncio.get_running_loop()
             parts.store.subscribe_to_owners(functools.partial(self._owners_changed, loop))
@@ -223,12 +228,13 @@ class _Collector:
             await parts.health.set_ingest(True)
             await parts.health.set_query(True)
             serving_pages = asyncio.ensure_future(serve_pages())
-            background = [self._beat_for_commits(), self._measure_store_for_ever(), _release_memory_for_ever()]
-            supervising = asyncio.ensure_future(
-                self._supervisor.run(
-                    [self._make_metrics(), JobMetrics(parts.alerts, self._config.metrics.job_gpus)], background
-                )
-            )
+            background: list[Coroutine[Any, Any, None]] = [
+                self._beat_for_commits(),
+                self._measure_store_for_ever(),
+                _release_memory_for_ever(),
+            ]
+            background += [pusher.run() for pusher in pushers]
+            supervising = asyncio.ensure_future(self._supervisor.run(shown, background))
             # It begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)
             announce(path, address)
@@ -331,6 +337,38 @@ class _Collector:
             tracking_backlog=lambda: parts.pipeline.backlog,
             certificate_expiry_unix_s=lambda: parts.access.tls.expiry_unix_s if parts.access.tls else None,
         )
+
+    def _make_pushers(self, shown: Sequence[Collector]) -> Iterator[Pusher]:
+        """Make what sends the shown metrics to others, where that is configured.
+
+        Raises:
+            MissingExtraError: What it takes is not installed.
+        """
+        config, counters = self._config, self._parts.counters
+        otlp, write = config.otlp, config.remote_write
+        try:
+            if otlp.endpoint:
+                # Extras that a collector can do without.
+                from gpusonde.collector.push.otlp import Otlp  # noqa: PLC0415
+
+                version = importlib.metadata.version("gpusonde")
+                form = Otlp(
+                    otlp.endpoint,
+                    otlp.headers_file,
+                    self._store,
+                    otlp.interval_s,
+                    config.collector_id,
+                    version,
+                    time.time_ns(),
+                )
+                yield Pusher(otlp.endpoint, form, shown, otlp.interval_s, counters.otlp)
+            if write.url:
+                from gpusonde.collector.push.remote_write import RemoteWrite  # noqa: PLC0415
+
+                remote = RemoteWrite(write.url, write.headers_file, config.collector_id)
+                yield Pusher(write.url, remote, shown, write.interval_s, counters.remote_write)
+        except ImportError as error:
+            raise MissingExtraError(error.name or "a library", "collector", "push") from error
 
     async def _beat_for_commits(self) -> None:
         """Pass through the thread that commits now and then: a full disk does not stop it, a hanging one does."""

@@ -52,6 +52,8 @@ class CollectorCounters:
         workload: Seconds of each answered request about workloads, its wait included.
         trainings: What the trainings of embeddings came to.
         workload_waiting: Number of requests about workloads that wait for a process.
+        otlp: What became of points that were to be sent: sent, lost.
+        remote_write: Likewise.
     """
 
     ingest: Counter[str] = field(default_factory=Counter)
@@ -69,6 +71,8 @@ class CollectorCounters:
     workload: Distribution = field(default_factory=Distribution)
     trainings: TrainingCounters = field(default_factory=TrainingCounters)
     workload_waiting: Callable[[], int] = lambda: 0
+    otlp: Counter[str] = field(default_factory=Counter)
+    remote_write: Counter[str] = field(default_factory=Counter)
 
     def count_predictions(self, statuses: Iterable[str], seconds: float) -> None:
         """Add the answer to one request."""
@@ -168,6 +172,13 @@ class CollectorMetrics:
         yield from self._tracking(self.counters)
         yield from self._workloads(self.counters)
         yield from self._access()
+        for receiver, counts in (("otlp", self.counters.otlp), ("remote_write", self.counters.remote_write)):
+            yield metrics.counters(
+                f"{_PREFIX}_{receiver}_points",
+                "Points that were to be sent to others, by what became of them.",
+                "result",
+                {"sent": 0, "lost": 0} | counts,
+            )
         yield from self.reloads.families(_PREFIX)
 
     def _ingest(self, counters: CollectorCounters) -> Iterable[Metric]:

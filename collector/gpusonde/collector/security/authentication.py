@@ -53,7 +53,13 @@ class AccessControl:
             anonymous=self._anonymous,
             certificate_role=Role(security.certificate_role) if security.certificate_role else None,
         )
-        self._secret_files = (security.tls_key, config.clickhouse.password_file, config.clickhouse.tls_key)
+        self._secret_files = (
+            security.tls_key,
+            config.clickhouse.password_file,
+            config.clickhouse.tls_key,
+            config.otlp.headers_file,
+            config.remote_write.headers_file,
+        )
         self._tokens_file = security.tokens_file
         self._callers = CallerBook(caller_limits(config))
         self.connections = Connections(self.refused)

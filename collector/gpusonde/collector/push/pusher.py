@@ -1,0 +1,119 @@
+"""``Pusher``: collects the series of ``/metrics`` at an interval and has them sent.
+
+What a receiver does not take is lost and counted: series are of now, and the next ones are newer. Nothing waits, so a
+receiver that is gone costs an attempt per interval and no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gpusonde.errors import StoreError
+
+_LOG = logging.getLogger(__name__)
+TIMEOUT_S = 5.0
+# In one message.
+MOST_POINTS = 2000
+
+
+class Batch(Protocol):
+    """Points that are sent together."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def send(self) -> None:
+        """Send them; blocks for ``TIMEOUT_S`` at most.
+
+        Raises:
+            OSError: They were not taken.
+        """
+        ...
+
+
+class PushFormat(Protocol):
+    """Makes messages of series; methods block."""
+
+    def batches(self, families: Sequence[Metric], now_unix_nano: int) -> Sequence[Batch]:
+        """Return all that is to be sent now.
+
+        Raises:
+            OSError: A file that it needs cannot be read.
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what goes on."""
+        ...
+
+
+class Pusher:
+    """Sends to one receiver.
+
+    Args:
+        name: Of the receiver, for the log.
+        form: Makes messages.
+        collectors: Those of ``/metrics``.
+        interval_s: Between two times.
+        counts: What became of points: ``sent``, ``lost``.
+    """
+
+    def __init__(
+        self, name: str, form: PushFormat, collectors: Sequence[Collector], interval_s: float, counts: Counter[str]
+    ) -> None:
+        self._name = name
+        self._form = form
+        self._collectors = collectors
+        self._interval_s = interval_s
+        self._counts = counts
+        self._fails = False
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        try:
+            while True:
+                began = time.monotonic()
+                await asyncio.to_thread(self._attempt)
+                # However long it takes, as long is rested.
+                took = time.monotonic() - began
+                await asyncio.sleep(max(self._interval_s - took, took))
+        finally:
+            self._form.close()
+
+    def _attempt(self) -> None:
+        try:
+            self.push(time.time_ns())
+        except Exception:  # whatever the receiver is, the collector goes on
+            _LOG.exception("%s: series cannot be sent now", self._name)
+
+    def push(self, now_unix_nano: int) -> None:
+        """Send once; blocks."""
+        families = [family for collector in self._collectors for family in collector.collect()]
+        batches: Sequence[Batch] = ()
+        done = 0
+        try:
+            batches = self._form.batches(families, now_unix_nano)
+            for batch in batches:
+                batch.send()
+                done += 1
+                self._counts["sent"] += len(batch)
+        except (OSError, StoreError) as error:
+            lost = sum(map(len, batches[done:]))
+            self._counts["lost"] += lost
+            if not self._fails:
+                _LOG.warning("%s did not get %d points, and is asked again: %s", self._name, lost, error)
+            self._fails = True
+            return
+        if self._fails:
+            _LOG.info("%s takes points again", self._name)
+        self._fails = False
