@@ -185,11 +185,14 @@ def _scatter(args: argparse.Namespace) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Fabric:
+class Fabric:
+    """A network whose bandwidth falls a little with the number of devices."""
+
     bytes_per_second: float
     log_spread: float
 
     def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
+        """Return what single transfers reach."""
         reached = self.bytes_per_second / (1.0 + 0.01 * world_size)
         return BusBandwidth(np.full(len(transfer_bytes), reached), np.full(len(transfer_bytes), self.log_spread))
 
@@ -217,7 +220,7 @@ def scattering_problem(seed: int) -> tuple[Problem, StepTimes]:
             CurveOrigin.PROBES, 1.0, 512.0,
         )  # fmt: skip
     fabrics = {
-        f"fabric{place}": _Fabric(10 ** random.uniform(8.5, 10.5), random.uniform(0.05, 0.2)) for place in range(3)
+        f"fabric{place}": Fabric(10 ** random.uniform(8.5, 10.5), random.uniform(0.05, 0.2)) for place in range(3)
     }
     trace = assumed_trace(10 ** random.uniform(7, 9))
     steps = SimulatedSteps(offers, curves, fabrics, trace, sharing=BandwidthSharing(max_in_flight=1), samples=64)

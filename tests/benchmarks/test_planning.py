@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -91,3 +92,16 @@ def test_choices_by_estimate_are_better_than_those_of_the_baselines_on_measured_
     means = {who: sum(map(chooser, found)) / len(found) for who, chooser in regret.CHOOSERS.items()}
     assert means[estimates.OURS] < 1.03
     assert means[estimates.OURS] < min(means[who] for who in ("APM", "Oracle-BO", "FGF", "CGF"))
+
+
+def test_the_search_finds_what_trying_every_plan_finds(module) -> None:
+    oracle = module("oracle")
+    found = oracle.Compared(Counter(), Counter())
+    for seed in (3, 5, 8, 12, 17, 21, 26, 30):
+        oracle.compare(seed, found)
+    assert found.worst <= 1e-9
+    assert not found.false_no_plan
+    assert not found.false_plan
+    assert found.plans > 500
+    assert found.kinds["accumulate"]
+    assert found.kinds["have spot machines"]

@@ -65,7 +65,7 @@ def _candidates(problem: Problem, name: str) -> list[int]:
     offer = problem.offer(name)
     doubled = dataclasses.replace(
         problem,
-        global_batch=problem.global_batch * offer.devices,
+        global_batch=problem.global_batch * offer.devices * problem.mode.accumulation_steps,
         batch_sizes=problem.batch_sizes or default_batch_sizes(problem.global_batch),
     )
     return list(doubled.candidates(offer)) or [offer.smallest_batch]
@@ -79,7 +79,7 @@ def _reachable(problem: Problem, most: int) -> int:
             continue
         with_offer = reachable
         for batch in _candidates(problem, offer.name):
-            step = batch * offer.devices
+            step = batch * offer.devices * problem.mode.accumulation_steps
             reached, left, machines = reachable, min(offer.quota, most // step), 1
             while left > 0:
                 taken = min(machines, left)
@@ -206,7 +206,7 @@ def describe_infeasible(problem: Problem, nearest: Nearest | None, *, proven: bo
 def _no_offer_words(problem: Problem) -> str | None:
     """Why no offer can take part at all; None when one can."""
     offers = problem.offers
-    if any(problem.candidates(offer) and offer.quota for offer in offers):
+    if any(part.candidates(offer) and offer.quota for part in problem.parts() for offer in part.offers):
         return None
     if all(offer.largest_batch == 0 for offer in offers):
         return "The model fits into no GPU on offer: not even a batch of 1."
@@ -231,15 +231,19 @@ def _no_offer_words(problem: Problem) -> str | None:
 def find_reached_limits(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Return the quotas and the limits of batches that a plan has reached."""
     reached = []
+    part = dataclasses.replace(problem, modes=(plan.mode,))
     for group in plan.groups:
-        offer = problem.offer(group.offer)
+        offer = part.offer(group.offer)
         if group.machines == offer.quota:
             reached.append(f"quota of {offer.name}")
-        candidates = problem.candidates(offer)
+        candidates = part.candidates(offer)
+        largest = part.largest_batch(offer)
+        if largest is None and part.memory is not None:
+            largest = candidates[-1]
         if (
-            offer.largest_batch is not None
+            largest is not None
             and group.batch_size == candidates[-1]
-            and (offer.largest_batch < problem.global_batch // (group.machines * offer.devices))
+            and largest < part.samples // (group.machines * offer.devices)
         ):
             reached.append(f"memory of {offer.name}")
         if group.batch_size == candidates[0] and offer.smallest_batch > 1:

@@ -89,6 +89,8 @@ def launch_file(
     if launcher not in makers:
         raise ProblemError(f"no launcher {launcher!r}; there are {', '.join(LAUNCHERS)}")
     head = [f"# {_comment(f'gpusonde: {plan}')}", f"# {_ends(at_most_s)}"]
+    if str(plan.mode):
+        head.append(f"# BATCH_PER_GPU is that of a micro-batch; the script itself runs {plan.mode} per iteration")
     if warning:
         head.insert(0, f"# WARNING: {_comment(warning)}")
     return makers[launcher](groups, short, head, at_most_s)

@@ -14,7 +14,9 @@ from typing import Annotated
 
 from gpusonde.documents import Default, ListOf, Number, Text, Whole
 from gpusonde.errors import ProblemError
+from gpusonde.predictor.workload.engine.memory import usable_bytes
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
+from gpusonde.simulator.iteration import PLAIN_STEPS, Sharding, StepMode
 
 _MOST_CANDIDATES = 4096
 _LARGEST_BATCH = 2**31
@@ -62,6 +64,7 @@ class MachineOffer:
         region: Where it stands, with its cloud where there are several; a plan stays in one unless told.
         zone: Its zone, for people.
         machine_fabric: Name of the network between the GPUs of one machine; empty when it is ``fabric``.
+        memory_bytes: Memory of a GPU, for jobs that say what they hold of it; without it the GPU catalogue's.
 
     Raises:
         ProblemError: No name, price or quota, or figures out of range.
@@ -81,6 +84,7 @@ class MachineOffer:
     region: str = ""
     zone: str = ""
     machine_fabric: str = ""
+    memory_bytes: Annotated[float, Number(most=1e15)] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -104,6 +108,61 @@ class MachineOffer:
 
 
 @dataclass(frozen=True)
+class JobMemory:
+    """What a job holds in the memory of each GPU.
+
+    Without ``activation_bytes``, what an offer's largest batch leaves beside the rest is taken to be full of them.
+
+    Attributes:
+        weights_bytes: Weights, with their copies in another precision.
+        gradients_bytes: Gradients.
+        optimizer_bytes: The optimizer's state; of AdamW two numbers per weight.
+        activation_bytes: Kept of each sample for the backward pass.
+        checkpointed_bytes: The same with checkpointed activations.
+        unit_bytes: Largest part of the weights that is gathered at a time where they are sharded; without it all.
+    """
+
+    weights_bytes: Annotated[float, Number(most=1e15)]
+    gradients_bytes: Annotated[float, Number(most=1e15)]
+    optimizer_bytes: Annotated[float, Number(least=0.0, most=1e15)]
+    activation_bytes: Annotated[float, Number(most=1e15)] | None = None
+    checkpointed_bytes: Annotated[float, Number(most=1e15)] | None = None
+    unit_bytes: Annotated[float, Number(most=1e15)] | None = None
+
+    def kept(self, mode: StepMode) -> tuple[float, float]:
+        """Return the bytes that every GPU holds besides activations, and those that all share out among them."""
+        state = self.gradients_bytes + self.optimizer_bytes
+        if mode.sharding is Sharding.ZERO3:
+            # Two units at a time: one is gathered while the other computes.
+            unit = self.weights_bytes if self.unit_bytes is None else min(2.0 * self.unit_bytes, self.weights_bytes)
+            return unit, self.weights_bytes + state
+        return (self.weights_bytes, state) if mode.sharding is Sharding.ZERO2 else (self.weights_bytes + state, 0.0)
+
+    def sample_bytes(self, offer: MachineOffer, mode: StepMode) -> float | None:
+        """Return what a sample takes in a mode; None where nobody knows."""
+        if mode.checkpointing:
+            return self.checkpointed_bytes
+        if self.activation_bytes is not None or not offer.largest_batch or offer.memory_bytes is None:
+            return self.activation_bytes
+        free = usable_bytes(offer.memory_bytes) - self.kept(PLAIN_STEPS)[0]
+        return free / offer.largest_batch if free > 0 else None
+
+    def least_devices(self, offer: MachineOffer, batch_size: int, mode: StepMode) -> int:
+        """Return how many GPUs must share the state so that a batch fits into one of an offer; 0 where none are enough.
+
+        A larger batch never needs fewer.
+        """
+        sample = self.sample_bytes(offer, mode)
+        if sample is None or offer.memory_bytes is None:
+            return 0
+        own, shared = self.kept(mode)
+        free = usable_bytes(offer.memory_bytes) - own - sample * batch_size
+        if shared == 0:
+            return 1 if free >= 0 else 0
+        return min(math.ceil(shared / free), _MOST_MACHINES * 1024 + 1) if free > 0 else 0
+
+
+@dataclass(frozen=True)
 class Problem:
     """What is to be decided.
 
@@ -121,6 +180,9 @@ class Problem:
         across_regions: A plan may take machines of several regions (``MachineOffer.region``).
         batch_sizes: Batches per GPU to choose from, for all offers; None for powers of two and the divisors of
             ``global_batch``. The limits of each offer hold in any case.
+        modes: How the job can run its iterations. Batches per GPU are those of a micro-batch.
+        spare_modes: Likewise, taken only where there is no plan in ``modes``.
+        memory: What the job holds of a GPU's memory; None where ``largest_batch`` of the offers says all.
 
     Raises:
         ProblemError: It makes no sense: a deadline in the past, an offer twice, nothing to do.
@@ -138,6 +200,9 @@ class Problem:
     restart_s: float = 187.0
     save_s: float = 5.0
     across_regions: bool = False
+    modes: tuple[StepMode, ...] = (PLAIN_STEPS,)
+    spare_modes: tuple[StepMode, ...] = ()
+    memory: JobMemory | None = None
 
     def __post_init__(self) -> None:
         _whole(self.global_batch, "global_batch", 1, _LARGEST_BATCH, "samples of an iteration over all GPUs")
@@ -192,13 +257,36 @@ class Problem:
         raise KeyError(name)
 
     def parts(self) -> tuple[Problem, ...]:
-        """Return a problem for every set of offers whose machines may work together: those of a region."""
+        """Return a problem for every mode, and every set of offers whose machines may work together: of a region."""
         regions = tuple(dict.fromkeys(offer.region for offer in self.offers))
-        if self.across_regions or len(regions) == 1:
+        together = [self.offers]
+        if not self.across_regions and len(regions) > 1:
+            together = [tuple(offer for offer in self.offers if offer.region == region) for region in regions]
+        if len(together) == len(self.modes) == 1:
             return (self,)
-        return tuple(
-            replace(self, offers=tuple(offer for offer in self.offers if offer.region == region)) for region in regions
-        )
+        return tuple(replace(self, offers=offers, modes=(mode,)) for mode in self.modes for offers in together)
+
+    @property
+    def mode(self) -> StepMode:
+        """How a part's iterations are run."""
+        return self.modes[0]
+
+    @property
+    def samples(self) -> int:
+        """Samples that all GPUs take at once: those of a micro-batch. Zero where the steps cannot share the batch."""
+        samples, rest = divmod(self.global_batch, self.mode.accumulation_steps)
+        return 0 if rest else samples
+
+    def largest_batch(self, offer: MachineOffer) -> int | None:
+        """Return the offer's largest batch where it holds in the mode; None where memory is no limit, or counted."""
+        is_plain = self.mode == StepMode(self.mode.accumulation_steps)
+        return offer.largest_batch if is_plain or self.memory is None else None
+
+    def least_devices(self, offer: MachineOffer, batch_size: int) -> int:
+        """Return how many GPUs a plan must have for a batch to fit into one of an offer; 0 where none are enough."""
+        if self.memory is None or self.largest_batch(offer) is not None:
+            return 1
+        return self.memory.least_devices(offer, batch_size, self.mode)
 
     def preemptions_per_hour(self, plan: Plan) -> float:
         """Return how often any machine of a plan is taken away."""
@@ -207,11 +295,13 @@ class Problem:
 
     def candidates(self, offer: MachineOffer) -> tuple[int, ...]:
         """Return the batches per GPU that an offer may run, ascending; empty when none fits."""
-        most = self.global_batch // offer.devices
-        if offer.largest_batch is not None:
-            most = min(most, offer.largest_batch)
+        most = self.samples // offer.devices
+        largest = self.largest_batch(offer)
+        if largest is not None:
+            most = min(most, largest)
         sizes = default_batch_sizes(self.global_batch) if self.batch_sizes is None else self.batch_sizes
-        return tuple(size for size in sizes if offer.smallest_batch <= size <= most)
+        fitting = tuple(size for size in sizes if offer.smallest_batch <= size <= most)
+        return fitting if self.memory is None else tuple(s for s in fitting if self.least_devices(offer, s))
 
 
 def default_batch_sizes(global_batch: int) -> tuple[int, ...]:
@@ -251,7 +341,7 @@ class Group:
     Attributes:
         offer: Name of the offer.
         machines: How many, 1 or more.
-        batch_size: Samples per GPU and iteration, 1 or more.
+        batch_size: Samples per GPU and micro-batch (of an iteration, without accumulation), 1 or more.
 
     Raises:
         ProblemError: Figures out of range.
@@ -274,12 +364,14 @@ class Plan:
 
     Attributes:
         groups: The machines, by name of their offer.
+        mode: How iterations are run.
 
     Raises:
         ProblemError: No groups, or an offer twice.
     """
 
     groups: Annotated[tuple[Group, ...], ListOf(MOST_OFFERS, least=1)]
+    mode: StepMode = PLAIN_STEPS
 
     def __post_init__(self) -> None:
         groups = tuple(sorted(self.groups, key=lambda group: group.offer))
@@ -302,7 +394,8 @@ class Plan:
     def global_batch(self, offers: Iterable[MachineOffer]) -> int:
         """Return the samples of an iteration."""
         by_name = {offer.name: offer for offer in offers}
-        return sum(group.machines * by_name[group.offer].devices * group.batch_size for group in self.groups)
+        samples = sum(group.machines * by_name[group.offer].devices * group.batch_size for group in self.groups)
+        return samples * self.mode.accumulation_steps
 
     def usd_per_hour(self, offers: Iterable[MachineOffer]) -> float:
         """Return the price of all machines per hour."""
@@ -310,4 +403,5 @@ class Plan:
         return sum(group.machines * by_name[group.offer].usd_per_hour for group in self.groups)
 
     def __str__(self) -> str:
-        return " + ".join(f"{group.machines} x {group.offer} @ {group.batch_size}" for group in self.groups)
+        groups = " + ".join(f"{group.machines} x {group.offer} @ {group.batch_size}" for group in self.groups)
+        return f"{groups} ({self.mode})" if str(self.mode) else groups

@@ -11,7 +11,7 @@ below the mean. Preemptions add work that is done again, restarts, and scatter o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from scipy.special import ndtri
@@ -167,6 +167,9 @@ def check_plan(problem: Problem, plan: Plan) -> None:
     Raises:
         ProblemError: It does not; the message says where.
     """
+    in_mode = replace(problem, modes=(plan.mode,))
+    if plan.mode not in problem.modes and plan.mode not in problem.spare_modes:
+        raise ProblemError(f"the job does not run iterations with {plan.mode or 'plain steps'}")
     for group in plan.groups:
         try:
             offer = problem.offer(group.offer)
@@ -178,10 +181,15 @@ def check_plan(problem: Problem, plan: Plan) -> None:
             raise ProblemError(
                 f"batch {group.batch_size} is below the smallest of {offer.name}, {offer.smallest_batch}"
             )
-        if offer.largest_batch is not None and group.batch_size > offer.largest_batch:
-            raise ProblemError(
-                f"batch {group.batch_size} does not fit into {offer.name}: {offer.largest_batch} is most"
-            )
+        most = in_mode.largest_batch(offer)
+        if most is not None and group.batch_size > most:
+            raise ProblemError(f"batch {group.batch_size} does not fit into {offer.name}: {most} is most")
+    devices = plan.devices(problem.offers)
+    for group in plan.groups:
+        least = in_mode.least_devices(problem.offer(group.offer), group.batch_size)
+        if not 0 < least <= devices:
+            needed = f"{least} GPUs that share the state" if least else "another mode"
+            raise ProblemError(f"batch {group.batch_size} does not fit into {group.offer} ({plan}): it needs {needed}")
     regions = sorted({problem.offer(group.offer).region or "no region" for group in plan.groups})
     if len(regions) > 1 and not problem.across_regions:
         raise ProblemError(f"the plan spans {' and '.join(regions)}: across_regions = true allows that")

@@ -24,7 +24,7 @@ from gpusonde.optimizer.paper.search import paper_search
 from gpusonde.optimizer.problem import Plan, Problem
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
 from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, find_time_factor
-from gpusonde.optimizer.search.space import brute_force, make_space
+from gpusonde.optimizer.search.space import brute_force, make_space, with_spare_modes
 from gpusonde.optimizer.solution import (
     SLACK,
     PlanEstimate,
@@ -37,6 +37,7 @@ from gpusonde.optimizer.solution import (
     satisfies,
 )
 from gpusonde.optimizer.step_times import StepTimes
+from gpusonde.simulator.iteration import PLAIN_STEPS
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -107,6 +108,9 @@ def pareto(
         return ExactSearch(part, space, steps, front, out_of_time=lambda: clock() >= ends_s).run()
 
     found = search_parts(problem, search)
+    if not front.points and found.complete and problem.spare_modes:
+        problem = with_spare_modes(problem)
+        return pareto(problem, steps, resolution=resolution, time_limit_s=time_limit_s, clock=clock)
     return ParetoFront(_apart(front.points, resolution), found.complete, resolution)
 
 
@@ -201,7 +205,9 @@ def solve(
         raise ProblemError(f"time_limit_s {time_limit_s} must be above zero")
     if method == "paper":
         paper_ends_s = clock() + time_limit_s
-        found_of = [paper_search(part, steps, out_of_time=lambda: clock() >= paper_ends_s) for part in problem.parts()]
+        # It knows nothing of accumulation and sharding.
+        parts = replace(problem, modes=(PLAIN_STEPS,)).parts()
+        found_of = [paper_search(part, steps, out_of_time=lambda: clock() >= paper_ends_s) for part in parts]
         return min(found_of, key=lambda each: rank(problem, each.estimate) if each.estimate else (math.inf, math.inf))
     if method == "brute_force":
         return brute_force(problem, steps)
@@ -219,7 +225,8 @@ def solve(
         objective = ProblemObjective(asked, find_time_factor(asked, steps))
         search = ExactSearch(asked, space, steps, objective, out_of_time=lambda: clock() >= ends_s, tolerance=tolerance)
         names = {offer.name for offer in asked.offers}
-        is_own = known is not None and names.issuperset(group.offer for group in known.groups)
+        is_own = known is not None and known.mode == asked.mode
+        is_own = is_own and known is not None and names.issuperset(group.offer for group in known.groups)
         return search.run(known if is_own else None, before)
 
     def search(asked: Problem, known: Plan | None, ends_s: float) -> SearchResult:
@@ -229,6 +236,17 @@ def solve(
     found = search(problem, start, ends_s)
     explain_ends_s = clock() + time_limit_s
     proof = describe_proof(problem, found, tolerance)
+    if found.plan is None and found.complete and problem.spare_modes:
+        again = solve(
+            with_spare_modes(problem),
+            steps,
+            tolerance=tolerance,
+            time_limit_s=time_limit_s,
+            explain=explain,
+            clock=clock,
+        )
+        if again.plan is not None or again.status is Status.UNKNOWN:
+            return replace(again, why=f"{again.why} Without gradient accumulation there is none.")
     if found.plan is None or found.estimate is None:
         return _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
     binding = find_reached_limits(problem, found.plan)

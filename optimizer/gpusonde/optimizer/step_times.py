@@ -3,16 +3,18 @@
 The search needs two things: a lower bound that depends on nothing but the slowest latency, the number of GPUs and the
 slowest network of a plan, because whole sets of plans can be dismissed with it; and an estimate of single plans.
 Where the bound is the estimate (``exact``), the search never asks for estimates of plans on several machines.
+Both hold for one way to run an iteration (``StepMode``); ``in_mode`` returns those of another.
 ``SimulatedSteps`` come from the iteration simulator, ``TableSteps`` from a table.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +26,18 @@ from gpusonde.optimizer.problem import MachineOffer, Plan
 from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.gradients import GradientTrace
-from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, NetworkModel, mean_slowest
+from gpusonde.simulator.iteration import (
+    PLAIN_STEPS,
+    BusBandwidth,
+    DeviceGroup,
+    IterationSimulator,
+    Moved,
+    NetworkModel,
+    Sharding,
+    StepMode,
+    gather_s,
+    mean_slowest,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -94,6 +107,21 @@ class StepTimes(Protocol):
         ...
 
 
+def steps_in_mode(steps: StepTimes, mode: StepMode) -> StepTimes:
+    """Return the step times of a job that runs its iterations another way; ``steps`` themselves for the plain one.
+
+    Raises:
+        ProblemError: Nobody knows.
+    """
+    if mode == PLAIN_STEPS:
+        return steps
+    in_mode = getattr(steps, "in_mode", None)
+    if in_mode is None:
+        raise ProblemError(f"these step times know nothing of iterations with {mode}")
+    found: StepTimes = in_mode(mode)
+    return found
+
+
 StepFunction = Callable[[float, npt.NDArray[np.int64], float], FloatArray]
 
 
@@ -132,6 +160,19 @@ class TableSteps:
         self._step_s = step_s or no_exchange
         self._networks = networks
         self._spread = spread
+        self._accumulation_steps = 1
+
+    def in_mode(self, mode: StepMode) -> TableSteps:
+        """Return the same for iterations of several micro-batches.
+
+        Raises:
+            ProblemError: The table cannot say what sharding or checkpointing takes.
+        """
+        if mode != StepMode(mode.accumulation_steps):
+            raise ProblemError("a table of latencies knows accumulation, but neither sharding nor checkpointing")
+        found = copy.copy(self)
+        found._accumulation_steps = mode.accumulation_steps
+        return found
 
     @property
     def exact(self) -> bool:
@@ -153,10 +194,13 @@ class TableSteps:
 
     def bound_s(self, latency_s: float, world_sizes: npt.NDArray[np.int64], network: float) -> FloatArray:
         """Return the mean iteration, shape of ``world_sizes``."""
-        return np.asarray(self._step_s(latency_s, world_sizes, network), dtype=np.float64)
+        before_s = (self._accumulation_steps - 1) * latency_s
+        return before_s + np.asarray(self._step_s(latency_s, world_sizes, network), dtype=np.float64)
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Return the duration of an iteration of a plan."""
+        if plan.mode.accumulation_steps != self._accumulation_steps:
+            return self.in_mode(plan.mode).estimate(plan)
         offers = [self._offers[group.offer] for group in plan.groups]
         latency_s = max(
             self.latency_s(offer, group.batch_size) for offer, group in zip(offers, plan.groups, strict=True)
@@ -194,6 +238,7 @@ class SimulatedSteps:
         samples: Iterations to draw per estimate.
         model_spread: Relative standard deviation of the simulator's own error, shared by all iterations of a run.
             It only widens the margin of a deadline.
+        mode: How iterations are run.
 
     Raises:
         ProblemError: An offer without a curve or whose fabric is not known.
@@ -210,6 +255,7 @@ class SimulatedSteps:
         optimizer_s: float = 0.0,
         samples: int = 256,
         model_spread: float = DEFAULT_MODEL_SPREAD,
+        mode: StepMode = PLAIN_STEPS,
     ) -> None:
         for offer in offers:
             if offer.name not in curves:
@@ -220,7 +266,7 @@ class SimulatedSteps:
         if not 0 <= model_spread < math.inf:
             raise ProblemError(f"model_spread {model_spread} must be 0 or more")
         self._offers = {offer.name: offer for offer in offers}
-        self._curves = {offer.name: curves[offer.name] for offer in offers}
+        self._plain_curves = {offer.name: curves[offer.name] for offer in offers}
         self._networks = dict(networks)
         self._trace = trace
         self._sharing = sharing or DEFAULT_SHARING
@@ -230,8 +276,22 @@ class SimulatedSteps:
         self._classes: dict[str, float] = {}
         # Of every class of network, by world size; NaN where nobody asked yet.
         self._bandwidths: dict[float, FloatArray] = {}
+        self._modes: dict[StepMode, SimulatedSteps] = {}
+        self._set_mode(mode)
+
+    def _set_mode(self, mode: StepMode) -> None:
+        self._mode = mode
+        self._modes[mode] = self
+        curves = self._plain_curves
+        self._curves = {name: each.checkpointed() for name, each in curves.items()} if mode.checkpointing else curves
         self._latencies_s: dict[tuple[str, int, int], float] = {}
         self._estimates: dict[Plan, StepEstimate] = {}
+
+    def in_mode(self, mode: StepMode) -> SimulatedSteps:
+        """Return the same for iterations that are run another way."""
+        if mode not in self._modes:
+            copy.copy(self)._set_mode(mode)
+        return self._modes[mode]
 
     @property
     def exact(self) -> bool:
@@ -270,19 +330,47 @@ class SimulatedSteps:
         scatter makes their mean longer and never shorter.
         """
         worlds, places = np.unique(world_sizes, return_inverse=True)
+        shares = [curve.forward_share for curve in self._curves.values()]
         # A longer forward pass shifts all else; the least share of it gives the shortest iteration of this latency.
-        forward_s = latency_s * min(curve.forward_share for curve in self._curves.values())
-        backward_s = latency_s - forward_s
+        # Where weights are gathered beside the forward pass, that one need not count, and the largest share does.
+        bound_s = self._bound_s(latency_s, min(shares), worlds, network, gathers=False)
+        if self._mode.sharding is Sharding.ZERO3:
+            bound_s = np.maximum(bound_s, self._bound_s(latency_s, max(shares), worlds, network, gathers=True))
+        return np.asarray((bound_s + self._optimizer_s)[places])
+
+    def _bound_s(
+        self, latency_s: float, share: float, worlds: npt.NDArray[np.int64], network: float, *, gathers: bool
+    ) -> FloatArray:
+        """Return the iteration with such a share of forward pass; with sharded weights one of two relaxations of it.
+
+        Args:
+            latency_s: Of both passes.
+            share: Of the forward pass.
+            worlds: Shape (n,), ascending.
+            network: Class of the network.
+            gathers: With sharded weights the forward pass lasts as long as they are gathered, else as it computes.
+        """
         several = worlds > 1
-        end_s = np.full(worlds.size, backward_s)
+        forward_s = np.full(worlds.size, latency_s * share)
+        moved = Moved(*np.zeros((3, worlds.size)))
         if several.any():
             reached = self._bandwidth(network, worlds[several])
             traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None]
-            end_s[several] = np.maximum(backward_s, self._exchange_bound_s(backward_s, traffic, reached))
-        return np.asarray((forward_s + end_s + self._optimizer_s)[places])
+            backward_s = latency_s - latency_s * share
+            moved.exchange_s[several] = self._exchange_bound_s(
+                backward_s, self._mode.exchanged_share * traffic, reached
+            )
+            moved.gather_s[several], moved.first_s[several] = gather_s(traffic, reached, self._sharing)
+        backward = latency_s - forward_s
+        if self._mode.sharding is Sharding.ZERO3:
+            moved = replace(moved, first_s=0.0 * moved.first_s) if gathers else replace(moved, gather_s=0.0 * forward_s)
+            forward_s = 0.0 * forward_s if gathers else forward_s
+        return self._mode.iteration_s(forward_s, backward, moved)
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Return the duration of an iteration of a plan."""
+        if plan.mode != self._mode:
+            return self.in_mode(plan.mode).estimate(plan)
         if plan not in self._estimates:
             self._estimates[plan] = self._simulate(plan)
         return self._estimates[plan]
@@ -313,7 +401,12 @@ class SimulatedSteps:
 
     def _simulator(self, network: NetworkModel) -> IterationSimulator:
         return IterationSimulator(
-            self._trace, network, self._sharing, optimizer_s=self._optimizer_s, samples=self._samples
+            self._trace,
+            network,
+            self._sharing,
+            optimizer_s=self._optimizer_s,
+            mode=self._mode,
+            samples=self._samples,
         )
 
     def _bandwidth(self, network: float, world_sizes: npt.NDArray[np.int64]) -> FloatArray:

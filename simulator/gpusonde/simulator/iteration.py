@@ -4,6 +4,12 @@
 Forward and backward pass last as long as on the slowest device, whose latency is a random maximum: every device
 scatters around its curve. The exchange begins with the backward pass and moves each bucket as soon as the slowest
 device has it.
+
+A ``StepMode`` says what else a job does in an iteration. Gradients of several micro-batches are added up before one
+exchange. Sharded data parallel (ZeRO, Rajbhandari et al. 2020; torch's FSDP) sends an allreduce as its two halves: with
+gradients sharded a reduce-scatter behind each backward pass and an all-gather of the new weights; with weights sharded
+too, an all-gather ahead of the forward pass and another with a reduce-scatter beside the backward pass, half as much
+again as an allreduce, for every micro-batch.
 """
 
 from __future__ import annotations
@@ -12,11 +18,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import Annotated, Protocol
 
 import numpy as np
 from scipy.special import ndtri
 
+from gpusonde.documents import Whole
 from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency
 from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic_bytes
@@ -25,6 +33,72 @@ from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic
 _LEAST_SHARE = 0.5
 # Their roots are irrational and unrelated.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
+
+
+# More micro-batches than this per iteration are a mistake.
+MOST_ACCUMULATION_STEPS = 1024
+
+
+class Sharding(Enum):
+    """What the devices of a data-parallel job share out among them instead of holding it each."""
+
+    NONE = "none"
+    ZERO2 = "zero2"  # gradients and the optimizer's state; FSDP's SHARD_GRAD_OP
+    ZERO3 = "zero3"  # the weights too; FSDP's FULL_SHARD
+
+
+@dataclass(frozen=True)
+class StepMode:
+    """How a job runs its iterations.
+
+    Attributes:
+        accumulation_steps: Micro-batches of an iteration, whose gradients add up before the weights change.
+        sharding: What the devices share out among them.
+        checkpointing: Activations are computed again in the backward pass instead of being kept.
+    """
+
+    accumulation_steps: Annotated[int, Whole(most=MOST_ACCUMULATION_STEPS)] = 1
+    sharding: Sharding = Sharding.NONE
+    checkpointing: bool = False
+
+    @property
+    def exchanged_share(self) -> float:
+        """What moves beside a backward pass, as a share of an allreduce."""
+        return 0.5 if self.sharding is Sharding.ZERO2 else 1.0
+
+    def iteration_s(self, forward: FloatArray, backward: FloatArray, moved: Moved) -> FloatArray:
+        """Return iterations without the optimizer's step, shape (n,), from passes of one micro-batch."""
+        steps = self.accumulation_steps
+        end = np.maximum(backward, moved.exchange_s)
+        if self.sharding is Sharding.ZERO3:
+            return np.asarray(steps * (np.maximum(moved.first_s + forward, moved.gather_s) + end))
+        if self.sharding is Sharding.ZERO2:
+            return np.asarray(steps * (forward + end) + moved.gather_s)
+        return np.asarray((steps - 1) * (forward + backward) + forward + end)
+
+    def __str__(self) -> str:
+        words = [f"{self.accumulation_steps} micro-batches"] if self.accumulation_steps > 1 else []
+        words += [self.sharding.value] if self.sharding is not Sharding.NONE else []
+        words += ["checkpointed"] if self.checkpointing else []
+        return ", ".join(words)
+
+
+PLAIN_STEPS = StepMode()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a micro-batch communicates, seconds of shape (n,).
+
+    Attributes:
+        exchange_s: End of what moves beside the backward pass, from its start.
+        gather_s: To gather all weights.
+        first_s: To gather those that the forward pass begins with.
+    """
+
+    exchange_s: FloatArray
+    gather_s: FloatArray
+    first_s: FloatArray
 
 
 @dataclass(frozen=True)
@@ -78,9 +152,9 @@ class IterationEstimate:
         p50_s: Median.
         p95_s: 95th percentile.
         sd_s: Standard deviation.
-        forward_s: Mean of the forward pass of the slowest device.
-        backward_s: Mean of its backward pass.
-        exchange_s: Mean end of the exchange, from the start of the backward pass.
+        forward_s: Mean of the forward pass of the slowest device, over all micro-batches.
+        backward_s: Mean of its backward pass, likewise.
+        exchange_s: Mean end of the exchange, from the start of a backward pass.
         exposed_communication_s: Mean time in which devices only wait for the exchange.
         optimizer_s: Optimizer step.
         extrapolated: True when a batch size lies outside of what a curve was made from.
@@ -109,6 +183,7 @@ class IterationSimulator:
         network: What allreduces reach.
         sharing: How concurrent transfers share a link.
         optimizer_s: Seconds of the optimizer step, 0 when it is in the curves already.
+        mode: How iterations are run; curves of checkpointed steps are ``ComputeCurve.checkpointed``.
         samples: Iterations to draw; they are spread evenly over the distribution, so that some hundred suffice.
         seed: Where the sequence of draws begins.
 
@@ -123,6 +198,7 @@ class IterationSimulator:
         sharing: BandwidthSharing | None = None,
         *,
         optimizer_s: float = 0.0,
+        mode: StepMode = PLAIN_STEPS,
         samples: int = 256,
         seed: int = 0,
     ) -> None:
@@ -134,6 +210,7 @@ class IterationSimulator:
         self._network = network
         self._sharing = sharing or BandwidthSharing()
         self._optimizer_s = optimizer_s
+        self._mode = mode
         self._samples = samples
         self._seed = seed
 
@@ -145,9 +222,10 @@ class IterationSimulator:
         """
         world_size = _world_size(groups)
         forward, backward = draw_slowest(groups, self._samples, self._seed)
-        exchange = self._exchange_s(backward, world_size, ndtri(_even_levels(self._samples, 0, self._seed)))
-        exposed = np.maximum(exchange - backward, 0.0)
-        total = forward + backward + exposed + self._optimizer_s
+        moved = self._communicate(backward, world_size, ndtri(_even_levels(self._samples, 0, self._seed)))
+        steps = self._mode.accumulation_steps
+        total = self._mode.iteration_s(forward, backward, moved) + self._optimizer_s
+        exposed = total - self._optimizer_s - steps * (forward + backward)
         latencies = [group.curve.predict(group.batch_size) for group in groups]
         p50, p95 = np.quantile(total, [0.5, 0.95])
         return IterationEstimate(
@@ -155,10 +233,10 @@ class IterationSimulator:
             p50_s=float(p50),
             p95_s=float(p95),
             sd_s=float(total.std()),
-            forward_s=float(forward.mean()),
-            backward_s=float(backward.mean()),
-            exchange_s=float(exchange.mean()),
-            exposed_communication_s=float(exposed.mean()),
+            forward_s=steps * float(forward.mean()),
+            backward_s=steps * float(backward.mean()),
+            exchange_s=float(moved.exchange_s.mean()),
+            exposed_communication_s=max(0.0, float(exposed.mean())),
             optimizer_s=self._optimizer_s,
             extrapolated=any(bool(latency.extrapolated[0]) for latency in latencies),
             uncertainty_s=self._uncertainty_s(latencies, world_size),
@@ -169,20 +247,21 @@ class IterationSimulator:
         factors = [np.array([1.0, 1.0 + latency.uncertainty[0]]) for latency in latencies]
         forward = np.max([each * latency.forward_s for each, latency in zip(factors, latencies, strict=True)], axis=0)
         backward = np.max([each * latency.backward_s for each, latency in zip(factors, latencies, strict=True)], axis=0)
-        exchange = self._exchange_s(backward, world_size, np.zeros(2))
-        usual, slower = forward + np.maximum(backward, exchange)
+        moved = self._communicate(backward, world_size, np.zeros(2))
+        usual, slower = self._mode.iteration_s(forward, backward, moved)
         return float(slower - usual)
 
-    def _exchange_s(self, backward: FloatArray, world_size: int, draws: FloatArray) -> FloatArray:
-        """End of the exchange, shape (n,), from the start of the backward pass.
+    def _communicate(self, backward: FloatArray, world_size: int, draws: FloatArray) -> Moved:
+        """Return what a micro-batch communicates.
 
         Args:
             backward: Shape (n,), backward pass of the slowest device.
             world_size: Number of devices.
             draws: Shape (n,), standard normal numbers that say how well the placement is connected.
         """
+        nothing = np.zeros_like(backward)
         if world_size == 1:
-            return np.zeros_like(backward)
+            return Moved(nothing, nothing, nothing)
         bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
         # A slow placement is slow for all buckets of a job.
         reached = bandwidth.bytes_per_second * np.exp(draws[:, None] * bandwidth.log_spread)
@@ -190,13 +269,28 @@ class IterationSimulator:
         ready = backward[:, None] * self._trace.ready_fractions
         finish = simulate_communications(
             ready,
-            traffic,
+            self._mode.exchanged_share * traffic,
             reached,
             capacity_bytes_per_second=self._sharing.capacity_bytes_per_second,
             max_in_flight=self._sharing.max_in_flight,
             share=self._sharing.share,
         )
-        return np.asarray(finish.max(axis=1))
+        gathered = gather_s(traffic, reached, self._sharing)
+        return Moved(np.asarray(finish.max(axis=1)), *gathered)
+
+
+def gather_s(traffic: FloatArray, reached: FloatArray, sharing: BandwidthSharing) -> tuple[FloatArray, FloatArray]:
+    """Return the seconds to gather all weights, and those of the forward pass's first bucket, shape (n,) each.
+
+    Weights are gathered one bucket after the other, each as long as half of its gradients' allreduce.
+
+    Args:
+        traffic: Shape (n, buckets), bytes of an allreduce of each.
+        reached: Shape (n, buckets), bus bandwidth.
+        sharing: How much a link carries at most.
+    """
+    each = 0.5 * traffic / np.minimum(reached, sharing.capacity_bytes_per_second)
+    return np.asarray(each.sum(axis=1)), np.asarray(each[:, -1])
 
 
 def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:

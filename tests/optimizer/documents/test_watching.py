@@ -50,7 +50,7 @@ def test_machines_that_their_owner_ended_are_no_preemption():
     take_report(job, {"elapsed_s": 60.0, "completed_iterations": 250.0})
     other = {"groups": [{"offer": "v100", "machines": 2, "batch_size": 128}]}
     take_report(job, {"elapsed_s": 90.0, "plan": other})
-    assert job.recommend(90.0)["plan"] == other
+    assert job.recommend(90.0)["plan"]["groups"] == other["groups"]
     take_report(job, {"elapsed_s": 120.0})
     found = job.recommend(120.0)
     # All t4 could still be had: none of them was taken away.

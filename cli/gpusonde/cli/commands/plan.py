@@ -596,16 +596,29 @@ def plan_text(plan: Mapping[str, Any] | None) -> str:
     """A plan in one line."""
     if plan is None:
         return "nothing"
-    return " + ".join(f"{group['machines']} x {group['offer']} @ {group['batch_size']}" for group in plan["groups"])
+    groups = " + ".join(f"{group['machines']} x {group['offer']} @ {group['batch_size']}" for group in plan["groups"])
+    mode = _mode_text(plan)
+    return f"{groups} ({mode})" if mode else groups
+
+
+def _mode_text(plan: Mapping[str, Any]) -> str:
+    """How a plan runs its iterations; empty for the plain way."""
+    mode = plan["mode"]
+    words = [f"{mode['accumulation_steps']} micro-batches"] if mode["accumulation_steps"] > 1 else []
+    words += [mode["sharding"]] if mode["sharding"] != "none" else []
+    return ", ".join([*words, *(["checkpointed"] if mode["checkpointing"] else [])])
 
 
 def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str, Any]) -> None:
-    columns = ("machines", "batch per GPU")
+    mode = _mode_text(plan)
+    columns = ("machines", "micro-batch per GPU" if plan["mode"]["accumulation_steps"] > 1 else "batch per GPU")
     screen.table(
         ("offer", *columns),
         [(group["offer"], str(group["machines"]), str(group["batch_size"])) for group in plan["groups"]],
         numeric=columns,
     )
+    if mode:
+        screen.line(f"every iteration: {mode}")
     time, kept, cost, cost_kept, per_hour = _figures(estimate)
     step = estimate["step"]
     if estimate["checkpoint_interval_s"] is not None:

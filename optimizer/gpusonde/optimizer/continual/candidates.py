@@ -16,6 +16,7 @@ from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Objective, 
 from gpusonde.optimizer.solution import Solution
 from gpusonde.optimizer.solve import solve
 from gpusonde.optimizer.step_times import StepTimes
+from gpusonde.simulator.iteration import Sharding, StepMode
 
 Solver = Callable[[Problem, StepTimes], Solution]
 _HOUR_S = 3600.0
@@ -33,8 +34,9 @@ _WORST_DEVIATIONS = 3.0
 # The share of cases in which more preemptions come than time is set aside for.
 _MORE_PREEMPTIONS = 0.05
 
-# What a group of machines is to the speed of a job, whoever lets them: device, devices, networks, machines, batch.
-GroupKind = tuple[str, int, str, str, int, int]
+# What a group of machines is to the speed of a job, whoever lets them: device, devices, networks, machines, batch, and
+# the fields of the mode.
+GroupKind = tuple[str, int, str, str, int, int, tuple[int, str, bool]]
 
 
 def solve_exactly(problem: Problem, steps: StepTimes) -> Solution:
@@ -137,10 +139,11 @@ class CandidateFinder:
     def kind(self, plan: Plan) -> tuple[GroupKind, ...]:
         """Return what a plan is to the speed of a job: spot machines are as fast as those on demand."""
         kinds = []
+        mode = (plan.mode.accumulation_steps, plan.mode.sharding.value, plan.mode.checkpointing)
         for group in plan.groups:
             offer = self._offers[group.offer]
             kinds.append((
-                offer.device, offer.devices, offer.fabric, offer.machine_fabric, group.machines, group.batch_size,
+                offer.device, offer.devices, offer.fabric, offer.machine_fabric, group.machines, group.batch_size, mode,
             ))  # fmt: skip
         return tuple(sorted(kinds))
 
@@ -242,7 +245,9 @@ class CandidateFinder:
             if len(kinds) > 1:
                 continue
             for offer in offers:
-                plan = Plan((Group(offer.name, *kinds[0][-2:]),))
+                *_, machines, batch_size, (steps, sharding, checkpointing) = kinds[0]
+                mode = StepMode(steps, Sharding(sharding), checkpointing)
+                plan = Plan((Group(offer.name, machines, batch_size),), mode)
                 if offer.quota >= plan.machines and self.kind(plan) == kinds:
                     found = self.evaluate(plan, at)
                     budget = self._problem.budget_usd

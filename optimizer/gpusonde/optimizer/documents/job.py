@@ -15,7 +15,7 @@ from gpusonde.catalog import GpuCatalog, UnknownGpuError
 from gpusonde.documents import ListOf, Number, Text, Whole
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.formatting import join_names
-from gpusonde.optimizer.problem import BatchSize
+from gpusonde.optimizer.problem import BatchSize, JobMemory
 from gpusonde.optimizer.step_times import DEFAULT_SHARING
 from gpusonde.simulator.allreduce import AllreduceMeasurement, ModelKind
 from gpusonde.simulator.communication import BandwidthSharing, SharingRule
@@ -30,8 +30,10 @@ from gpusonde.simulator.compute import (
 )
 from gpusonde.simulator.compute.fitting import LONGEST_S
 from gpusonde.simulator.gradients import MOST_LISTED_BUCKETS, Gradients, GradientTrace
+from gpusonde.simulator.iteration import MOST_ACCUMULATION_STEPS, Sharding, StepMode
 
 _MOST_CURVES = 512
+_MOST_SPARE_STEPS = 64
 _MOST_PROBES = 1_000
 _MOST_MEASUREMENTS = 20_000
 _NOT_MEASURED = {
@@ -114,9 +116,14 @@ class JobKeys:
         allreduce: Timed allreduces, of all fabrics.
         allreduce_model: How allreduces are predicted from them.
         link: How transfers share a machine's link.
+        accumulation_steps: Micro-batches per iteration at most; without it one, or up to 64 where no plan has one.
+        sharding: What GPUs may share out among them: nothing, ``zero2`` (gradients and the optimizer's state) or
+            ``zero3`` (the weights too); a plan takes one of those listed.
+        checkpointing: A plan may compute activations again in the backward pass.
+        memory: What the job holds of a GPU's memory; sharding and checkpointing need it.
 
     Raises:
-        DocumentError: Nothing is said of the gradients.
+        DocumentError: Nothing is said of the gradients, or of the memory where it counts.
     """
 
     curves: Annotated[tuple[CurveKeys, ...], ListOf(_MOST_CURVES, least=1)]
@@ -125,10 +132,34 @@ class JobKeys:
     allreduce: Annotated[tuple[AllreduceMeasurement, ...], ListOf(_MOST_MEASUREMENTS)] = ()
     allreduce_model: ModelKind = "default"
     link: LinkKeys = field(default_factory=LinkKeys)
+    accumulation_steps: Annotated[int, Whole(most=MOST_ACCUMULATION_STEPS)] | None = None
+    sharding: Annotated[tuple[Sharding, ...], ListOf(len(Sharding), least=1)] = (Sharding.NONE,)
+    checkpointing: bool = False
+    memory: JobMemory | None = None
 
     def __post_init__(self) -> None:
         if self.gradients is None:
             raise DocumentError("gradients", "is missing; give parameter_bytes, the bytes of all gradients, at least")
+        if self.memory is None and (self.checkpointing or set(self.sharding) - {Sharding.NONE}):
+            words = "sharding and checkpointing change what fits: give weights_bytes, gradients_bytes, optimizer_bytes"
+            raise DocumentError("memory", f"is missing; {words}")
+        if self.checkpointing and self.memory is not None and self.memory.checkpointed_bytes is None:
+            raise DocumentError("memory.checkpointed_bytes", "is missing; give bytes per sample with checkpointing")
+
+    def modes(self, global_batch: int) -> tuple[tuple[StepMode, ...], tuple[StepMode, ...]]:
+        """Return how iterations can be run, and how besides where no plan is found; the plainest first."""
+        most = self.accumulation_steps or _MOST_SPARE_STEPS
+        steps = [number for number in range(1, most + 1) if global_batch % number == 0]
+        every = tuple(
+            StepMode(number, sharding, checkpointing)
+            for number in steps
+            for sharding in Sharding
+            if sharding in self.sharding
+            for checkpointing in ((False, True) if self.checkpointing else (False,))
+        )
+        if self.accumulation_steps is not None:
+            return every, ()
+        return tuple(m for m in every if m.accumulation_steps == 1), tuple(m for m in every if m.accumulation_steps > 1)
 
 
 @dataclass(frozen=True)

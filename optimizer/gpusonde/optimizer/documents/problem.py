@@ -24,6 +24,7 @@ from gpusonde.optimizer.problem import (
     MOST_OFFERS,
     BatchSize,
     Billing,
+    JobMemory,
     LargestBatch,
     MachineOffer,
     Objective,
@@ -36,7 +37,7 @@ from gpusonde.optimizer.step_times import SimulatedSteps
 from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
-from gpusonde.simulator.iteration import NetworkModel
+from gpusonde.simulator.iteration import NetworkModel, Sharding
 from gpusonde.simulator.links import RatedLink, RatedNetwork, inner_link, outer_link
 
 SOLUTION_FORMAT = "gpusonde.solution/1"
@@ -255,7 +256,7 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
         raise DocumentError("catalog", f"at most {MOST_OFFERS} offers are taken, not {len(offers)}; ask for fewer")
     if not offers:
         raise DocumentError("offers", 'is missing; give what can be rented, or [[catalog]] with gpus = ["NAME"]')
-    offers = [_add_memory_limit(offer, job) for offer in offers]
+    offers = [_add_memory_limit(offer, job, keys.job.memory, gpus) for offer in offers]
     offers, rated = _add_fabrics(offers, job, gpus, notes)
     beyond = {
         offer.fabric: _rated_network(offer, gpus)
@@ -271,6 +272,9 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
             f"a checkpoint of {len(preempted)} spot offers is assumed to stop the work for {options.save_s:g} s and a"
             f" restart to take {options.restart_s:g} s; save_s, restore_s and launch_s of [continual] say better"
         )
+    modes, spare_modes = keys.job.modes(keys.global_batch)
+    if {mode.sharding for mode in modes} - {Sharding.NONE}:
+        notes.append("what sharding exchanges is simulated; nobody measured it here, and the margins do not know")
     try:
         problem = Problem(
             global_batch=keys.global_batch,
@@ -285,10 +289,14 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
             restart_s=options.restart_s,
             save_s=options.save_s,
             across_regions=keys.across_regions,
+            modes=modes,
+            spare_modes=spare_modes,
+            memory=keys.job.memory,
         )
     except ProblemError as error:
         raise DocumentError("", str(error)) from None
-    _check_size(problem)
+    for part in problem.parts():
+        _check_size(part)
     return ProblemDocument(keys.name, problem, job, per_epoch, rated, beyond, tuple(notes), options)
 
 
@@ -321,7 +329,7 @@ def _check_size(problem: Problem) -> None:
     combinations = 0
     for offer in problem.offers:
         for batch in problem.candidates(offer):
-            combinations += min(offer.quota, problem.global_batch // (batch * offer.devices))
+            combinations += min(offer.quota, problem.samples // (batch * offer.devices))
     if combinations > _MOST_COMBINATIONS:
         raise DocumentError(
             "offers",
@@ -330,15 +338,27 @@ def _check_size(problem: Problem) -> None:
         )
 
 
-def _add_memory_limit(offer: MachineOffer, job: Job) -> MachineOffer:
-    """Return an offer with what is known of its device where it has no largest batch."""
+def _add_memory_limit(offer: MachineOffer, job: Job, memory: JobMemory | None, gpus: GpuCatalog) -> MachineOffer:
+    """Return an offer with what is known of its device where it says nothing of its memory."""
     curve = job.curves.get(offer.device)
     if curve is None:
         known = ", ".join(job.curves)
         raise DocumentError(
             "job.curves", f"there is no curve of {offer.device!r}, which offer {offer.name} has (only of {known})"
         )
-    return replace(offer, largest_batch=curve.largest_batch) if offer.largest_batch is None else offer
+    if offer.largest_batch is None:
+        offer = replace(offer, largest_batch=curve.largest_batch)
+    if memory is None:
+        return offer
+    if offer.memory_bytes is None:
+        try:
+            offer = replace(offer, memory_bytes=gpus.get(offer.device).memory_bytes)
+        except UnknownGpuError:
+            raise DocumentError("offers", f"{offer.name}: give memory_bytes; the catalogue has no such GPU") from None
+    if offer.largest_batch is None and memory.activation_bytes is None:
+        words = f"is missing; nothing says how many samples fit into {offer.name} (nor does its largest_batch)"
+        raise DocumentError("job.memory.activation_bytes", words)
+    return offer
 
 
 def _without_strangers(offers: list[MachineOffer], across_regions: bool, notes: list[str]) -> list[MachineOffer]:
@@ -466,6 +486,11 @@ def _list_offers(
     if not selection.offers:
         raise DocumentError(path, "no offer of the catalogue can be used; 'gpusonde offers' lists them")
     return [
-        replace(offer, fabric=query.fabric or offer.fabric, machine_fabric=query.machine_fabric)
+        replace(
+            offer,
+            fabric=query.fabric or offer.fabric,
+            machine_fabric=query.machine_fabric,
+            largest_batch=None if offer.largest_batch == LARGEST_BATCH else offer.largest_batch,
+        )
         for offer in selection.offers
     ]

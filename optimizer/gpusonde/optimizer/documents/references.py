@@ -287,16 +287,32 @@ def _add_graph(
     if not wanted and not curves:
         raise DocumentError("job.graph", "no offer names a GPU of the catalogue; give devices, those to estimate for")
     limits = {spec.name: _largest_batch(keys, graph, spec, document) for spec in wanted}
+    counted = {}
+    if "memory" not in job and (job.get("checkpointing") or job.get("sharding")):
+        counted = {"memory": _job_memory(keys, graph)}
+    if not counted and "memory" not in job:
+        limits = {name: limit for name, limit in limits.items() if limit}
     try:
-        curves += _estimated_curves(
-            keys, graph, {name: limit for name, limit in limits.items() if limit}, model, folder
-        )
+        curves += _estimated_curves(keys, graph, limits, model, folder)
     except ModelError as error:
         raise DocumentError("job.graph", str(error)) from None
     if not curves:
         raise DocumentError("job.graph", "the parameters alone need more memory than any of these GPUs has")
     assumed = {} if "gradients" in job else {"gradients": {"parameter_bytes": gradient_bytes(graph)}}
-    return {**job, "curves": curves, **assumed}
+    return {**job, "curves": curves, **assumed, **counted}
+
+
+def _job_memory(keys: GraphKeys, graph: WorkloadGraph) -> dict[str, Any]:
+    """Return what the network holds, as ``job.memory``: never less than its step does at any batch."""
+    memory = StepMemory.of(graph, Precision(keys.precision), Optimizer.ADAMW, buckets=True)
+    passing = float((memory.kept[1] + memory.passing[1]).max())
+    return {
+        "weights_bytes": memory.weights + passing,
+        "gradients_bytes": float(memory.gradients.max()),
+        "optimizer_bytes": memory.optimizer,
+        "activation_bytes": float((memory.kept[0] + memory.passing[0]).max()),
+        "checkpointed_bytes": memory.checkpointed_bytes,
+    }
 
 
 def _read_graph(keys: GraphKeys, folder: Path) -> WorkloadGraph:
@@ -328,8 +344,8 @@ def _estimated_curves(
             {
                 "device": device,
                 "gray_box": [to_plain(latency_estimate(size, each)) for size, each in rows],
-                "largest_batch": limit,
-                "note": _note([each for _, each in rows], limit if keys.largest_batch is None else None),
+                **({"largest_batch": limit} if limit else {}),
+                "note": _note([each for _, each in rows], limit if limit and keys.largest_batch is None else None),
             }
         )
     return curves

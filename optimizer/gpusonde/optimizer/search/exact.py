@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.problem import Plan, Problem
+from gpusonde.optimizer.problem import Group, Plan, Problem
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.search.subproblem import (
@@ -36,7 +36,7 @@ from gpusonde.optimizer.search.subproblem import (
     split_halves,
 )
 from gpusonde.optimizer.solution import PlanEstimate, estimate_plan
-from gpusonde.optimizer.step_times import StepTimes
+from gpusonde.optimizer.step_times import StepTimes, steps_in_mode
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -253,7 +253,7 @@ class ExactSearch:
     """Finds the best plan for an objective.
 
     Args:
-        problem: The problem.
+        problem: The problem, a part of one (``Problem.parts``).
         space: Its options.
         steps: Durations of iterations.
         objective: What to look for.
@@ -273,7 +273,7 @@ class ExactSearch:
     ) -> None:
         self._problem = problem
         self._space = space
-        self._steps = steps
+        self._steps = steps_in_mode(steps, problem.mode)
         self._objective = objective
         self._out_of_time = out_of_time
         self._tolerance = tolerance
@@ -351,12 +351,13 @@ class ExactSearch:
         """Begin with the plans of one offer, the most promising ones first: they are few, and good to be beaten."""
         uniform = []
         for options in self._space.options:
-            for place in np.flatnonzero(options.samples == self._space.samples).tolist():
+            fits = options.least_devices <= options.devices
+            for place in np.flatnonzero(fits & (options.samples == self._space.samples)).tolist():
                 worlds = options.devices[place : place + 1]
                 step_s = self._steps.bound_s(float(options.latency_s[place]), worlds, options.network)
                 price = options.usd_per_hour[place : place + 1]
                 bound = float(self._objective.bound(step_s, price)[0])
-                uniform.append((bound, float(price[0]), float(step_s[0]), Plan((options.group(place),))))
+                uniform.append((bound, float(price[0]), float(step_s[0]), self._plan((options.group(place),))))
         for _, usd_per_hour, mean_s, plan in sorted(uniform, key=lambda each: each[:2]):
             if usd_per_hour <= self._ceiling(mean_s):
                 # Any plan is better than none, even late.
@@ -420,7 +421,10 @@ class ExactSearch:
         )
         if options is None:
             return None
-        return Plan(tuple(anchor.options[offer].group(index) for offer, index in options))
+        return self._plan(anchor.options[offer].group(index) for offer, index in options)
+
+    def _plan(self, groups: Iterable[Group]) -> Plan:
+        return Plan(tuple(groups), self._problem.mode)
 
     def _every(self, anchor: Anchor, place: int) -> Iterator[Plan | None]:
         """All plans of a subproblem that may be better, the most promising ones first; None where some had to be made.
@@ -446,12 +450,10 @@ class ExactSearch:
                 if price[index] > self._ceiling(float(step_s[index])):
                     continue
                 self._check_time()
-                yield Plan(
-                    tuple(
-                        options.group(option)
-                        for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
-                        if option >= 0
-                    )
+                yield self._plan(
+                    options.group(option)
+                    for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
+                    if option >= 0
                 )
             if listed.listed_to > self._ceiling(cell_step_s):
                 return

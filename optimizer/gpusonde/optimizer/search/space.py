@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,18 @@ import numpy.typing as npt
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Group, MachineOffer, Plan, Problem
 from gpusonde.optimizer.solution import Proof, Solution, Status, estimate_plan, rank, satisfies
-from gpusonde.optimizer.step_times import StepTimes
+from gpusonde.optimizer.step_times import StepTimes, steps_in_mode
 
 _MOST_COMBINATIONS = 20_000_000
 
 
+def with_spare_modes(problem: Problem) -> Problem:
+    """Return a problem that may run iterations in the modes that are meant for want of another plan."""
+    return replace(problem, modes=tuple(dict.fromkeys((*problem.modes, *problem.spare_modes))), spare_modes=())
+
+
 def every_plan(problem: Problem) -> Iterator[Plan]:
-    """Yield every plan that keeps quotas, memory limits and the global batch.
+    """Yield every plan of a part that keeps quotas, memory limits and the global batch.
 
     Raises:
         ProblemError: There are too many combinations.
@@ -34,18 +39,22 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
     for offer in problem.offers:
         groups: list[Group | None] = [None]
         for batch in problem.candidates(offer):
-            most = min(offer.quota, problem.global_batch // (batch * offer.devices))
+            most = min(offer.quota, problem.samples // (batch * offer.devices))
             groups += [Group(offer.name, machines, batch) for machines in range(1, most + 1)]
         choices.append(groups)
         added = np.array([group.machines * group.batch_size * offer.devices if group else 0 for group in groups])
         if samples.size * added.size > _MOST_COMBINATIONS:
             raise ProblemError("the problem is too large for brute force: take the exact search")
         total = samples[:, None] + added[None, :]
-        kept, taken = np.nonzero(total <= problem.global_batch)
+        kept, taken = np.nonzero(total <= problem.samples)
         samples = total[kept, taken]
         chosen = np.concatenate([chosen[kept], taken[:, None].astype(np.int32)], axis=1)
-    for row in chosen[samples == problem.global_batch]:
-        yield Plan(tuple(group for place, groups in zip(row, choices, strict=True) if (group := groups[place])))
+    for row in chosen[samples == problem.samples][: None if problem.samples else 0]:
+        found = (group for place, of_offer in zip(row, choices, strict=True) if (group := of_offer[place]))
+        plan = Plan(tuple(found), problem.mode)
+        devices = plan.devices(problem.offers)
+        if all(problem.least_devices(problem.offer(group.offer), group.batch_size) <= devices for group in plan.groups):
+            yield plan
 
 
 def brute_force(problem: Problem, steps: StepTimes) -> Solution:
@@ -61,6 +70,8 @@ def brute_force(problem: Problem, steps: StepTimes) -> Solution:
         if satisfies(problem, estimate) and (best is None or rank(problem, estimate) < rank(problem, best[1])):
             best = plan, estimate
     words = f"All {explored} plans that keep quotas, memory limits and the global batch were estimated."
+    if best is None and problem.spare_modes:
+        return brute_force(with_spare_modes(problem), steps)
     if best is None:
         proof = Proof("brute_force", True, None, None, words)
         return Solution(Status.INFEASIBLE, None, None, proof, "No plan keeps all limits.", explored=explored)
@@ -91,6 +102,7 @@ class Options:
         samples: Shape (n,), samples of all machines per iteration, in units of the space.
         usd_per_hour: Shape (n,), of all machines.
         latency_s: Shape (n,), of the slowest GPU, ascending.
+        least_devices: Shape (n,), GPUs that a plan with it must have, so that the job fits into memory.
     """
 
     offer: MachineOffer
@@ -101,6 +113,7 @@ class Options:
     samples: IntArray
     usd_per_hour: FloatArray
     latency_s: FloatArray
+    least_devices: IntArray
 
     def group(self, place: int) -> Group:
         """Return one option as a group."""
@@ -133,16 +146,17 @@ def make_space(problem: Problem, steps: StepTimes) -> Space | None:
     Raises:
         ProblemError: There are too many options.
     """
+    steps = steps_in_mode(steps, problem.mode)
     groups = []
     single = []
     for offer in problem.offers:
         counted: list[tuple[int, int]] = []
         for batch in problem.candidates(offer):
-            most = min(offer.quota, problem.global_batch // (batch * offer.devices))
+            most = min(offer.quota, problem.samples // (batch * offer.devices))
             if most and math.isfinite(steps.latency_s(offer, batch)):
                 counted.append((batch, most))
-                if batch * offer.devices == problem.global_batch:
-                    single.append(Plan((Group(offer.name, 1, batch),)))
+                if batch * offer.devices == problem.samples and problem.least_devices(offer, batch) <= offer.devices:
+                    single.append(Plan((Group(offer.name, 1, batch),), problem.mode))
         if counted:
             groups.append((offer, counted))
     if not groups:
@@ -150,11 +164,11 @@ def make_space(problem: Problem, steps: StepTimes) -> Space | None:
     if sum(most for _, counted in groups for _, most in counted) > _MOST_OPTIONS:
         raise ProblemError("there are too many ways to choose: give fewer batch_sizes, or quotas that are needed")
     unit = math.gcd(*(batch * offer.devices for offer, counted in groups for batch, _ in counted))
-    if problem.global_batch % unit:
+    if problem.samples % unit:
         return None
     found = tuple(_options(problem, offer, counted, unit, steps) for offer, counted in groups)
     exact = steps.exact and not any(offer.preemption_rate for offer, _ in groups)
-    return Space(found, unit, problem.global_batch // unit, exact, tuple(single))
+    return Space(found, unit, problem.samples // unit, exact, tuple(single))
 
 
 def _options(
@@ -172,10 +186,11 @@ def _options(
         each = [steps.latency_s(offer, batch, count) for batch, count in pairs.T.tolist()]
         latency = np.array(each)[which.ravel()]
     # A single machine with the whole batch is a plan of its own, and cannot be part of another one.
-    kept = (machines > 1) | (batches * offer.devices < problem.global_batch)
+    kept = (machines > 1) | (batches * offer.devices < problem.samples)
     order = np.flatnonzero(kept)[np.argsort(latency[kept], kind="stable")]
     machines, batches = machines[order], batches[order]
     devices = machines * offer.devices
+    least = {batch: problem.least_devices(offer, batch) for batch, _ in counted}
     return Options(
         offer=offer,
         network=steps.network(offer),
@@ -185,6 +200,7 @@ def _options(
         samples=devices * batches // unit,
         usd_per_hour=machines * offer.usd_per_hour,
         latency_s=latency[order],
+        least_devices=np.array([least[batch] for batch in batches.tolist()], dtype=np.int64),
     )
 
 

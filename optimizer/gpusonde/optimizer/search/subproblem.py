@@ -174,6 +174,7 @@ class Subproblem:
             (excess <= limit)
             & (options.devices[: excess.size] <= self.devices)
             & (options.samples[: excess.size] <= self.samples)
+            & (options.least_devices[: excess.size] <= self.devices)
         )
         place = np.concatenate([[-1], kept]) if none <= limit else kept
         devices, samples = np.zeros(place.size, dtype=np.int64), np.zeros(place.size, dtype=np.int64)

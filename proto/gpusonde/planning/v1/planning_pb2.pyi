@@ -116,20 +116,44 @@ class Continual(_message.Message):
     def __init__(self, launch_s: _Optional[float] = ..., restore_s: _Optional[float] = ..., save_s: _Optional[float] = ..., window_s: _Optional[float] = ..., improvement: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("curves", "gradients", "optimizer_s", "allreduce", "allreduce_model", "link")
+    __slots__ = ("curves", "gradients", "optimizer_s", "allreduce", "allreduce_model", "link", "accumulation_steps", "sharding", "checkpointing", "memory")
     CURVES_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_S_FIELD_NUMBER: _ClassVar[int]
     ALLREDUCE_FIELD_NUMBER: _ClassVar[int]
     ALLREDUCE_MODEL_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATION_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     curves: _containers.RepeatedCompositeFieldContainer[Curve]
     gradients: Gradients
     optimizer_s: float
     allreduce: _containers.RepeatedCompositeFieldContainer[AllreduceMeasurement]
     allreduce_model: str
     link: Link
-    def __init__(self, curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., optimizer_s: _Optional[float] = ..., allreduce: _Optional[_Iterable[_Union[AllreduceMeasurement, _Mapping]]] = ..., allreduce_model: _Optional[str] = ..., link: _Optional[_Union[Link, _Mapping]] = ...) -> None: ...
+    accumulation_steps: int
+    sharding: _containers.RepeatedScalarFieldContainer[str]
+    checkpointing: bool
+    memory: JobMemory
+    def __init__(self, curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., optimizer_s: _Optional[float] = ..., allreduce: _Optional[_Iterable[_Union[AllreduceMeasurement, _Mapping]]] = ..., allreduce_model: _Optional[str] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., accumulation_steps: _Optional[int] = ..., sharding: _Optional[_Iterable[str]] = ..., checkpointing: bool = ..., memory: _Optional[_Union[JobMemory, _Mapping]] = ...) -> None: ...
+
+class JobMemory(_message.Message):
+    __slots__ = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activation_bytes", "checkpointed_bytes", "unit_bytes")
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activation_bytes: float
+    checkpointed_bytes: float
+    unit_bytes: float
+    def __init__(self, weights_bytes: _Optional[float] = ..., gradients_bytes: _Optional[float] = ..., optimizer_bytes: _Optional[float] = ..., activation_bytes: _Optional[float] = ..., checkpointed_bytes: _Optional[float] = ..., unit_bytes: _Optional[float] = ...) -> None: ...
 
 class Curve(_message.Message):
     __slots__ = ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape", "note")
@@ -248,7 +272,7 @@ class Link(_message.Message):
     def __init__(self, share: _Optional[str] = ..., capacity_bytes_per_second: _Optional[float] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("name", "device", "devices", "quota", "usd_per_hour", "billing", "network_bytes_per_second", "fabric", "smallest_batch", "largest_batch", "preemptions_per_hour", "region", "zone", "machine_fabric")
+    __slots__ = ("name", "device", "devices", "quota", "usd_per_hour", "billing", "network_bytes_per_second", "fabric", "smallest_batch", "largest_batch", "preemptions_per_hour", "region", "zone", "machine_fabric", "memory_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +287,7 @@ class Offer(_message.Message):
     REGION_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FABRIC_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     device: str
     devices: int
@@ -277,7 +302,8 @@ class Offer(_message.Message):
     region: str
     zone: str
     machine_fabric: str
-    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., devices: _Optional[int] = ..., quota: _Optional[int] = ..., usd_per_hour: _Optional[float] = ..., billing: _Optional[_Union[Billing, str]] = ..., network_bytes_per_second: _Optional[float] = ..., fabric: _Optional[str] = ..., smallest_batch: _Optional[int] = ..., largest_batch: _Optional[int] = ..., preemptions_per_hour: _Optional[float] = ..., region: _Optional[str] = ..., zone: _Optional[str] = ..., machine_fabric: _Optional[str] = ...) -> None: ...
+    memory_bytes: float
+    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., devices: _Optional[int] = ..., quota: _Optional[int] = ..., usd_per_hour: _Optional[float] = ..., billing: _Optional[_Union[Billing, str]] = ..., network_bytes_per_second: _Optional[float] = ..., fabric: _Optional[str] = ..., smallest_batch: _Optional[int] = ..., largest_batch: _Optional[int] = ..., preemptions_per_hour: _Optional[float] = ..., region: _Optional[str] = ..., zone: _Optional[str] = ..., machine_fabric: _Optional[str] = ..., memory_bytes: _Optional[float] = ...) -> None: ...
 
 class CatalogQuery(_message.Message):
     __slots__ = ("gpus", "providers", "regions", "instance_types", "billing", "quota", "fabric", "machine_fabric", "smallest_batch", "largest_batch", "preemptions_per_hour")
@@ -306,10 +332,22 @@ class CatalogQuery(_message.Message):
     def __init__(self, gpus: _Optional[_Iterable[str]] = ..., providers: _Optional[_Iterable[str]] = ..., regions: _Optional[_Iterable[str]] = ..., instance_types: _Optional[_Iterable[str]] = ..., billing: _Optional[_Union[Billing, str]] = ..., quota: _Optional[int] = ..., fabric: _Optional[str] = ..., machine_fabric: _Optional[str] = ..., smallest_batch: _Optional[int] = ..., largest_batch: _Optional[int] = ..., preemptions_per_hour: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "mode")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+    mode: StepMode
+    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., mode: _Optional[_Union[StepMode, _Mapping]] = ...) -> None: ...
+
+class StepMode(_message.Message):
+    __slots__ = ("accumulation_steps", "sharding", "checkpointing")
+    ACCUMULATION_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+    accumulation_steps: int
+    sharding: str
+    checkpointing: bool
+    def __init__(self, accumulation_steps: _Optional[int] = ..., sharding: _Optional[str] = ..., checkpointing: bool = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("offer", "machines", "batch_size")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -139,6 +139,11 @@ class ComputeCurve:
             extrapolated=(asked < self.known_from) | (asked > self.known_to),
             uncertainty=np.interp(asked, knots, self.uncertainty),
         )
+
+    def checkpointed(self) -> ComputeCurve:
+        """Return the curve of steps whose backward pass repeats the forward pass."""
+        share = self.forward_share
+        return replace(self, total_s=self.total_s * (1.0 + share), forward_share=share / (1.0 + share))
 
 
 CurveKind = Literal["default", "paper", "linear"]

@@ -244,10 +244,10 @@ class StepMemory:
         if free < self.update:
             return 0
         room = np.array([free - float(self.gradients.max()) - float(self.kept[1].max())])
-        return max(self.largest_batch(memory_bytes), _count_samples(room, np.array([self._checkpointed])))
+        return max(self.largest_batch(memory_bytes), _count_samples(room, np.array([self.checkpointed_bytes])))
 
     @cached_property
-    def _checkpointed(self) -> float:
+    def checkpointed_bytes(self) -> float:
         """Bytes of a sample where parts are computed again when the backward pass comes to them.
 
         The parts, as many as is best, keep about the same, and are cut where little is handed on.
