@@ -1,4 +1,4 @@
-"""Every plan tried: problems with spot machines, regions, accumulation, sharding and memory, through the simulator.
+"""Every plan tried: problems with spot machines, regions, shared quotas, accumulation and sharding, simulated.
 
 The plans are listed here and not by the optimizer: machines and batches of every offer of a region, in every mode,
 that share out the global batch and fit into memory by the rules of docs/planning.md. What a plan takes and costs is
@@ -20,7 +20,7 @@ from exact import Fabric
 from page import bar
 
 from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, SimulatedSteps
-from gpusonde.optimizer.problem import Group, JobMemory, Plan
+from gpusonde.optimizer.problem import DataCosts, Group, JobMemory, Plan, SharedQuota
 from gpusonde.optimizer.solution import PlanEstimate, estimate_plan, rank, satisfies
 from gpusonde.optimizer.solve import solve
 from gpusonde.simulator.communication import BandwidthSharing
@@ -70,7 +70,7 @@ def section(args: argparse.Namespace) -> list[str]:
         compare(seed, found)
     bar(
         args,
-        f"every plan tried, {wanted} problems with spot, regions, accumulation, sharding",
+        f"every plan tried, {wanted} problems with spot, regions, shared quotas, accumulation, sharding",
         'all optimal to 1e-9, 0 false "no plan"',
         f'largest difference {found.worst:.1e}, {found.false_no_plan} false "no plan", {found.unproven} not proven',
         met=found.worst <= _SAME and not (found.false_no_plan or found.false_plan or found.unproven),
@@ -122,6 +122,8 @@ def _kinds(problem: Problem, plan: Plan) -> dict[str, bool]:
         "checkpoint": plan.mode.checkpointing,
         "have spot machines": any(offer.preemption_rate for offer in offers),
         "mix machines": len(offers) > 1,
+        "stand away from the data": problem.data is not None and offers[0].region != problem.data.region,
+        "fill a shared quota": any(quota.gpus in problem.used(quota, plan).values() for quota in problem.quotas),
     }
 
 
@@ -135,8 +137,22 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
         offers = [offer for offer in problem.offers if offer.region == region]
         for taken in _shared_out(offers, samples, problem.batch_sizes or ()):
             devices = sum(offer.devices * group.machines for offer, group in taken)
-            if all(_fits(problem, offer, group.batch_size, mode, devices) for offer, group in taken):
+            fits = all(_fits(problem, offer, group.batch_size, mode, devices) for offer, group in taken)
+            if fits and not _exceeds(problem, taken):
                 yield Plan(tuple(group for _, group in taken), mode)
+
+
+def _exceeds(problem: Problem, taken: list[tuple[MachineOffer, Group]]) -> bool:
+    """Whether machines of one region are more than a shared quota allows."""
+    for quota in problem.quotas:
+        counted = [
+            offer.devices * group.machines
+            for offer, group in taken
+            if quota.region in ("", offer.region) and quota.billing in (None, offer.billing)
+        ]
+        if sum(counted) > quota.gpus:
+            return True
+    return False
 
 
 def _shared_out(
@@ -231,8 +247,17 @@ def instance(seed: int) -> tuple[Problem, SimulatedSteps]:
         overhead_s=float(random.choice([0.0, 200.0])),
         modes=modes,
         memory=memory,
+        quotas=_quotas(random),
+        data=DataCosts(float(random.uniform(1, 2_000)), "a", 0.05, 0.02, 0.03) if random.random() < 0.5 else None,
     )
     return _with_limits(problem, steps, random), steps
+
+
+def _quotas(random: np.random.Generator) -> tuple[SharedQuota, ...]:
+    if random.random() < 0.5:
+        return ()
+    billing = Billing.SPOT if random.random() < 0.3 else None
+    return (SharedQuota(int(random.integers(1, 9)), region=str(random.choice(["", "a"])), billing=billing),)
 
 
 def _with_limits(problem: Problem, steps: SimulatedSteps, random: np.random.Generator) -> Problem:

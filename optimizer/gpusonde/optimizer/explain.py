@@ -248,6 +248,10 @@ def find_reached_limits(problem: Problem, plan: Plan) -> tuple[str, ...]:
             reached.append(f"memory of {offer.name}")
         if group.batch_size == candidates[0] and offer.smallest_batch > 1:
             reached.append(f"smallest batch of {offer.name}")
+    for quota in problem.quotas:
+        least = min((offer.devices for offer in problem.offers if quota.limits(offer)), default=0)
+        if any(used + least > quota.gpus for used in problem.used(quota, plan).values()):
+            reached.append(str(quota))
     return tuple(reached)
 
 
@@ -293,9 +297,14 @@ def _changes(problem: Problem, plan: Plan) -> Iterator[tuple[str, list[tuple[str
     if problem.budget_usd is not None:
         more = replace(problem, budget_usd=1.1 * problem.budget_usd)
         yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10 %", more)]
-    quotas = [limit for limit in find_reached_limits(problem, plan) if limit.startswith("quota of ")]
-    for limit in quotas[:_MOST_QUOTAS]:
-        name = limit.removeprefix("quota of ")
+    reached = find_reached_limits(problem, plan)
+    for quota in problem.quotas:
+        if str(quota) in reached:
+            more_gpus = tuple(replace(each, gpus=2 * each.gpus) if each == quota else each for each in problem.quotas)
+            yield str(quota), [("x 2", replace(problem, quotas=more_gpus))]
+    names = {f"quota of {offer.name}": offer.name for offer in problem.offers}
+    for limit in [limit for limit in reached if limit in names][:_MOST_QUOTAS]:
+        name = names[limit]
         offers = tuple(
             replace(offer, quota=2 * offer.quota) if offer.name == name else offer for offer in problem.offers
         )

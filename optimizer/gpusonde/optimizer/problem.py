@@ -108,6 +108,67 @@ class MachineOffer:
 
 
 @dataclass(frozen=True)
+class SharedQuota:
+    """The most GPUs that a plan may have of several offers together, as clouds limit them.
+
+    Attributes:
+        gpus: How many.
+        gpu: Only of this model, in any spelling of the catalogue; of all without.
+        region: Only in this region, with or without its cloud; in each for itself without.
+        billing: Only on demand, or only spot; both together without.
+    """
+
+    gpus: Annotated[int, Whole(least=0, most=MOST_MACHINES * 1024)]
+    gpu: str = ""
+    region: str = ""
+    billing: Billing | None = None
+
+    def limits(self, offer: MachineOffer) -> bool:
+        """Whether an offer's machines count."""
+        return (
+            self.gpu in ("", offer.device)
+            and (self.region in ("", offer.region) or offer.region.endswith(f"/{self.region}"))
+            and self.billing in (None, offer.billing)
+        )
+
+    def __str__(self) -> str:
+        billing = "" if self.billing is None else f"{self.billing.value.replace('_', '-')} "
+        return f"quota of {self.gpus} {billing}{self.gpu or 'GPUs'} in {self.region or 'a region'}"
+
+
+_MONTH_HOURS = 730.0
+
+
+@dataclass(frozen=True)
+class DataCosts:
+    """What it costs that the data lie in one region and the machines stand in another; nothing where they are together.
+
+    Attributes:
+        gigabytes: Data that are copied to every region with machines.
+        region: Where they lie, as offers name regions.
+        egress_usd_per_gb: To copy them to another cloud.
+        transfer_usd_per_gb: To copy them to another region of the same cloud; as to another cloud without.
+        storage_usd_per_gb_month: To keep the copy while the job runs.
+    """
+
+    gigabytes: Annotated[float, Number(most=1e12)]
+    region: OfferName
+    egress_usd_per_gb: Annotated[float, Number(least=0.0, most=1e6)]
+    transfer_usd_per_gb: Annotated[float, Number(least=0.0, most=1e6)] | None = None
+    storage_usd_per_gb_month: Annotated[float, Number(least=0.0, most=1e6)] = 0.0
+
+    def fees(self, regions: Iterable[str]) -> tuple[float, float]:
+        """Return USD to copy the data to some regions, and USD per hour to keep them there."""
+        once = per_hour = 0.0
+        for region in set(regions) - {self.region}:
+            is_same_cloud = region.partition("/")[0] == self.region.partition("/")[0]
+            per_gb = self.transfer_usd_per_gb if is_same_cloud else None
+            once += self.gigabytes * (self.egress_usd_per_gb if per_gb is None else per_gb)
+            per_hour += self.gigabytes * self.storage_usd_per_gb_month / _MONTH_HOURS
+        return once, per_hour
+
+
+@dataclass(frozen=True)
 class JobMemory:
     """What a job holds in the memory of each GPU.
 
@@ -183,6 +244,8 @@ class Problem:
         modes: How the job can run its iterations. Batches per GPU are those of a micro-batch.
         spare_modes: Likewise, taken only where there is no plan in ``modes``.
         memory: What the job holds of a GPU's memory; None where ``largest_batch`` of the offers says all.
+        quotas: Limits of several offers together.
+        data: Where the data lie; None where that costs nothing.
 
     Raises:
         ProblemError: It makes no sense: a deadline in the past, an offer twice, nothing to do.
@@ -203,6 +266,8 @@ class Problem:
     modes: tuple[StepMode, ...] = (PLAIN_STEPS,)
     spare_modes: tuple[StepMode, ...] = ()
     memory: JobMemory | None = None
+    quotas: tuple[SharedQuota, ...] = ()
+    data: DataCosts | None = None
 
     def __post_init__(self) -> None:
         _whole(self.global_batch, "global_batch", 1, _LARGEST_BATCH, "samples of an iteration over all GPUs")
@@ -258,13 +323,42 @@ class Problem:
 
     def parts(self) -> tuple[Problem, ...]:
         """Return a problem for every mode, and every set of offers whose machines may work together: of a region."""
-        regions = tuple(dict.fromkeys(offer.region for offer in self.offers))
-        together = [self.offers]
+        offers = self.offers
+        for quota in self.quotas:
+            offers = tuple(
+                replace(offer, quota=min(offer.quota, quota.gpus // offer.devices)) if quota.limits(offer) else offer
+                for offer in offers
+            )
+        regions = tuple(dict.fromkeys(offer.region for offer in offers))
+        together = [offers]
         if not self.across_regions and len(regions) > 1:
-            together = [tuple(offer for offer in self.offers if offer.region == region) for region in regions]
+            together = [tuple(offer for offer in offers if offer.region == region) for region in regions]
         if len(together) == len(self.modes) == 1:
-            return (self,)
+            return (self if offers == self.offers else replace(self, offers=offers),)
         return tuple(replace(self, offers=offers, modes=(mode,)) for mode in self.modes for offers in together)
+
+    def broken_quota(self, plan: Plan) -> SharedQuota | None:
+        """Return a shared quota that a plan exceeds; None where it keeps all."""
+        for quota in self.quotas:
+            if any(used > quota.gpus for used in self.used(quota, plan).values()):
+                return quota
+        return None
+
+    def used(self, quota: SharedQuota, plan: Plan) -> dict[str, int]:
+        """Return the GPUs of a plan that count, by region."""
+        used: dict[str, int] = {}
+        for group in plan.groups:
+            offer = self.offer(group.offer)
+            if quota.limits(offer):
+                used[offer.region] = used.get(offer.region, 0) + group.machines * offer.devices
+        return used
+
+    @property
+    def needs_every_plan(self) -> bool:
+        """Whether more than an iteration's time and the machines' price decides on plans of a part."""
+        shared = any(sum(map(quota.limits, self.offers)) > 1 for quota in self.quotas)
+        moved = self.data is not None and len({offer.region for offer in self.offers}) > 1
+        return shared or moved or any(offer.preemption_rate for offer in self.offers)
 
     @property
     def mode(self) -> StepMode:

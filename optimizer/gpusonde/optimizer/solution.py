@@ -44,6 +44,7 @@ class PlanEstimate:
         step: One iteration.
         preemptions: How many are expected.
         checkpoint_interval_s: Seconds of work between two checkpoints at which it takes least; infinite for none.
+        data_usd: What of the mean cost is to copy data to other regions and to keep them there.
     """
 
     time_s: float
@@ -54,6 +55,7 @@ class PlanEstimate:
     step: StepEstimate
     preemptions: float = 0.0
     checkpoint_interval_s: float = math.inf
+    data_usd: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,9 @@ def check_plan(problem: Problem, plan: Plan) -> None:
         if not 0 < least <= devices:
             needed = f"{least} GPUs that share the state" if least else "another mode"
             raise ProblemError(f"batch {group.batch_size} does not fit into {group.offer} ({plan}): it needs {needed}")
+    broken = problem.broken_quota(plan)
+    if broken is not None:
+        raise ProblemError(f"the plan has {max(problem.used(broken, plan).values())} GPUs, more than the {broken}")
     regions = sorted({problem.offer(group.offer).region or "no region" for group in plan.groups})
     if len(regions) > 1 and not problem.across_regions:
         raise ProblemError(f"the plan spans {' and '.join(regions)}: across_regions = true allows that")
@@ -201,7 +206,18 @@ def check_plan(problem: Problem, plan: Plan) -> None:
 def estimate_plan(problem: Problem, plan: Plan, steps: StepTimes) -> PlanEstimate:
     """Return what a plan takes and costs until the job is done."""
     per_hour = problem.preemptions_per_hour(plan)
-    return estimate_run(problem, plan.usd_per_hour(problem.offers), steps.estimate(plan), per_hour)
+    found = estimate_run(problem, plan.usd_per_hour(problem.offers), steps.estimate(plan), per_hour)
+    if problem.data is None:
+        return found
+    once, usd_per_hour = problem.data.fees(problem.offer(group.offer).region for group in plan.groups)
+    data_usd = once + found.time_s * usd_per_hour / 3600.0
+    kept_usd = once + found.time_at_confidence_s * usd_per_hour / 3600.0
+    return replace(
+        found,
+        cost_usd=found.cost_usd + data_usd,
+        cost_at_confidence_usd=found.cost_at_confidence_usd + kept_usd,
+        data_usd=data_usd,
+    )
 
 
 def estimate_run(

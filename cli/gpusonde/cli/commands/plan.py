@@ -631,6 +631,10 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
     screen.line(
         f"takes {time} and costs {cost}; with the wanted confidence at most {kept} and {cost_kept}; {per_hour} per hour"
     )
+    if estimate["data_usd"]:
+        screen.line(
+            f"{formatting.dollars(estimate['data_usd'])} of that is to copy and keep the data in another region"
+        )
     screen.line(
         f"an iteration takes {formatting.seconds(step['mean_s'])}, "
         f"95 in 100 at most {formatting.seconds(step['p95_s'])}"

@@ -176,7 +176,13 @@ class CandidateFinder:
         per_hour = sum(group.machines * self._per_hour(group.offer) for group in plan.groups)
         run = expected_run(work_s, per_hour, options.restart_s, options.save_s)
         reach = math.exp(self._deviations * spread)
-        usd_per_hour = plan.usd_per_hour(self._problem.offers)
+        usd_per_hour, once_usd = plan.usd_per_hour(self._problem.offers), 0.0
+        if self._problem.data is not None:
+            # Where machines are held, the data are.
+            used = {self._offers[group.offer].region for group in plan.groups}
+            there = {self._offers[name].region for name, machines in at.held.items() if machines}
+            once_usd = self._problem.data.fees(used - there)[0]
+            usd_per_hour += self._problem.data.fees(used)[1]
         return PlanCandidate(
             plan=plan,
             missing=tuple((offer, machines) for offer, machines in missing if machines > 0),
@@ -188,7 +194,7 @@ class CandidateFinder:
             bound_s=at.now_s + slow_wait_s + work_s * reach,
             optimistic_s=at.now_s + wait_s + work_s / reach,
             worst_s=at.now_s + slow_wait_s + work_s * math.exp(worst_deviations * spread),
-            usd=usd_per_hour * (run.running_s + (0.0 if stay else options.restore_s)) / _HOUR_S,
+            usd=once_usd + usd_per_hour * (run.running_s + (0.0 if stay else options.restore_s)) / _HOUR_S,
         )
 
     def best(

@@ -24,6 +24,7 @@ from gpusonde.optimizer.problem import (
     MOST_OFFERS,
     BatchSize,
     Billing,
+    DataCosts,
     JobMemory,
     LargestBatch,
     MachineOffer,
@@ -31,6 +32,7 @@ from gpusonde.optimizer.problem import (
     Plan,
     PreemptionRate,
     Problem,
+    SharedQuota,
 )
 from gpusonde.optimizer.solution import Solution
 from gpusonde.optimizer.step_times import SimulatedSteps
@@ -45,6 +47,7 @@ PARETO_FORMAT = "gpusonde.pareto/1"
 PROBLEM = "problem"
 _MOST_QUERIES = 64
 _MOST_BATCH_SIZES = 256
+_MOST_QUOTAS = 64
 # Offers times batch sizes times machines; what is searched grows with it.
 _MOST_COMBINATIONS = 200_000
 _MOST_ITERATIONS = 2**53
@@ -164,6 +167,8 @@ class ProblemKeys:
         catalog: Offers of the catalogue, besides those.
         continual: What a change of machines takes, and when it is worth it.
         across_regions: A plan may take machines of several regions or clouds, whose network is taken to be that of one.
+        quotas: Limits of several offers together, such as a cloud's of a region.
+        data: Where the data lie, if it costs something to have them elsewhere.
     """
 
     name: str = ""
@@ -183,6 +188,8 @@ class ProblemKeys:
     catalog: Annotated[tuple[CatalogKeys, ...], ListOf(_MOST_QUERIES)] = ()
     continual: ContinualKeys = ContinualKeys()
     across_regions: bool = False
+    quotas: Annotated[tuple[SharedQuota, ...], ListOf(_MOST_QUOTAS)] = ()
+    data: DataCosts | None = None
 
 
 @dataclass(frozen=True)
@@ -292,6 +299,8 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
             modes=modes,
             spare_modes=spare_modes,
             memory=keys.job.memory,
+            quotas=_shared_quotas(keys, offers, gpus),
+            data=_data_costs(keys, offers),
         )
     except ProblemError as error:
         raise DocumentError("", str(error)) from None
@@ -440,6 +449,42 @@ def _add_fabrics(
             " like them reach; 'gpusonde probe allreduce' measures it"
         )
     return found, rated
+
+
+def _shared_quotas(keys: ProblemKeys, offers: list[MachineOffer], gpus: GpuCatalog) -> tuple[SharedQuota, ...]:
+    """Return the quotas with GPUs as offers name them; one that limits no offer is a slip."""
+    found = []
+    for place, each in enumerate(keys.quotas):
+        quota = replace(each, gpu=device_name(each.gpu, gpus) if each.gpu else "")
+        if not any(quota.limits(offer) for offer in offers):
+            devices, regions = sorted({offer.device for offer in offers}), sorted({offer.region for offer in offers})
+            words = f"limits no offer; offers have {_listed(devices)} in {_listed(regions)}"
+            raise DocumentError(f"quotas[{place}]", words)
+        found.append(quota)
+    return tuple(found)
+
+
+def _data_costs(keys: ProblemKeys, offers: list[MachineOffer]) -> DataCosts | None:
+    """Return where the data lie, in the words of the offers."""
+    if keys.data is None:
+        return None
+    unplaced = [offer.name for offer in offers if not offer.region]
+    if unplaced:
+        raise DocumentError("offers", f"{unplaced[0]}: give its region; data says what it costs to have them elsewhere")
+    cloud, _, region = keys.data.region.rpartition("/")
+    meant = {offer.region for offer in offers if offer.region.rpartition("/")[2] == region}
+    if not cloud and len(meant) == 1:
+        return replace(keys.data, region=meant.pop())
+    regions = sorted({offer.region for offer in offers})
+    near = difflib.get_close_matches(keys.data.region, regions, n=1)
+    if near and near[0] != keys.data.region:
+        raise DocumentError("data.region", f"no offer stands in {keys.data.region!r}; did you mean {near[0]!r}?")
+    return keys.data
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(name or "no region" for name in names[:_MOST_NAMED]) + more
 
 
 def _count_iterations(keys: ProblemKeys) -> tuple[int, float | None]:

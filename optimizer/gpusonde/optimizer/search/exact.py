@@ -341,6 +341,8 @@ class ExactSearch:
 
     def _take(self, plan: Plan) -> None:
         found = self._found
+        if self._problem.broken_quota(plan) is not None:
+            return
         found.estimated += 1
         estimate = estimate_plan(self._problem, plan, self._steps)
         value = self._objective.value(plan, estimate)

@@ -53,7 +53,8 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
         found = (group for place, of_offer in zip(row, choices, strict=True) if (group := of_offer[place]))
         plan = Plan(tuple(found), problem.mode)
         devices = plan.devices(problem.offers)
-        if all(problem.least_devices(problem.offer(group.offer), group.batch_size) <= devices for group in plan.groups):
+        fits = all(problem.least_devices(problem.offer(g.offer), g.batch_size) <= devices for g in plan.groups)
+        if fits and problem.broken_quota(plan) is None:
             yield plan
 
 
@@ -128,7 +129,7 @@ class Space:
         options: One entry per offer that can take part.
         unit: Samples that all options and, where a plan exists, the global batch are multiples of.
         samples: The global batch in units.
-        exact: Iterations follow from latency, GPUs and network, and time and price from iterations: no preemptions.
+        exact: Iterations follow from latency, GPUs and network, and what counts follows from them and the price.
         single: Plans on one machine only. They are no options: their network is the machine's own, so they are
             estimated one by one.
     """
@@ -167,7 +168,7 @@ def make_space(problem: Problem, steps: StepTimes) -> Space | None:
     if problem.samples % unit:
         return None
     found = tuple(_options(problem, offer, counted, unit, steps) for offer, counted in groups)
-    exact = steps.exact and not any(offer.preemption_rate for offer, _ in groups)
+    exact = steps.exact and not problem.needs_every_plan
     return Space(found, unit, problem.samples // unit, exact, tuple(single))
 
 

@@ -66,7 +66,7 @@ RECOMMENDATION_KIND_NO_PLAN: RecommendationKind
 RECOMMENDATION_KIND_DONE: RecommendationKind
 
 class Problem(_message.Message):
-    __slots__ = ("name", "objective", "global_batch", "iterations", "epochs", "samples_per_epoch", "deadline_s", "budget_usd", "confidence", "overhead_s", "batch_sizes", "job", "offers", "catalog", "continual", "across_regions")
+    __slots__ = ("name", "objective", "global_batch", "iterations", "epochs", "samples_per_epoch", "deadline_s", "budget_usd", "confidence", "overhead_s", "batch_sizes", "job", "offers", "catalog", "continual", "across_regions", "quotas", "data")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,8 @@ class Problem(_message.Message):
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     CONTINUAL_FIELD_NUMBER: _ClassVar[int]
     ACROSS_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     name: str
     objective: Objective
     global_batch: int
@@ -99,7 +101,9 @@ class Problem(_message.Message):
     catalog: _containers.RepeatedCompositeFieldContainer[CatalogQuery]
     continual: Continual
     across_regions: bool
-    def __init__(self, name: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., global_batch: _Optional[int] = ..., iterations: _Optional[int] = ..., epochs: _Optional[float] = ..., samples_per_epoch: _Optional[float] = ..., deadline_s: _Optional[float] = ..., budget_usd: _Optional[float] = ..., confidence: _Optional[float] = ..., overhead_s: _Optional[float] = ..., batch_sizes: _Optional[_Iterable[int]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., catalog: _Optional[_Iterable[_Union[CatalogQuery, _Mapping]]] = ..., continual: _Optional[_Union[Continual, _Mapping]] = ..., across_regions: bool = ...) -> None: ...
+    quotas: _containers.RepeatedCompositeFieldContainer[SharedQuota]
+    data: DataCosts
+    def __init__(self, name: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., global_batch: _Optional[int] = ..., iterations: _Optional[int] = ..., epochs: _Optional[float] = ..., samples_per_epoch: _Optional[float] = ..., deadline_s: _Optional[float] = ..., budget_usd: _Optional[float] = ..., confidence: _Optional[float] = ..., overhead_s: _Optional[float] = ..., batch_sizes: _Optional[_Iterable[int]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., catalog: _Optional[_Iterable[_Union[CatalogQuery, _Mapping]]] = ..., continual: _Optional[_Union[Continual, _Mapping]] = ..., across_regions: bool = ..., quotas: _Optional[_Iterable[_Union[SharedQuota, _Mapping]]] = ..., data: _Optional[_Union[DataCosts, _Mapping]] = ...) -> None: ...
 
 class Continual(_message.Message):
     __slots__ = ("launch_s", "restore_s", "save_s", "window_s", "improvement")
@@ -138,6 +142,32 @@ class Job(_message.Message):
     checkpointing: bool
     memory: JobMemory
     def __init__(self, curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., optimizer_s: _Optional[float] = ..., allreduce: _Optional[_Iterable[_Union[AllreduceMeasurement, _Mapping]]] = ..., allreduce_model: _Optional[str] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., accumulation_steps: _Optional[int] = ..., sharding: _Optional[_Iterable[str]] = ..., checkpointing: bool = ..., memory: _Optional[_Union[JobMemory, _Mapping]] = ...) -> None: ...
+
+class SharedQuota(_message.Message):
+    __slots__ = ("gpus", "gpu", "region", "billing")
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    BILLING_FIELD_NUMBER: _ClassVar[int]
+    gpus: int
+    gpu: str
+    region: str
+    billing: Billing
+    def __init__(self, gpus: _Optional[int] = ..., gpu: _Optional[str] = ..., region: _Optional[str] = ..., billing: _Optional[_Union[Billing, str]] = ...) -> None: ...
+
+class DataCosts(_message.Message):
+    __slots__ = ("gigabytes", "region", "egress_usd_per_gb", "transfer_usd_per_gb", "storage_usd_per_gb_month")
+    GIGABYTES_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    EGRESS_USD_PER_GB_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_USD_PER_GB_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_USD_PER_GB_MONTH_FIELD_NUMBER: _ClassVar[int]
+    gigabytes: float
+    region: str
+    egress_usd_per_gb: float
+    transfer_usd_per_gb: float
+    storage_usd_per_gb_month: float
+    def __init__(self, gigabytes: _Optional[float] = ..., region: _Optional[str] = ..., egress_usd_per_gb: _Optional[float] = ..., transfer_usd_per_gb: _Optional[float] = ..., storage_usd_per_gb_month: _Optional[float] = ...) -> None: ...
 
 class JobMemory(_message.Message):
     __slots__ = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activation_bytes", "checkpointed_bytes", "unit_bytes")
@@ -438,7 +468,7 @@ class Solution(_message.Message):
     def __init__(self, status: _Optional[_Union[SolutionStatus, str]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., estimate: _Optional[_Union[PlanEstimate, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., why: _Optional[str] = ..., binding: _Optional[_Iterable[str]] = ..., relaxations: _Optional[_Iterable[_Union[Relaxation, _Mapping]]] = ..., nearest: _Optional[_Union[Nearest, _Mapping]] = ..., explored: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanEstimate(_message.Message):
-    __slots__ = ("time_s", "time_at_confidence_s", "cost_usd", "cost_at_confidence_usd", "usd_per_hour", "step", "preemptions", "checkpoint_interval_s")
+    __slots__ = ("time_s", "time_at_confidence_s", "cost_usd", "cost_at_confidence_usd", "usd_per_hour", "step", "preemptions", "checkpoint_interval_s", "data_usd")
     TIME_S_FIELD_NUMBER: _ClassVar[int]
     TIME_AT_CONFIDENCE_S_FIELD_NUMBER: _ClassVar[int]
     COST_USD_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +477,7 @@ class PlanEstimate(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    DATA_USD_FIELD_NUMBER: _ClassVar[int]
     time_s: float
     time_at_confidence_s: float
     cost_usd: float
@@ -455,7 +486,8 @@ class PlanEstimate(_message.Message):
     step: StepEstimate
     preemptions: float
     checkpoint_interval_s: float
-    def __init__(self, time_s: _Optional[float] = ..., time_at_confidence_s: _Optional[float] = ..., cost_usd: _Optional[float] = ..., cost_at_confidence_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., step: _Optional[_Union[StepEstimate, _Mapping]] = ..., preemptions: _Optional[float] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
+    data_usd: float
+    def __init__(self, time_s: _Optional[float] = ..., time_at_confidence_s: _Optional[float] = ..., cost_usd: _Optional[float] = ..., cost_at_confidence_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., step: _Optional[_Union[StepEstimate, _Mapping]] = ..., preemptions: _Optional[float] = ..., checkpoint_interval_s: _Optional[float] = ..., data_usd: _Optional[float] = ...) -> None: ...
 
 class StepEstimate(_message.Message):
     __slots__ = ("mean_s", "sd_s", "p95_s", "shared_sd_s")
