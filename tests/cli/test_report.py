@@ -1,7 +1,11 @@
 """``gpusonde report``: what is written about a run is what ``detect`` and the collector say of it."""
 
+import html.parser
 import json
+import shutil
+import subprocess
 from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -101,6 +105,95 @@ def test_a_trace_without_clock_cycles_or_gpu_name_is_written_all_the_same(tmp_pa
     assert PerfettoFile(tmp_path / "still.pftrace").uuid("GPU 0")
 
 
+class Page(html.parser.HTMLParser):
+    """What a browser would show and load: texts, tables by the heading above them, tags with their attributes."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.texts, self.tables = [], [], {}
+        self._heading, self._open = "", []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._open.append(tag)
+        if tag == "tr":
+            self.tables.setdefault(self._heading, []).append([])
+        if tag in ("td", "th"):
+            self.tables[self._heading][-1].append("")
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if "h2" in self._open:
+            self._heading = data
+        elif "td" in self._open or "th" in self._open:
+            self.tables[self._heading][-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def page(traces, tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "job.html"
+    ask("report", str(traces), "-o", str(out))
+    return Page(out)
+
+
+def test_a_page_tells_what_detect_tells(page, traces):
+    detected = ask("detect", str(traces), "--gpu", "all")
+    levels = page.tables["Levels of cycles"][1:]
+    assert [int(row[3]) for row in levels] == [cycle["count"] for cycle in detected["cycles"]]
+    (heading,) = (name for name in page.tables if name.lower() in ("cycles", "epochs", "evaluation cycles"))
+    starts = [float(row[1].replace(",", "")) for row in page.tables[heading][1:]]
+    assert starts == pytest.approx(detected["epoch_starts_s"], abs=0.006)
+    assert {"training", "evaluating"} <= {row[0] for row in page.tables["States"]}
+    assert ["100.0", "1 XID error", "GPU-1"] in page.tables["Slowdowns and other events"]
+    facts = {row[0]: row[1] for row in page.tables["Evidence"]}
+    assert facts["gpusonde"] == version("gpusonde")
+    assert facts["model of epoch latency"]
+    assert any(text.startswith("gpusonde report ") and str(traces) in text for text in page.texts)
+    targets = {row[0] for row in page.tables["On other GPUs"]}
+    assert {"2x T4", "2x A100-SXM4-80GB"} <= targets
+
+
+def test_a_page_loads_nothing_and_runs_nothing_whatever_names_say(tmp_path):
+    bad = '<script src="http://evil.example/x.js"></script><img src=x onerror=alert(1)>"\'&amp;'
+    trace = replace(job_trace(), gpu_uuid=bad, gpu_model=bad, attributes={"generated": bad})
+    write_trace(trace, tmp_path / "bad.csv")
+    ask("report", str(tmp_path / "bad.csv"), "-o", str(tmp_path / "bad.html"))
+    page = Page(tmp_path / "bad.html")
+    assert {tag for tag, _ in page.tags} <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "table", "tr", "th", "td", "img", "ul", "li",
+        "svg", "rect", "span", "code",
+    }  # fmt: skip
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on") or name == "href"]
+        assert attributes.get("src", "data:").startswith("data:"), tag
+    (policy,) = (known["content"] for _, known in page.tags if known.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    # What was given is there to be read.
+    assert any(bad in text for text in page.texts)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_chromium_shows_the_page_without_a_complaint(page, traces, tmp_path):
+    out, picture = tmp_path / "job.html", tmp_path / "job.png"
+    ask("report", str(traces), "-o", str(out))
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    words += [
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1200,2400",
+        f"--screenshot={picture}",
+        out.as_uri(),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    # Its console has what breaks the policy, and what could not be loaded.
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    assert picture.stat().st_size > 50_000
+
+
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory):
     directory = tmp_path_factory.mktemp("report") / "data"
@@ -122,6 +215,10 @@ def test_a_run_of_a_collector_is_told_as_the_collector_tells_it(collector, tmp_p
     epochs = ask("epochs", run["run_id"], "--collector", collector.target)["epochs"]
     assert printed["epochs"] == len(epochs) == EPOCHS
     found = PerfettoFile(out)
+    page = tmp_path / "run.html"
+    ask("report", run["run_id"], "--collector", collector.target, "-o", str(page))
+    facts = {row[0]: row[1] for row in Page(page).tables["What it is"]}
+    assert (facts["run"], facts["job"]) == (run["run_id"], "slurm job-1")
     starts = [[begin for begin, *_ in slices] for slices in found.slices.values()]
     wanted = [ORIGIN_S + epoch["start_s"] + float(run["start_time"][17:26]) for epoch in epochs]
     assert any(np.allclose(np.diff(begins), np.diff(wanted), atol=1e-3) for begins in starts if len(begins) == EPOCHS)
@@ -135,7 +232,7 @@ def test_a_run_of_a_collector_is_told_as_the_collector_tells_it(collector, tmp_p
     [
         (("nothing-like-it", "-o", "x.pftrace"), 1, "gpusonde runs"),
         (("./no.csv", "-o", "x.pftrace"), 2, "no such file"),
-        (("TRACE", "-o", "x.pdf"), 2, ".pftrace"),
+        (("TRACE", "-o", "x.pdf"), 2, ".html"),
         (("TRACE",), 2, "-o"),
     ],
 )
