@@ -94,7 +94,7 @@ def _memory(field: str) -> float:
 def _by_torch() -> str:
     """What torch does with the archive that we refuse."""
     if importlib.util.find_spec("torch") is None:
-        return "Whether `torch.export.load` runs the pickle in the archive was not tried: torch is not installed."
+        return ""
     import torch
 
     # It tells of what it could not load, at length.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from page import bar, table
+from page import bar
 from sequential_encoder import embed_in_sequence
 
 from gpusonde.predictor.workload import zoo
@@ -37,14 +37,16 @@ def section(args: argparse.Namespace) -> list[str]:
             worst = max(worst, difference)
     bar(args, "batched message passing = the sequential equations", "<= 1e-5", f"{worst:.1e}", met=worst <= _BAR)
     nodes = [len(graph.operations) for graph in known]
-    columns = ("graphs", "virtual edges", "number", "largest difference", "torch, single precision", "node by node",
-               "batched", "one at a time")  # fmt: skip
+    by_torch = ", ".join(dict.fromkeys(row[4] for row in rows))
+    *_, node_by_node, batched, single = rows[len(_RULES)]
     said = (
-        "Embeddings of untrained encoders by the batched traversal and by the equations as written, node by node: "
-        "largest differences, CPU time per graph. *torch* is the encoder that training uses. The zoo's networks have "
-        f"{min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on average."
+        f"Embeddings of untrained encoders of {len(drawn)} random graphs and the {len(known)} networks of the zoo "
+        f"({min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on average), by "
+        f"{' and '.join(_RULES.values())}: by the batched traversal and by the equations as written. Differences of the "
+        f"encoder that training uses, in single precision: {by_torch}. A network of the zoo takes {batched} of CPU time, "
+        f"one at a time {single}, node by node {node_by_node}."
     )
-    return ["## Message passing", "", *textwrap.wrap(said, 118), "", *table(columns, rows)]
+    return ["## Message passing", "", *textwrap.wrap(said, 118), ""]
 
 
 def _compared(
