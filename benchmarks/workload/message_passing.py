@@ -42,9 +42,9 @@ def section(args: argparse.Namespace) -> list[str]:
     said = (
         f"Embeddings of untrained encoders of {len(drawn)} random graphs and the {len(known)} networks of the zoo "
         f"({min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on average), by "
-        f"{' and '.join(_RULES.values())}: by the batched traversal and by the equations as written. Differences of the "
-        f"encoder that training uses, in single precision: {by_torch}. A network of the zoo takes {batched} of CPU time, "
-        f"one at a time {single}, node by node {node_by_node}."
+        f"{' and '.join(_RULES.values())}: by the batched traversal and by the equations as written. Differences of "
+        f"the encoder that training uses, in single precision: {by_torch}. A network of the zoo takes {batched} of CPU "
+        f"time, one at a time {single}, node by node {node_by_node}."
     )
     return ["## Message passing", "", *textwrap.wrap(said, 118), ""]
 
