@@ -10,6 +10,7 @@ the next. Those in ``SET_ASIDE`` were named before anything was run, and no thre
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -62,6 +63,7 @@ SET_ASIDE = (
 # Their states are those of the product's watch: whether it has seen them serve decides.
 _SERVERS = ("serves", "deserted_server")
 _WATCH_TICK_S, _WATCHED_TICKS = 4, 15
+_WATCHED_METRICS = ("gpu_utilization", "power_watts")
 _USES = ("sm_active", "graphics_active", "gpu_utilization")
 _DATA = Path("../shared/data")
 
@@ -371,6 +373,7 @@ class Verdict:
         rested_s: For how long GPUs and processes had rested by then, and no longer before.
         works_again: Whether the job would have gone on.
         late: Why it cannot be found within twice what is asked for; empty where it can, or never becomes idle.
+        longest_rest_s: For how long GPUs and processes rested at most, as far as is known, before it went on.
     """
 
     kind: str
@@ -380,6 +383,16 @@ class Verdict:
     rested_s: float
     works_again: bool
     late: str
+    longest_rest_s: float
+
+
+@dataclass
+class _Watched:
+    """A run that is watched, up to a tick."""
+
+    tracker: EpochTracker
+    watch: StateWatch
+    reached: int
 
 
 class _Replay:
@@ -409,7 +422,7 @@ class _Replay:
         self.first_use_s = int(np.flatnonzero(self.use > 0).min(initial=DAY_S))
         self.runs: dict[str, RunRow] = {}
         self._latest_looks: tuple[tuple[int, int], list[JobActivity]] = ((0, 0), [])
-        self._states: dict[tuple[str, int], list[JobStateRow]] = {}
+        self._watches: dict[str, _Watched] = {}
         self.bindings = [Binding(gpu, _JOB, job_pb2.SCHEDULER_SLURM, _START * _NS, 0, {}) for gpu in self.gpus]
         metrics = {"has_activity": self.has_use}
         self._trackers = [RunTracker(_AGENT, gpu, RunsConfig(), bindings=[b], **metrics) for gpu, b in
@@ -473,29 +486,26 @@ class _Replay:
         return found
 
     def _watched(self, run: RunRow) -> list[JobStateRow]:
-        """What the watch says of a run, from ticks of four seconds."""
-        begin, end = (at // _NS - _START for at in (run.start_unix_nano, run.end_unix_nano))
-        begin, end = max(begin // _WATCH_TICK_S - 3, 0), end // _WATCH_TICK_S
-        key = (run.run_id, end)
-        if key not in self._states:
-            piece = slice(begin * _WATCH_TICK_S, end * _WATCH_TICK_S)
-            watts = np.where(np.isfinite(self.watts), self.idle_watts + self.use * self.watts, self.idle_watts)[piece]
+        """What the watch says of a run, from ticks of four seconds, a minute of them at a time."""
+        begin = max((run.start_unix_nano // _NS - _START) // _WATCH_TICK_S - 3, 0)
+        end = (run.end_unix_nano // _NS - _START) // _WATCH_TICK_S
+        if run.run_id not in self._watches:
+            tracker = EpochTracker(_WATCHED_METRICS)
+            self._watches[run.run_id] = _Watched(tracker, StateWatch(1, idle_watts=self.idle_watts), begin)
+        seen = self._watches[run.run_id]
+        while seen.reached + _WATCHED_TICKS <= end:
+            piece = slice(seen.reached * _WATCH_TICK_S, (seen.reached + _WATCHED_TICKS) * _WATCH_TICK_S)
+            watts = self.idle_watts + np.nan_to_num(self.use[piece] * self.watts[piece])
             rows = np.array([self.use[piece], watts]).reshape(2, -1, _WATCH_TICK_S).mean(axis=2)
-            time_s = np.arange(rows.shape[1]) * float(_WATCH_TICK_S)
-            names = ("gpu_utilization", "power_watts")
-            tracker, watch, last = EpochTracker(names), StateWatch(1, idle_watts=self.idle_watts), None
-            for first in range(0, time_s.size, _WATCHED_TICKS):
-                part = slice(first, first + _WATCHED_TICKS)
-                tracker.update(time_s[part], rows[:, part])
-                if tracker.detection is not None and tracker.detection is not last:
-                    last = tracker.detection
-                    watch.note_detection(last)
-                watch.update(time_s[part], dict(zip(names, rows[:, np.newaxis, part], strict=True)))
-            origin = (_START + begin * _WATCH_TICK_S) * _NS
-            self._states[key] = [
-                JobStateRow(origin + round(span.start_s * _NS), str(span.state), "", 0.9) for span in watch.spans
-            ]
-        return self._states[key]
+            time_s = (np.arange(_WATCHED_TICKS) + seen.reached - begin) * float(_WATCH_TICK_S)
+            before = seen.tracker.detection
+            seen.tracker.update(time_s, rows)
+            if seen.tracker.detection is not None and seen.tracker.detection is not before:
+                seen.watch.note_detection(seen.tracker.detection)
+            seen.watch.update(time_s, dict(zip(_WATCHED_METRICS, rows[:, np.newaxis], strict=True)))
+            seen.reached += _WATCHED_TICKS
+        origin = (_START + begin * _WATCH_TICK_S) * _NS
+        return [JobStateRow(origin + round(span.start_s * _NS), str(span.state), "", 0.9) for span in seen.watch.spans]
 
     def recent_activity(self, _agent_id: str, _gpu_uuids: Collection[str], since_unix_nano: int) -> list[JobActivity]:
         """Looks at the processes: those on its GPUs and what they fork, or where it has a cgroup all of the job."""
@@ -582,14 +592,14 @@ def replay(number: int) -> Verdict:
         if job is not None and job.state == "idle" and judge(cast(Any, shown), job, WANTED_S).verdict.idle:
             reaped_s = float(now_s)
             break
-    rested_s = 0.0
-    if np.isfinite(reaped_s):
-        at = int(reaped_s)
-        works = (shown.use[:at] > 0) | (shown.processors[:at] > 0.2) | (shown.bytes_per_s[:at] > 1e6)
-        rested_s = at - float(np.flatnonzero(works).max(initial=0))
+    works = (shown.use > 0) | (shown.processors > 0.2) | (shown.bytes_per_s > 1e6)
+    rested_s = reaped_s - float(np.flatnonzero(works[: int(reaped_s)]).max(initial=0)) if np.isfinite(reaped_s) else 0.0
     again = bool(busy.size) and busy[-1] > reaped_s
     late = _late(shown, kind.__name__, int(day.idle_from_s)) if np.isfinite(day.idle_from_s) else ""
-    return Verdict(kind.__name__, shown.looks and shown.has_use, day.idle_from_s, reaped_s, rested_s, again, late)
+    is_known = shown.looks and shown.has_use
+    at = np.flatnonzero(works | ~(np.isfinite(shown.processors) | shown.has_cgroup)) if is_known else np.empty(0)
+    longest_s = float(np.diff(at).max(initial=0))
+    return Verdict(kind.__name__, is_known, day.idle_from_s, reaped_s, rested_s, again, late, longest_s)
 
 
 def _late(shown: _Replay, kind: str, idle_from_s: int) -> str:
@@ -640,6 +650,14 @@ def table(days: Sequence[Verdict]) -> list[str]:
                 continue  # nothing was taken of it
             lines.append(row(f"{name}{' (set aside)' if name in SET_ASIDE else ''}", mine))
         lines.append(row(f"**{title}**", [day for day in days if day.kind in names]))
+    healthy = [day for day in days if not np.isfinite(day.idle_from_s)]
+    alike = [day for day in healthy if day.longest_rest_s > 2 * WANTED_S]
+    kinds_alike = ", ".join(f"{kind} {count}" for kind, count in Counter(day.kind for day in alike).most_common())
+    lines += [
+        "",
+        f"Of {len(healthy)} healthy days {len(alike)} hold a rest of GPUs and processes of more than twice `--for`,",
+        f"up to whose end they are what idle ones are: {kinds_alike or 'none'}.",
+    ]
     lines += ["", "| idle jobs | days | found | within twice `--for` |", "|---|---|---|---|"]
     idle = [day for day in days if np.isfinite(day.idle_from_s)]
     for late in sorted({day.late for day in idle}, key=lambda late: (bool(late), late)):

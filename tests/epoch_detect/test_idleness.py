@@ -70,17 +70,27 @@ def test_a_kernel_that_computes_evenly_is_not_taken_for_rest_where_its_use_is_no
     assert "its use and one more witness are wanted" in verdict.evidence[0]
 
 
+def test_power_that_goes_from_one_idle_level_to_another_says_nothing():
+    levels = np.repeat([60.0, 78.0, 66.0], 600)
+    verdict = judge(gpu(power_watts=levels))
+    assert verdict.idle
+    assert "its power is flat" not in verdict.evidence
+    without_bus = {"pcie_tx_bytes_per_second": None, "pcie_rx_bytes_per_second": None}
+    assert not judge(gpu(power_watts=levels, **without_bus)).idle
+    assert not judge(gpu(power_watts=2.5 * levels * (levels > 70) + levels)).idle
+
+
 def test_one_witness_is_not_enough():
     verdict = judge(gpu(power_watts=None, pcie_tx_bytes_per_second=None, pcie_rx_bytes_per_second=None))
     assert not verdict.idle
 
 
 def test_pauses_that_the_job_came_back_from_are_waited_out():
-    assert judge(gpu(), idle_s=2000.0, longest_pause_s=450.0).idle
+    assert judge(gpu(), idle_s=2000.0, longest_pause_s=300.0).idle
     early = judge(gpu(), idle_s=2000.0, longest_pause_s=1700.0)
     assert not early.idle
-    assert early.evidence == ("idle for 2000 s of 6800 s; it paused for 1700 s before and went on",)
-    assert judge(gpu(), idle_s=6900.0, longest_pause_s=1700.0).idle
+    assert early.evidence == ("idle for 2000 s of 10200 s; it paused for 1700 s before and went on",)
+    assert judge(gpu(), idle_s=10_300.0, longest_pause_s=1700.0).idle
 
 
 @pytest.mark.parametrize(

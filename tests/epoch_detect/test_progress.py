@@ -182,13 +182,29 @@ def test_a_long_pause_since_the_last_epoch_comes_on_top_and_many_short_ones_do_n
     assert estimate.end_s == pytest.approx(300.0 + later_s)
 
 
-@pytest.mark.parametrize(("first_s", "done"), [(10.0, 10), (33.0, 13), (36.0, 10)])
-def test_what_it_trained_before_the_first_epoch_that_was_seen_is_epochs_if_it_is_whole_ones(
-    first_s: float, done: int
+@pytest.mark.parametrize(
+    ("first_s", "done", "end_s"),
+    [
+        (10.0, 10, 310.0),
+        (33.0, 13, 303.0),  # three, and a while to warm up
+        (36.0, 13, 300.0),  # each begins with what ends the job
+    ],
+)
+def test_what_it_trained_right_before_the_first_epoch_that_was_seen_is_epochs_too(
+    first_s: float, done: int, end_s: float
 ) -> None:
     starts = first_s + np.arange(0.0, 100.0, 10.0)
     trained_s = np.array([[0.0 if first_s > 10 else 9.0, first_s + 100]])
-    assert estimate_end(starts, starts + 10.0, 30, first_s + 100, training_s=trained_s).epochs_done == done
+    estimate = estimate_end(starts, starts + 10.0, 30, first_s + 100, training_s=trained_s)
+    assert (estimate.epochs_done, estimate.end_s) == (done, pytest.approx(end_s))
+
+
+def test_what_looked_like_training_before_a_rest_was_a_start_and_no_epochs() -> None:
+    starts = 33.0 + np.arange(0.0, 100.0, 10.0)
+    trained_s = np.array([[0.0, 24.0], [26.0, 27.0], [33.0, 133.0]])
+    assert estimate_end(starts, starts + 10.0, 30, 133.0, training_s=trained_s).epochs_done == 10
+    short_rests_s = np.array([[3.0, 10.0], [12.0, 31.0], [33.0, 133.0]])
+    assert estimate_end(starts, starts + 10.0, 30, 133.0, training_s=short_rests_s).epochs_done == 12
 
 
 def test_earlier_runs_bound_the_end_of_one_that_goes_on() -> None:

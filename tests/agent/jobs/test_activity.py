@@ -259,6 +259,22 @@ def test_a_job_whose_processes_have_left_its_gpus_is_looked_at_by_its_cgroup(rea
     assert (list(group.processor_ms), list(group.read_bytes), group.holders) == ([1000], [8000], 0)
 
 
+@pytest.mark.parametrize("beside", [(), (20,)])
+def test_that_a_job_has_no_process_left_is_told_with_the_next_look(reader, tmp_path, beside):
+    newest(tmp_path, 500)
+    for pid in (10, *beside):
+        (write_process(tmp_path, pid) / "io").write_text("rchar: 0\nwchar: 0\n")
+    slurm_cgroup(tmp_path / "cgroup", pids=beside)
+    watched = reader(SelfCounters(), tmp_path, tmp_path / "cgroup")
+    watched.follow({"GPU-a": (10,)}, {"GPU-a": SLURM_7})
+    assert look(watched, 5) == []
+    write_process(tmp_path, 10, start=900)  # somebody else's
+    told = [the_group([record]) for record in look(watched, 2, begin=5)]
+    # What goes on beside its GPUs is the job, too.
+    assert [(group.processes, len(group.forks)) for group in told] == ([] if beside else [(1, 6), (0, 1)])
+    assert look(watched, 22, begin=7) == []
+
+
 def test_a_job_that_was_never_on_its_gpus_is_looked_at_where_slurm_names_its_cgroup(reader, tmp_path):
     newest(tmp_path, 500)
     slurm_cgroup(tmp_path / "cgroup", job="7")

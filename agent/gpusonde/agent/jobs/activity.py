@@ -208,6 +208,11 @@ class _Group:
         return self.forks, self.exits, self.lifetime_ms, self.read_bytes, self.written_bytes, self.processor_ms
 
     @property
+    def has_emptied(self) -> bool:
+        """Whether it is a whole job, had processes since the last record, and has none any more."""
+        return self.is_whole and self.processes > 0 and not (self.holders or self.others or self.unseen_holders)
+
+    @property
     def is_whole(self) -> bool:
         """Whether it is a job with a cgroup of its own, of which all processes count, on its GPUs or not."""
         return self.cgroup is not None and self.cgroup.counts_time
@@ -352,6 +357,7 @@ class ActivityReader:
         self._held: list[tuple[_Group, _Process]] = []
         self._others: list[tuple[_Group, _Process]] = []
         self._by_pid: dict[int, _Group] | None = None
+        self._tells_end = False
 
     @property
     def follows_any(self) -> bool:
@@ -466,8 +472,14 @@ class ActivityReader:
         self._read_processes()
         for group in self._groups.values():
             group.processes = max(group.processes, len(group.holders) + len(group.others))
-        if len(self._offsets_ms) >= _LOOKS_IN_RECORD:
+        for group in self._groups.values():
+            if group.has_emptied and group.cgroup is not None:
+                self._look_beside(group, group.cgroup)
+        # A record counts the most that there were: that none is left is told by the next, which waits for nothing.
+        has_emptied = any(group.has_emptied for group in self._groups.values())
+        if has_emptied or self._tells_end or len(self._offsets_ms) >= _LOOKS_IN_RECORD:
             ready += self.take()
+        self._tells_end = has_emptied
         return ready
 
     def take(self) -> list[ingest_pb2.Record]:

@@ -17,12 +17,14 @@ from gpusonde.telemetry import FloatArray
 # The most that a GPU shows without work, in 999 of 1,000 ticks: a desktop draws, a monitor looks.
 _MOST_USE = 0.03
 _MOST_BUS = 1e6  # bytes per second, both ways
-# Power without work is flat; its spread, and the same as a share of it.
+# Power without work is flat; its spread, and the same as a share of it. Clocks and fans take it from one idle level to
+# another, which says nothing; work takes it further.
 _MOST_SPREAD_W, _MOST_SPREAD = 12.0, 0.12
+_WORKS_FROM = 2.0  # times the lowest
 # Share of the time that ticks must speak for, and the longest without any: work may have come and gone in it.
 _LEAST_SEEN, _LONGEST_GAP_S = 0.9, 60.0
 # A pause is waited out for so many times the longest one before.
-_PATIENCE = 4.0
+_PATIENCE = 6.0
 # And so many times what is asked for, where a job is over and nobody knows whether others work on its host, or where it
 # has not been known for as long: what its pauses are like is not known either.
 _BLIND_PATIENCE = 4.0
@@ -165,11 +167,11 @@ def _witnesses(time_s: FloatArray, values: Mapping[str, FloatArray], wanted_s: f
             whole.add(name)
     quiet, loud = set(), []
 
-    def judge(rests: bool, names: Collection[str], said: str, against: str) -> None:
-        if not rests:
-            loud.append(against)
-        elif names:
+    def judge(rests: bool, names: Collection[str], said: str, against: str, *, works: bool = True) -> None:
+        if rests and names:
             quiet.add(said)
+        elif not rests and works:
+            loud.append(against)
 
     use = [known[name] for name in _USE if name in known and known[name].size]
     if use:
@@ -184,5 +186,6 @@ def _witnesses(time_s: FloatArray, values: Mapping[str, FloatArray], wanted_s: f
     if power.size:
         low, middle, high = np.quantile(power, [0.01, 0.5, 0.99])
         flat = high - low <= max(_MOST_SPREAD_W, _MOST_SPREAD * middle)
-        judge(flat, whole & {_POWER}, "its power is flat", f"power between {low:.0f} and {high:.0f} W")
+        told = f"power between {low:.0f} and {high:.0f} W"
+        judge(flat, whole & {_POWER}, "its power is flat", told, works=high > _WORKS_FROM * low)
     return quiet, loud

@@ -29,6 +29,7 @@ _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
 # seen, of a cycle; and the share of time that longer ones took, of the time left: they need be no part of a rhythm.
 _DRIFT, _PLACED, _UNSEEN, _UNEVEN = 0.03, 0.5, 1.0, 0.5
 _WARM_UP = 0.4  # of a cycle
+_LOST_BEFORE = 0.25  # of a cycle: what trained and rested for longer before the first one was a start, not cycles
 _LOST = 1.0  # of a cycle, that it has not trained at a time: less, and what it usually does, is part of its cycles
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
@@ -75,8 +76,8 @@ def estimate_end(
         total_epochs: Epochs that the job is to run for.
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
-            A gap between epochs is a pause, or epochs that were not seen, and so is training before them. A pause since
-            the last of them that is twice as long as any before comes on top.
+            A gap between epochs is a pause, or epochs that were not seen, and so is training right before them. A pause
+            since the last of them that is twice as long as any before comes on top.
         epochs_before: Epochs before the first one given.
 
     Raises:
@@ -92,11 +93,12 @@ def estimate_end(
     last = float(ends_s[-1])
     seen = _SeenCycles.measure(starts_s, ends_s, training_s)
     # A total that is reached only by what was not seen is not reached.
-    unseen = seen.unseen
+    unseen, begun = seen.unseen, 0.0
     if training_s is not None and training_s.size and not epochs_before:
-        before = float(_overlap(np.array([-math.inf]), starts_s[:1], training_s)[0]) / seen.mean_s
-        # It warms up, too; what is half an epoch more than whole ones is something else.
-        unseen += int(before) if before % 1 < _WARM_UP else 0
+        before = _run_up_s(training_s, float(starts_s[0]), _LOST_BEFORE * seen.mean_s) / seen.mean_s
+        unseen += int(before)
+        # It warms up, too. More than that: cycles begin with what ends the job, and the last one is that alone.
+        begun = before % 1 if before % 1 >= _WARM_UP else 0.0
     unseen = min(unseen, total_epochs - done) if total_epochs > done else 0
     done += unseen
     left = total_epochs - done
@@ -111,7 +113,7 @@ def estimate_end(
         + (_UNSEEN * seen.mean_s) ** 2 * unseen
     )
     half = float(stdtrit(max(seen.count - 1, 1), 0.5 + COVERAGE / 2)) * sigma
-    end = last + left * seen.mean_s + longer_s
+    end = last + (left - begun) * seen.mean_s + longer_s
     if training_s is not None and training_s.size:
         pauses = _pauses_s(training_s, last, now_s)
         usual_s = max(_pauses_s(training_s, float(starts_s[0]), last), default=0.0)
@@ -227,6 +229,16 @@ def _pauses_s(spans_s: FloatArray, begin_s: float, end_s: float) -> list[float]:
     inside = spans_s[(spans_s[:, 1] > begin_s) & (spans_s[:, 0] < end_s)]
     edges = np.concatenate([[begin_s], inside.ravel(), [max(begin_s, end_s)]])
     return [max(float(stop - begin), 0.0) for begin, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _run_up_s(spans_s: FloatArray, begin_s: float, most_s: float) -> float:
+    """For how long it trained up to a time, with rests of so many seconds at most."""
+    begins = spans_s[spans_s[:, 0] < begin_s, 0]
+    ends = np.minimum(spans_s[: begins.size, 1], begin_s)
+    rests = np.append(begins[1:], begin_s) - ends
+    lost = np.flatnonzero(rests > most_s)
+    first = int(lost[-1]) + 1 if lost.size else 0
+    return float((ends - begins)[first:].sum())
 
 
 def _overlap(begins_s: FloatArray, ends_s: FloatArray, spans_s: FloatArray) -> FloatArray:
