@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := proto telemetry catalog service agent epoch_detect predictor simulator optimizer collector cli
-CODE := $(filter-out proto,$(SOURCES)) tests benchmarks docs/generate.py deploy/constraints.py
+CODE := $(filter-out proto,$(SOURCES)) tests benchmarks docs/generate.py deploy/constraints.py deploy/packages
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test lint format docs stubs constraints benchmark-epochs benchmark-cycles benchmark-telemetry benchmark-planning benchmark-workload wheel site clean help
+.PHONY: demo test lint format docs stubs constraints benchmark-epochs benchmark-cycles benchmark-telemetry benchmark-planning benchmark-workload wheel site packages clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
@@ -23,6 +23,7 @@ help:
 	@echo "make benchmark-workload  training times from graphs beside the published system (parts need ../shared/data, torch)"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make site    make a site with search of the pages, in build/site"
+	@echo "make packages  make .deb and .rpm in dist/, for this system's Python (some minutes)"
 	@echo "make clean   remove what the other targets made"
 
 $(BIN)/python:
@@ -98,6 +99,9 @@ site: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py --site build/pages
 	$(BIN)/zensical build --strict --clean
 	@echo "look at it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
+packages: $(VENV)/.installed-dev
+	$(BIN)/python deploy/packages/build.py --out dist
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-output

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import re
 import shutil
@@ -154,51 +155,118 @@ def _link(payload: str) -> str:
     return f"[{_title(payload).lower()}](#{_title(payload).lower().replace(' ', '-')})"
 
 
-def _bullets(keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Draw the keys of an object as lines of a list, those in it indented; what needs no words stands together."""
-    links: list[str] = []
+def _lines(keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]], above: str = "") -> list[tuple[str, str]]:
+    """Return (keys, meaning) of an object and of those in it, by their paths; what needs no words has none."""
+    lines: list[tuple[str, str]] = []
     for known, own in sorted(objects.items(), key=lambda item: -len(item[1])):
         # An object that is this one and more: a link instead of its keys.
         if own.items() <= keys.items():
-            links.append(_link(known))
+            lines.append((f"the keys of {_link(known)}", f"in `{above[:-1]}`" if above else ""))
             keys = {name: value for name, value in keys.items() if name not in own}
-    plain: list[str] = []
-    told: list[tuple[str, str, list[str]]] = []
     for name, annotated in keys.items():
-        kind, key, path = annotated, None, name
+        kind, key, path = annotated, None, above + name
         if get_origin(annotated) is Annotated:
             kind, key = annotated.__origin__, annotated.__metadata__[0]
         while get_origin(kind) is not dict and (choices := [each for each in get_args(kind) if each is not type(None)]):
             path += "[]" * (get_origin(kind) in (list, tuple))
             kind = choices[0]
-        path = f"`{path}`"
         inner = keys_of(key.holds) if key and key.holds else _keys_in(kind)
         known = next((each for each, own in objects.items() if own == inner), "")
         meaning = (f"{key.meaning} ({key.unit})" if key.unit else key.meaning) if key else ""
-        below = [] if known else _bullets(inner, objects)
-        if known:
-            path += f" ({_link(known)})"
-        elif len(below) == 1:
-            path, below = f"{path} ({below[0].removeprefix('* ')})", []
-        if not meaning and not below:
-            plain.append(path)
-        elif told and told[-1][1:] == (meaning, below):
-            told[-1] = (f"{told[-1][0]}, {path}", meaning, below)
+        if inner and not known:
+            # Where nothing is said of an object, its keys say it.
+            lines += [(f"`{path}`", meaning)] * bool(meaning) + _lines(inner, objects, f"{path}.")
         else:
-            told.append((path, meaning, below))
-    listed = [f"the keys of {' and '.join(links)}"] * bool(links) + [", ".join(plain)] * bool(plain)
-    lines = [f"* {'; '.join(listed)}"] if listed else []
-    for path, meaning, below in told:
-        lines.append(f"* {path}: {meaning}".removesuffix(": "))
-        lines.extend(f"  {line}" for line in below)
+            lines.append((f"`{path}`" + (f" ({_link(known)})" if known else ""), meaning))
     return lines
 
 
+@functools.cache
+def _listed() -> dict[str, str]:
+    """Return the objects on the page of the command, in its order, with the heading that each stands under."""
+    found: dict[str, str] = {}
+    heading = ""
+    for line in CLI_PAGE.read_text(encoding="utf-8").splitlines():
+        heading = line.lstrip("# ") if re.match("##+ ", line) else heading
+        for generator, *words in parts(f"{line}\n<!--end-->"):
+            if generator == "object":
+                found[words[0]] = _title(words[0])
+            elif generator == "keys":
+                found[words[0]] = heading
+    return found
+
+
+@functools.cache
+def _drawn(payload: str) -> list[tuple[str, str]]:
+    titles = {name: title for name, title in _listed().items() if title == _title(name)}
+    return _lines(keys_of(payload), {name: keys_of(name) for name in titles if name != payload})
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return the path of an object and the name of a key of it."""
+    above, _, name = path.strip("`").rpartition(".")
+    return above, name
+
+
+@functools.cache
+def _told_keys() -> tuple[dict[str, str], list[tuple[str, str, dict[str, str]]]]:
+    """Return which object tells first what keys mean that mean one thing on the whole page; and all objects."""
+    meanings: dict[str, set[str]] = {}
+    first: dict[str, str] = {}
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    for payload in _listed():
+        for path, meaning in _drawn(payload):
+            above, name = _split(path)
+            meanings.setdefault(name, set()).add(meaning)
+            first.setdefault(name, payload)
+            if meaning:
+                groups.setdefault((payload, above), {})[name] = meaning
+    once = {name: first[name] for name, told in meanings.items() if len(told) == 1 and told != {""}}
+    return once, [(*place, told) for place, told in groups.items()]
+
+
+def _as_before(payload: str, above: str) -> tuple[set[str], str]:
+    """Return the keys of an object that an object before it has alike, and where that is."""
+    groups = _told_keys()[1]
+    (at,) = (index for index, group in enumerate(groups) if group[:2] == (payload, above))
+    for other, path, told in groups[:at]:
+        alike = {name for name, meaning in groups[at][2].items() if told.get(name) == meaning}
+        if len(alike) > 2:
+            heading = _listed()[other]
+            anchor = re.sub("[^a-z0-9 ]", "", heading.lower()).replace(" ", "-")
+            link = f"[{heading.strip('`').removeprefix('gpusonde ').lower()}](#{anchor})"
+            return alike, f"as `{path}`" if other == payload else f"as in {f'`{path}` of ' if path else ''}{link}"
+    return set(), ""
+
+
 def keys(payload: str) -> str:
-    """List the keys of an object that a command prints under ``--json``."""
-    named = [words[1] for words in parts(CLI_PAGE.read_text(encoding="utf-8")) if words[0] == "object"]
-    objects = {name: keys_of(name) for name in named if name != payload}
-    return "\n".join(_bullets(keys_of(payload), objects))
+    """List the keys of an object that a command prints under ``--json``; what was told above is only named."""
+    lines: dict[str, list[str]] = {"": []}
+    once = _told_keys()[0]
+    for path, meaning in _drawn(payload):
+        above, name = _split(path)
+        alike, where = _as_before(payload, above) if meaning else (set(), "")
+        said = where if name in alike else "" if once.get(name, payload) != payload else meaning
+        lines.setdefault(said, []).append(path)
+    plain = lines.pop("")
+    drawn = [_together(plain)] * bool(plain) + [f"{_together(paths)}: {meaning}" for meaning, paths in lines.items()]
+    return "\\\n".join(drawn)
+
+
+def _together(paths: Iterable[str]) -> str:
+    """Draw paths one behind the other, keys of one object in braces."""
+    drawn: list[str] = []
+    objects: dict[str, list[str]] = {}
+    for path in paths:
+        above, name = _split(path)
+        if above and path.endswith("`"):
+            objects.setdefault(above, []).append(name)
+        else:
+            drawn.append(path)
+    drawn += [
+        f"`{above}.{names[0] if len(names) == 1 else '{' + ','.join(names) + '}'}`" for above, names in objects.items()
+    ]
+    return ", ".join(drawn)
 
 
 def draw_object(payload: str) -> str:
@@ -380,7 +448,9 @@ def _with_wider_lists(text: str) -> str:
             if re.match(r"\d+\. ", line) and lines and lines[-1].startswith("    "):
                 # After a second paragraph the next number would be taken for text.
                 lines.append("")
-        lines.append(" " * (more if line else 0) + line)
+        # It has no such breaks of lines either.
+        text_of_line = line if closing else re.sub(r"\\$", "  ", line)
+        lines.append(" " * (more if line else 0) + text_of_line)
     return "\n".join(lines) + "\n"
 
 

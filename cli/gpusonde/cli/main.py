@@ -142,6 +142,18 @@ def build_parser() -> Parser:
     return parser
 
 
+def build_whole_parser() -> Parser:
+    """Make the parser with the options of every command, for completions of shells and a page for man."""
+    waiting = [whole := build_parser()]
+    while waiting:
+        parser = waiting.pop()
+        parser.complete()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                waiting.extend(action.choices.values())
+    return whole
+
+
 def _add_commands(subparsers: Subparsers, commands: Mapping[str, Command]) -> None:
     for name, command in commands.items():
         description = command.description or command.summary[:1].upper() + command.summary[1:] + "."
