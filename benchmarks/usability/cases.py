@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -107,11 +107,16 @@ def _answer(case: Case, out: str) -> Judgement:
     if case.period_s is None:
         return Judgement(Verdict.WRONG, f"exit code 0: {' '.join(out.split())[:200]}")
     answer = json.loads(out)
+    plan = answer.get("plan")
+    answer = answer.get("detection", answer)
     found = answer["period_s"]
     if found is None:
         return Judgement(Verdict.WRONG, f"no cycle: {answer['reason']}")
     right = abs(found / case.period_s - 1) <= _WITHIN
     told = f"{answer['verdict']} of {found:.4g} s, in the file {case.period_s:g} s"
+    if plan is not None:
+        right = right and plan["status"] == "optimal"
+        told += f"; {plan['proof']['words'] if plan['plan'] is None else plan['why']}"
     return Judgement(Verdict.RIGHT if right else Verdict.WRONG, told)
 
 
@@ -448,3 +453,17 @@ MISTAKES: tuple[Case, ...] = (
     Case("Ctrl-C after 0.5 s", _run_on("detect"), helps="^interrupted$", interrupt_s=0.5),
     Case("Ctrl-C after 1 s", _run_on("detect"), helps="^interrupted$", interrupt_s=1.0),
 )
+
+
+# --- from a file to a plan ---
+
+
+def _advised(case: Case) -> Case:
+    def write(folder: Path) -> Sequence[str]:
+        return ["advise", *case.write(folder)[1:]]
+
+    wanted = ("--gpu-model", "T4", "--epochs", "2000", "--deadline", "24h", "--providers", "aws")
+    return replace(case, write=write, options=(*case.options, *wanted))
+
+
+PLANS: tuple[Case, ...] = tuple(_advised(case) for case in FILES_OF_THE_FIRST_TRIAL)

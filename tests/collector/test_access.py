@@ -1,5 +1,6 @@
 """Who may do what: certificates, tokens, roles and identities over a real server."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -8,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.certificates import Authority, tls_settings
 from support.running_collector import ThreadCollector
+from support.uplink_rig import Rig
 from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector.client import Client, CollectorError
@@ -133,6 +135,20 @@ def test_a_client_does_not_talk_to_a_server_with_another_name_or_authority(tls_c
     right_name = ClientSecurity(reader.ca, reader.certificate, reader.key, server_name="localhost")
     with Client(tls_collector.target, security=right_name) as client:
         client.list_runs()
+
+
+def test_an_agent_delivers_only_to_a_collector_of_the_name_that_it_expects(tls_collector, authority, tmp_path, caplog):
+    rig = Rig(tmp_path / "spool", agent_id="expecting")
+    rig.fill(1)
+    agent = with_certificate(authority, "agent", "expecting")
+    expecting = replace(agent, server_name="collector.example")
+    rig.run(tls_collector.target, until=lambda: rig.counters.connection_failures, security=expecting)
+    assert rig.counters.acked_sequence == 0
+    assert "is for 127.0.0.1, localhost, not for collector.example" in caplog.text
+    assert "uplink.server_name" in caplog.text
+    rig.run(tls_collector.target, security=replace(agent, server_name="localhost"))
+    assert rig.counters.acked_sequence == rig.spool.last_sequence == 1
+    rig.spool.close()
 
 
 def test_tokens_over_tls_take_the_place_of_certificates(authority, tmp_path):
