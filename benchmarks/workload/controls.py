@@ -50,10 +50,9 @@ def section(args: argparse.Namespace) -> list[str]:
 
 
 def _polynomial_range(heading: str, found: dict[str, list[float]]) -> str:
-    """Say which description the seed's regression is least and most off with."""
-    by_error = sorted(found, key=lambda said: found[said][0])
-    ends = (f"{percent(found[said][0])} ({said})" for said in (by_error[0], by_error[-1]))
-    return f"{heading} {' to '.join(ends)}"
+    """Say how far off the seed's regression is, at least and at most."""
+    errors = [each[0] for each in found.values()]
+    return f"{heading} {percent(min(errors))} to {percent(max(errors))}"
 
 
 def layers_and_parameters_errors(rows: Rows, *, quick: bool) -> Floats:
@@ -75,11 +74,7 @@ def _figures(args: argparse.Namespace, heading: str, tables: Sequence[Rows]) -> 
         for said, draws in _descriptions(rows, args.quick):
             for each in draws:
                 columns = np.hstack([each, beside])
-                figures = (
-                    polynomial_errors(columns, rows, random),
-                    svr_errors(columns, rows, random),
-                    svr_errors(columns, rows, unseen),
-                )
+                figures = polynomial_errors(columns, rows, random), svr_errors(columns, rows, unseen)
                 found.setdefault(said, []).append(tuple(float(np.mean(one)) for one in figures))
             print(f"{heading}: {said} {found[said][-1]}", file=sys.stderr, flush=True)
     return {said: [float(each) for each in np.mean(figures, axis=0)] for said, figures in found.items()}
