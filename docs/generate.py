@@ -12,14 +12,13 @@ lines into the page and run ``make docs``.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import importlib
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -77,35 +76,6 @@ def listing(rows: Iterable[tuple[str, str]]) -> str:
 
 
 # --- the command: docs/cli.md ---
-
-
-def _parser(words: Iterable[str]) -> argparse.ArgumentParser:
-    """Return the complete parser of a command, or of an action of one."""
-    from gpusonde.cli.main import build_parser
-    from gpusonde.cli.parsing import Parser
-
-    parser: argparse.ArgumentParser = build_parser()
-    for word in words:
-        (actions,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-        parser = actions.choices[word]
-        assert isinstance(parser, Parser)
-        parser.complete()
-    return parser
-
-
-def _options(group: argparse._ArgumentGroup) -> Iterator[tuple[str, str]]:
-    for action in group._group_actions:
-        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
-            continue
-        value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
-        name = " ".join([", ".join(action.option_strings), str(value) if action.nargs != 0 else ""]).strip()
-        yield name, (action.help or "").replace("%%", "%")
-
-
-def shared_options(command: str, *title: str) -> str:
-    """List a group of options that several commands take, as the given command takes it."""
-    (group,) = (group for group in _parser([command])._action_groups if group.title == " ".join(title))
-    return listing((f"`{name}`", meaning) for name, meaning in _options(group))
 
 
 # Objects that several commands print have a list of their own, to which those of the commands refer.
@@ -405,7 +375,6 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
     "gpus-from-memory": gpus_from_memory,
     "trace-formats": trace_formats,
     "document-keys": document_keys,
-    "shared-options": shared_options,
     "keys": keys,
     "object": draw_object,
 }

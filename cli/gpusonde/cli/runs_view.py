@@ -67,7 +67,7 @@ class TrendPayload(TypedDict):
     """How the duration of epochs develops."""
 
     recent_s: Annotated[float, JsonKey("median duration since the last change, without the first epoch")]
-    change_per_epoch: Annotated[float, JsonKey("how much longer each epoch since then takes than the one before")]
+    change_per_epoch: Annotated[float, JsonKey("seconds that each epoch since then takes longer")]
     change_per_epoch_low: Annotated[float, JsonKey("its 95 % interval")]
     change_per_epoch_high: Annotated[float, JsonKey("its 95 % interval")]
     change_points: Annotated[list[ChangePayload], JsonKey("lasting changes")]
@@ -78,7 +78,7 @@ class EstimatePayload(TypedDict):
 
     epochs_done: int
     epochs_left: Annotated[int, JsonKey("the one under way included")]
-    end_s: Annotated[float, JsonKey("of the last epoch: on the trace's own time axis, or from the start of the run")]
+    end_s: Annotated[float, JsonKey("of the last epoch, on the trace's axis or from the run's start")]
     end_low_s: Annotated[float, JsonKey("its 90 % interval")]
     end_high_s: Annotated[float, JsonKey("its 90 % interval")]
     basis: Annotated[str, JsonKey("what it rests on")]
@@ -88,10 +88,8 @@ class TotalsPayload(TypedDict):
     """What epochs tell together."""
 
     trend: Annotated[TrendPayload | None, JsonKey("of the durations; null for under two epochs")]
-    idle_share: Annotated[float, JsonKey("share of the time from first to last activity without work")]
-    stalled_share: Annotated[
-        float, JsonKey("share lost to idle that an epoch of this run does not usually have, or between epochs")
-    ]
+    idle_share: Annotated[float, JsonKey("share of the run without work")]
+    stalled_share: Annotated[float, JsonKey("share lost to unusual idleness, or between epochs")]
 
 
 class MeanPayload(TypedDict):
@@ -116,10 +114,10 @@ class LevelPayload(TypedDict):
     period_low_s: Annotated[float, JsonKey("its 95 % interval")]
     period_high_s: Annotated[float, JsonKey("its 95 % interval")]
     count: Annotated[int, JsonKey("whole cycles seen")]
-    confidence: Annotated[float, JsonKey("probability that the job has a level within 10 % of `period_s`")]
+    confidence: Annotated[float, JsonKey("probability that a level is within 10 % of `period_s`")]
     role: Annotated[str, JsonKey("`step`, `evaluation`, `checkpoint`, `epoch`, `trial`, or `unknown`")]
     role_confidence: Annotated[float, JsonKey("probability that `role` is right; 0 for `unknown`")]
-    parent: Annotated[int | None, JsonKey("index in `cycles` of the level that this one is nested in")]
+    parent: Annotated[int | None, JsonKey("index in `cycles` of the level around it")]
 
 
 class TraceEpochPayload(FiguresPayload):

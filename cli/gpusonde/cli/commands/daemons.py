@@ -82,7 +82,7 @@ class SampledGpuPayload(TypedDict):
     gpu_index: int
     product_name: str
     tick_rate_hz: float
-    processes: Annotated[int | None, JsonKey("that compute on it; null when the driver does not say")]
+    processes: Annotated[int | None, JsonKey("that compute on it")]
     metrics: list[SampledMetricPayload]
 
 

@@ -114,7 +114,7 @@ def read_gpus(args: argparse.Namespace, path: Path) -> list[Trace]:
 class CyclePayload(LevelPayload):
     """A level of the tree of cycles."""
 
-    confirmed: Annotated[bool, JsonKey("it has held for six of its own cycles or two of its parent's")]
+    confirmed: Annotated[bool, JsonKey("held for six of its own cycles or two of its parent's")]
     starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
 
 

@@ -83,7 +83,7 @@ class RunEstimatePayload(EstimatePayload):
 class RunCyclePayload(LevelPayload):
     """A level of the tree of cycles of a run's job."""
 
-    starts_s: Annotated[list[float], JsonKey("the latest 64 at most, from the start of the run")]
+    starts_s: Annotated[list[float], JsonKey("the latest 64, from the start of the run")]
     provisional: Annotated[bool, JsonKey("the tracker is not sure of it yet")]
 
 
@@ -96,9 +96,7 @@ class EpochsPayload(TotalsPayload):
     estimate: Annotated[RunEstimatePayload | None, JsonKey("null without `--total-epochs` and for under three epochs")]
     estimate_reason: Annotated[str | None, JsonKey("why there is no estimate yet")]
     pending_summaries: Annotated[int, JsonKey("confirmed epochs still without metrics and energy")]
-    provisional_epochs: Annotated[
-        int, JsonKey("epochs that the tracker is not sure of yet, listed with `--provisional`")
-    ]
+    provisional_epochs: Annotated[int, JsonKey("not sure yet, listed with `--provisional`")]
     level: Annotated[int | None, JsonKey("index in `cycles` of the level that the period and the epochs tell")]
     role: Annotated[
         str, JsonKey("what is told as the epochs: role of that level if it has 0.7 or more, else `unknown`")
@@ -110,11 +108,9 @@ class EpochsPayload(TotalsPayload):
     ]
     run_state: Annotated[str | None, JsonKey("what the job does: `training`, `serving`, `idle` or `other`")]
     run_state_confidence: Annotated[float, JsonKey("probability that `run_state` is right")]
-    provisional_cycles: Annotated[
-        int, JsonKey("levels that the tracker is not sure of yet, listed with `--provisional`")
-    ]
-    tree_agent_id: Annotated[str, JsonKey("in whose name `cycles` are told, if the job is on several hosts")]
-    disagreeing_agents: Annotated[list[str], JsonKey("agents on whose hosts another period was found for the job")]
+    provisional_cycles: Annotated[int, JsonKey("not sure yet, listed with `--provisional`")]
+    tree_agent_id: Annotated[str, JsonKey("whose `cycles` are told of a job on several hosts")]
+    disagreeing_agents: Annotated[list[str], JsonKey("that found another period for the job")]
     host_deviations: Annotated[
         list[dict[str, Any]],
         JsonKey("hosts of the job that do otherwise", holds="gpusonde.collector.client.results.HostDeviation"),

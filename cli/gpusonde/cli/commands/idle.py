@@ -44,20 +44,20 @@ class IdleJobPayload(TypedDict):
     idle: Annotated[bool, JsonKey("whether its GPUs may be taken away")]
     since_time: str
     idle_s: float
-    evidence: Annotated[list[str], JsonKey("what says so; or what speaks against it, or is missing")]
+    evidence: Annotated[list[str], JsonKey("for it, or against it")]
     hosts: list[str]
     gpu_uuids: list[str]
-    reaped: Annotated[bool, JsonKey("whether the command was run for it, and succeeded")]
-    failure: Annotated[str | None, JsonKey("of the command; the exit code is then 1")]
+    reaped: Annotated[bool, JsonKey("the command succeeded for it")]
+    failure: Annotated[str | None, JsonKey("of the command; exit code 1")]
 
 
 class IdlePayload(TypedDict):
     """What ``gpusonde idle`` prints."""
 
-    jobs: Annotated[list[IdleJobPayload], JsonKey("those that do nothing now, or on the hosts that were asked for")]
+    jobs: Annotated[list[IdleJobPayload], JsonKey("that do nothing, or are on the hosts asked for")]
     hosts_idle: Annotated[
         bool | None,
-        JsonKey("with `--host`: whether all GPUs of these hosts may be taken away; the exit code is 1 if not"),
+        JsonKey("with `--host`: whether all their GPUs may be taken away; exit code 1 if not"),
     ]
     hosts_evidence: Annotated[list[str], JsonKey("what speaks against it")]
 

@@ -37,7 +37,7 @@ class JobEstimatePayload(TypedDict):
     """When a job ends."""
 
     cycles_done: int
-    cycles_left: Annotated[int, JsonKey("the one under way included; 0 where it rests on how long earlier jobs took")]
+    cycles_left: Annotated[int, JsonKey("the one under way included; 0 where earlier jobs tell the end")]
     end_time: Annotated[str, JsonKey("with its 90 % interval")]
     end_low_time: str
     end_high_time: str
@@ -58,7 +58,7 @@ class JobAlertPayload(TypedDict):
 class JobPayload(TypedDict):
     """One job: what a user started, over all its GPUs and hosts."""
 
-    job_id: Annotated[str, JsonKey("the scheduler's; of a run that none is known of, its run id")]
+    job_id: Annotated[str, JsonKey("the scheduler's, else the run's")]
     scheduler: Annotated[str | None, JsonKey("`slurm`, `kubernetes`, `static`, `container`; null without one")]
     active: bool
     start_time: Annotated[str, JsonKey("first activity")]
@@ -73,12 +73,12 @@ class JobPayload(TypedDict):
     state_time: Annotated[str, JsonKey("since when")]
     reason: Annotated[str, JsonKey("what the state rests on")]
     confidence: Annotated[float, JsonKey("probability that `state` is right")]
-    history: Annotated[list[JobSpanPayload], JsonKey("states before, the latest 64 at most")]
+    history: Annotated[list[JobSpanPayload], JsonKey("states before, the latest 64")]
     level: Annotated[LevelPayload | None, JsonKey("level of its cycles that measures the progress")]
     progress_ratio: Annotated[float, JsonKey("null where the total is not known")]
-    estimate: Annotated[JobEstimatePayload | None, JsonKey("of one JOB; null where nothing tells its end")]
+    estimate: Annotated[JobEstimatePayload | None, JsonKey("of one JOB")]
     estimate_reason: Annotated[str | None, JsonKey("of one JOB, why there is no estimate")]
-    goodput_ratio: Annotated[float, JsonKey("share of its GPUs' time in which it trained or evaluated")]
+    goodput_ratio: Annotated[float, JsonKey("share of its GPUs' time in training or evaluation")]
     gpu_s: Annotated[float, JsonKey("seconds of GPUs that `goodput_ratio` is a share of")]
     members: Annotated[list[dict[str, Any]], JsonKey("its runs", holds="gpusonde.collector.client.results.JobMember")]
     deviations: Annotated[
@@ -88,18 +88,18 @@ class JobPayload(TypedDict):
     slow_devices: Annotated[
         list[dict[str, Any]],
         JsonKey(
-            "of a job that is `slower`, GPUs or hosts that may drag it, likeliest first",
+            "GPUs or hosts that may drag a `slower` job, likeliest first",
             holds="gpusonde.collector.client.results.SlowDevice",
         ),
     ]
-    alerts: Annotated[list[JobAlertPayload], JsonKey("of one JOB, the latest 16 at most, newest first")]
+    alerts: Annotated[list[JobAlertPayload], JsonKey("of one JOB, the latest 16")]
 
 
 class JobsPayload(TypedDict):
     """What ``gpusonde jobs`` prints."""
 
     jobs: Annotated[list[JobPayload], JsonKey("the newest first")]
-    goodput_ratio: Annotated[float, JsonKey("share of the GPU time of all of them in which they trained or evaluated")]
+    goodput_ratio: Annotated[float, JsonKey("of all of them")]
 
 
 class AlertsPayload(TypedDict):

@@ -363,7 +363,7 @@ class RecommendationPayload(TypedDict):
     projection: Annotated[
         dict[str, Any] | None,
         JsonKey(
-            "the job's end on the plan, since its start; null where it stands still",
+            "the job's end on the plan, since its start",
             holds="gpusonde.optimizer.continual.progress.Projection",
         ),
     ]
@@ -374,9 +374,7 @@ class RecommendationPayload(TypedDict):
     expected_usd: Annotated[float | None, JsonKey("when the job ends")]
     checkpoint_interval_s: Annotated[float | None, JsonKey("null when none are needed")]
     at_risk: Annotated[bool, JsonKey("deadline or budget cannot be kept with confidence")]
-    fallback: Annotated[
-        dict[str, Any] | None, JsonKey("on demand, keeps the deadline if all spot machines go", holds=_PLAN)
-    ]
+    fallback: Annotated[dict[str, Any] | None, JsonKey("on demand, if all spot machines go", holds=_PLAN)]
     fallback_before_s: Annotated[float | None, JsonKey("latest time to turn to it")]
     why: str
 

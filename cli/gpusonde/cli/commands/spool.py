@@ -21,9 +21,7 @@ class SpoolPayload(TypedDict):
     agent_id: str | None
     spool_id: str | None
     held_by: Annotated[str | None, JsonKey("process")]
-    acked_sequence: Annotated[
-        int, JsonKey("acknowledged up to here, or reported as dropped; a collector may have more")
-    ]
+    acked_sequence: Annotated[int, JsonKey("acknowledged, or reported as dropped, up to here")]
     last_sequence: int
     records: int
     ticks: int
@@ -82,7 +80,7 @@ class SpoolCheckPayload(SpoolPayload):
 
     repaired: bool
     lost_records: int
-    torn_bytes: Annotated[int, JsonKey("of records being written when the agent ended; none was sent")]
+    torn_bytes: Annotated[int, JsonKey("of records never written to their end")]
     findings: list[SpoolFindingPayload]
 
 

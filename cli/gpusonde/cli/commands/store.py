@@ -48,7 +48,7 @@ class StoreCompactPayload(TypedDict):
 
     directory: str
     files_written: int
-    segments_left: Annotated[int, JsonKey("unreadable, left as they are; exit code 1 if there are any")]
+    segments_left: Annotated[int, JsonKey("unreadable; exit code 1 with any")]
     size_before_bytes: Annotated[int, JsonKey("all ticks")]
     size_after_bytes: Annotated[int, JsonKey("all ticks")]
     averages_bytes: int
@@ -63,7 +63,7 @@ class StoreBackupPayload(TypedDict):
     size_bytes: Annotated[int, JsonKey("of the segments")]
     files_copied: Annotated[int, JsonKey("that were not in the backup before")]
     bytes_copied: Annotated[int, JsonKey("a link takes none")]
-    missing: Annotated[list[str], JsonKey("segments that the store has lost; exit code 1 if there are any")]
+    missing: Annotated[list[str], JsonKey("segments that the store has lost; exit code 1")]
 
 
 class ExportedGpuPayload(TypedDict):
@@ -72,9 +72,7 @@ class ExportedGpuPayload(TypedDict):
     gpu_uuid: str
     gpu_model: str | None
     ticks: int
-    resolution_s: Annotated[
-        float | None, JsonKey("1 when older ticks are averages over a second; null when all are as sampled")
-    ]
+    resolution_s: Annotated[float | None, JsonKey("1: older ticks are averages over a second; null: none are")]
 
 
 class StoreExportPayload(TypedDict):

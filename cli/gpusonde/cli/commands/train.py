@@ -57,11 +57,11 @@ class LearnPayload(TypedDict):
     held_out_pairs: Annotated[int, JsonKey("that the models were compared on")]
     current_mape: Annotated[
         float,
-        JsonKey("error of the model in service, and of the candidate, on these; null where nothing was compared"),
+        JsonKey("error of the model in service, and of the candidate, on these"),
     ]
     candidate_mape: Annotated[
         float,
-        JsonKey("error of the model in service, and of the candidate, on these; null where nothing was compared"),
+        JsonKey("error of the model in service, and of the candidate, on these"),
     ]
     replaced: Annotated[bool, JsonKey("the candidate is in service now")]
     reason: str
@@ -69,7 +69,7 @@ class LearnPayload(TypedDict):
     former_version: str
     model_version: str
     model: Annotated[str | None, JsonKey("null for the shipped one")]
-    versions: Annotated[list[str], JsonKey("in the store, the one in service last; empty while the shipped one is")]
+    versions: Annotated[list[str], JsonKey("in the store, the one in service last")]
     notes: Annotated[list[str], JsonKey("models that could not be used")]
 
 

@@ -174,27 +174,23 @@ class DetectorScoresPayload(TypedDict):
     positives: Annotated[int, JsonKey("with and without epochs")]
     negatives: Annotated[int, JsonKey("with and without epochs")]
     declared: Annotated[float | None, JsonKey("positives with an answer (`epochs` or `short_cycle`)")]
-    mape: Annotated[float | None, JsonKey("absolute error of the period; a positive without an answer counts 1")]
-    median_ape: Annotated[float | None, JsonKey("absolute error of the period; a positive without an answer counts 1")]
+    mape: Annotated[float | None, JsonKey("absolute error of the period, 1 without an answer")]
+    median_ape: Annotated[float | None, JsonKey("absolute error of the period, 1 without an answer")]
     within_5pct: Annotated[float | None, JsonKey("positives with at most such an error")]
     within_10pct: Annotated[float | None, JsonKey("positives with at most such an error")]
     mape_declared: Annotated[float | None, JsonKey("of the positives with an answer")]
     false_positive_rate: Annotated[float | None, JsonKey("negatives with the verdict `epochs`")]
-    boundary_error_median_s: Annotated[
-        float | None, JsonKey("from a true epoch start to the nearest found, where the period is right")
-    ]
+    boundary_error_median_s: Annotated[float | None, JsonKey("from a true epoch start to the nearest found")]
     boundary_recall: Annotated[
         float | None,
-        JsonKey("true starts found to within 0.3 s or a twentieth of the period, where the period is right"),
+        JsonKey("true starts found to within 0.3 s or a twentieth of the period"),
     ]
-    confidently_wrong: Annotated[
-        float | None, JsonKey("positives answered with confidence 0.8 or more and not within 10 %")
-    ]
+    confidently_wrong: Annotated[float | None, JsonKey("positives that are wrong with confidence 0.8 or more")]
     listed_within_10pct: Annotated[
         float | None,
-        JsonKey("positives with a right period among the levels told (confidence 0.1 or more, at most five)"),
+        JsonKey("positives with a right period among the levels told"),
     ]
-    listed_chance: Annotated[float | None, JsonKey("the same for the truths of other traces: lists right by luck")]
+    listed_chance: Annotated[float | None, JsonKey("the same by luck, for the truths of other traces")]
     levels_listed: Annotated[float | None, JsonKey("true levels that the traces show, among the levels told")]
     levels_told: Annotated[float | None, JsonKey("per trace")]
     roles_right: Annotated[float | None, JsonKey("real levels called by their name")]
@@ -219,14 +215,14 @@ class TraceScorePayload(TypedDict):
     true_period_s: Annotated[float | None, JsonKey("the nearest right one; null for a negative")]
     ape: Annotated[float | None, JsonKey("1 without an answer; null for a negative")]
     confidence: Annotated[float, JsonKey("the detector's")]
-    boundary_errors_s: Annotated[list[float], JsonKey("of each true epoch start; empty where the period is wrong")]
-    boundaries_found: Annotated[float | None, JsonKey("share; null where the period is wrong")]
+    boundary_errors_s: Annotated[list[float], JsonKey("of each true epoch start")]
+    boundaries_found: Annotated[float | None, JsonKey("share")]
     levels: Annotated[
         list[dict[str, Any]],
         JsonKey("told, shortest first", holds="gpusonde.epoch_detect.evaluation.LevelScore"),
     ]
-    listed: Annotated[bool | None, JsonKey("a right period is among them; null for a negative")]
-    true_levels_s: Annotated[list[list[float]], JsonKey("right periods of each true level that the trace shows")]
+    listed: Annotated[bool | None, JsonKey("a right period is among them")]
+    true_levels_s: Annotated[list[list[float]], JsonKey("of each level that the trace shows")]
     levels_listed: Annotated[list[bool], JsonKey("whether each is among the levels told")]
     cpu_s: float
     plot: Annotated[str | None, JsonKey("null without `--plot-dir`")]
@@ -245,8 +241,8 @@ class EvaluateEpochsPayload(DetectorScoresPayload):
     traces_file: str
     truth_file: str
     mode: str
-    metrics: Annotated[list[str], JsonKey("as asked; empty for the default and for all")]
-    only: Annotated[list[str], JsonKey("as asked; empty for the default and for all")]
+    metrics: Annotated[list[str], JsonKey("as asked")]
+    only: Annotated[list[str], JsonKey("as asked")]
     duration_s: Annotated[float, JsonKey("of all traces together")]
     cpu_seconds_per_trace_hour: float | None
     reliability: Annotated[
@@ -256,7 +252,7 @@ class EvaluateEpochsPayload(DetectorScoresPayload):
     level_reliability: Annotated[
         list[dict[str, Any]],
         JsonKey(
-            "the same for levels, where all true ones are known",
+            "the same for levels",
             holds="gpusonde.epoch_detect.evaluation.ReliabilityBin",
         ),
     ]

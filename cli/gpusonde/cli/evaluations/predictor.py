@@ -50,18 +50,12 @@ class PredictorScoresPayload(TypedDict):
     """Scores of predictions; null where the table is too small for the protocol."""
 
     predictions: Annotated[int | None, JsonKey("pairs of runs")]
-    mape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile")
-    ]
-    median_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile")
-    ]
-    p90_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile")
-    ]
+    mape: Annotated[float | None, JsonKey("relative error: mean, median, 90 % quantile")]
+    median_ape: Annotated[float | None, JsonKey("relative error: mean, median, 90 % quantile")]
+    p90_ape: Annotated[float | None, JsonKey("relative error: mean, median, 90 % quantile")]
     r2: Annotated[float | None, JsonKey("of the seconds")]
     rmse_s: float | None
-    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the measured latency; null without intervals")]
+    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the truth")]
     interval_width: Annotated[float | None, JsonKey("mean, relative to the prediction")]
     extrapolated: Annotated[float | None, JsonKey("share flagged so")]
 
@@ -89,8 +83,8 @@ class ProtocolScoresPayload(RepeatedScoresPayload):
 
     protocol: str
     mode: str
-    rows: Annotated[str, JsonKey("of a table of timings: `main` (those that its makers trust) or `all`")]
-    reason: Annotated[str | None, JsonKey("why there are no scores: the table is too small for the protocol")]
+    rows: Annotated[str, JsonKey("of a table of timings: `main` or `all`")]
+    reason: Annotated[str | None, JsonKey("why there are no scores")]
     by_source: list[GpuScoresPayload]
     by_target: list[GpuScoresPayload]
     by_workload: list[WorkloadScoresPayload]

@@ -41,18 +41,12 @@ class GraphScoresPayload(TypedDict):
     """Scores of training times; null where the table is too small for the protocol."""
 
     predictions: int | None
-    mape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile")
-    ]
-    median_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile")
-    ]
-    p90_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile")
-    ]
-    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the measured seconds")]
+    mape: Annotated[float | None, JsonKey("relative error: mean, median, 90 % quantile")]
+    median_ape: Annotated[float | None, JsonKey("relative error: mean, median, 90 % quantile")]
+    p90_ape: Annotated[float | None, JsonKey("relative error: mean, median, 90 % quantile")]
+    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the truth")]
     out_of_distribution: Annotated[float | None, JsonKey("share flagged so")]
-    off_by_3x: Annotated[int | None, JsonKey("answers over three times the measurement or under a third")]
+    off_by_3x: Annotated[int | None, JsonKey("answers off by a factor of three or more")]
     off_by_3x_unflagged: Annotated[int | None, JsonKey("of them without the flag")]
 
 
@@ -67,7 +61,7 @@ class GraphProtocolPayload(GraphScoresPayload):
 
     protocol: str
     mode: str
-    reason: Annotated[str | None, JsonKey("why there are no scores: the table is too small for the protocol")]
+    reason: Annotated[str | None, JsonKey("why there are no scores")]
     by_fold: list[FoldScoresPayload]
 
 

@@ -40,7 +40,7 @@ class MemoryPayload(TypedDict):
     activations_bytes: Annotated[int, JsonKey("kept for the backward pass")]
     workspace_bytes: Annotated[int, JsonKey("what comes and goes, driver and framework")]
     device_bytes: Annotated[int, JsonKey("of the GPU's memory")]
-    largest_batch: Annotated[int, JsonKey("samples per GPU that should fit; 0: not even one")]
+    largest_batch: Annotated[int, JsonKey("samples per GPU that should fit")]
     largest_batch_checkpointed: Annotated[int, JsonKey("with activations that are computed again")]
 
 
@@ -48,18 +48,16 @@ class StepPayload(TypedDict):
     """The predicted training step of one network in one place."""
 
     graph: str
-    gpu_model: Annotated[str | None, JsonKey("null, as all that follows from it, where named hosts have no answer")]
+    gpu_model: Annotated[str | None, JsonKey("null where named hosts have no answer")]
     gpu_count: int | None
     node_count: Annotated[int | None, JsonKey("hosts")]
     agent_ids: Annotated[list[str], JsonKey("of named hosts")]
-    free_cores: Annotated[
-        float | None, JsonKey("of these hosts, the weakest counting; null without hosts, or where nobody knows")
-    ]
+    free_cores: Annotated[float | None, JsonKey("of the weakest of these hosts; null where nobody knows")]
     free_memory_bytes: Annotated[float | None, JsonKey("likewise")]
     free_disk_throughput: Annotated[float | None, JsonKey("likewise", "bytes per second")]
     free_cpu_flops: Annotated[float | None, JsonKey("likewise", "per second")]
     parallelism: Annotated[str | None, JsonKey("`none`, `data_parallel` or `distributed`")]
-    link: Annotated[str | None, JsonKey("inside of a host, where it was told: `nvlink` or `pcie`")]
+    link: Annotated[str | None, JsonKey("in a host, where told: `nvlink` or `pcie`")]
     network_bytes_per_second: Annotated[float | None, JsonKey("of a host, where it was told")]
     precision: str
     batch_size: Annotated[int, JsonKey("samples per GPU and step")]
@@ -67,20 +65,16 @@ class StepPayload(TypedDict):
     step_s: Annotated[float | None, JsonKey("forward and backward pass, exchange and update")]
     step_low_s: Annotated[float | None, JsonKey("its interval")]
     step_high_s: Annotated[float | None, JsonKey("its interval")]
-    interval_coverage: Annotated[
-        float | None, JsonKey("share of such intervals that should hold the truth, for unseen networks")
-    ]
+    interval_coverage: Annotated[float | None, JsonKey("share of such intervals that should hold the truth")]
     steps_per_epoch: Annotated[int | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_low_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_high_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
-    tokens_per_second: Annotated[float | None, JsonKey("on all GPUs; null where samples are no sequences of tokens")]
-    model_flops_utilisation: Annotated[
-        float | None, JsonKey("share of the precision's peak that the products of both passes use, from 0 to 1")
-    ]
+    tokens_per_second: Annotated[float | None, JsonKey("on all GPUs; null without tokens")]
+    model_flops_utilisation: Annotated[float | None, JsonKey("share of the precision's peak that is used")]
     communication_ratio: Annotated[
         float | None,
-        JsonKey("share of the step in which GPUs only wait for gradients; null where the exchange was not simulated"),
+        JsonKey("share of the step in which GPUs only wait for gradients"),
     ]
     regressor: str | None
     features: str | None

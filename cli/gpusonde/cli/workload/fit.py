@@ -26,7 +26,7 @@ _MOST_REASONS = 3
 class LeftOutPayload(TypedDict):
     """Measurements that cannot be used."""
 
-    reason: Annotated[str, JsonKey("no graph of the network, an unknown GPU")]
+    reason: Annotated[str, JsonKey("no graph, or an unknown GPU")]
     measurements: int
 
 
@@ -34,10 +34,10 @@ class OfferedEncoderPayload(TypedDict):
     """An encoder whose columns were offered."""
 
     dataset_type: str
-    sha256: Annotated[str, JsonKey("a model that it stays in needs it to predict")]
+    sha256: Annotated[str, JsonKey("the model needs it to predict")]
     kept: Annotated[bool, JsonKey("its columns stayed")]
-    error: Annotated[float, JsonKey("of the best regressor with them, in validation")]
-    error_without: Annotated[float | None, JsonKey("of the best one without; null for `paper`")]
+    error: Annotated[float, JsonKey("of the best regressor with them")]
+    error_without: Annotated[float | None, JsonKey("of the best one without")]
 
 
 class FittedRegressorPayload(TypedDict):
@@ -45,7 +45,7 @@ class FittedRegressorPayload(TypedDict):
 
     regressor: str
     features: str
-    error: Annotated[float, JsonKey("in validation: on networks, of `paper` on rows left out")]
+    error: Annotated[float, JsonKey("in validation")]
 
 
 class FitPayload(TypedDict):
@@ -61,7 +61,7 @@ class FitPayload(TypedDict):
     model_bytes: int
     model_version: str
     encoder: Annotated[OfferedEncoderPayload | None, JsonKey("null without `--encoder`")]
-    encoder_file: Annotated[str | None, JsonKey("beside the model, where it needs one that is not shipped")]
+    encoder_file: Annotated[str | None, JsonKey("beside the model, where it is not shipped")]
     regressors: Annotated[list[FittedRegressorPayload], JsonKey("the one that answers first")]
 
 

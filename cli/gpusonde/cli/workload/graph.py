@@ -41,7 +41,7 @@ class GraphPayload(TypedDict):
     batch_size: int
     inputs: Annotated[list[list[int]], JsonKey("extents, batch included")]
     operations: int
-    edges: Annotated[int, JsonKey("pairs of operations of which one reads what the other wrote")]
+    edges: Annotated[int, JsonKey("of operations that read what others wrote")]
     layers: Annotated[int, JsonKey("convolutions and linear layers")]
     parameters: int
     parameter_bytes: Annotated[int, JsonKey("in single precision")]

@@ -41,9 +41,7 @@ class TrainingPayload(TypedDict):
     step_s: Annotated[float | None, JsonKey("mean")]
     first_loss: Annotated[float | None, JsonKey("mean of 50 steps")]
     last_loss: Annotated[float | None, JsonKey("mean of 50 steps")]
-    accuracy: Annotated[
-        float | None, JsonKey("test images classified rightly: mean over networks that it was not trained on")
-    ]
+    accuracy: Annotated[float | None, JsonKey("share of test images classified rightly by unseen networks")]
     best_accuracy: Annotated[float | None, JsonKey("of these networks")]
     untrained_accuracy: Annotated[float | None, JsonKey("mean before training")]
     chance_accuracy: Annotated[float | None, JsonKey("from guessing the commonest class")]
