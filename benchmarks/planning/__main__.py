@@ -2,8 +2,7 @@
 
 Usage: ``python benchmarks/planning [SECTION...] [--data DIR] [--out docs/results/planning.md] [--quick]``
 
-Sections: compute, end_to_end, allreduce, networks, ddp, exact, oracle, paper_search, regret,
-continual. With ``--out``, the
+Sections: compute, end_to_end, vtrain, allreduce, networks, ddp, exact, oracle, paper_search, regret, continual. With ``--out``, the
 sections that ran replace theirs on the page and the others stay, so that the long ones can be measured apart; every
 section says when it was measured and in how many seconds. A section whose data, root or package is missing says so and
 fails nothing.
@@ -24,7 +23,8 @@ from page import BAR_COLUMNS, NotRunError, read_sections, table, write_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = (
-    "compute", "end_to_end", "allreduce", "networks", "ddp", "exact", "oracle", "paper_search", "regret", "continual",
+    "compute", "end_to_end", "vtrain", "allreduce", "networks", "ddp", "exact", "oracle", "paper_search", "regret",
+    "continual",
 )  # fmt: skip
 _HEAD = Path(__file__).with_name("head.md")
 

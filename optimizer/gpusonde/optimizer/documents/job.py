@@ -6,6 +6,7 @@ into a ``Job``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from gpusonde.formatting import join_names
 from gpusonde.optimizer.problem import BatchSize, JobMemory
 from gpusonde.optimizer.step_times import DEFAULT_SHARING
 from gpusonde.simulator.allreduce import AllreduceMeasurement, ModelKind
+from gpusonde.simulator.calibration import TimedIteration, calibrate
 from gpusonde.simulator.communication import BandwidthSharing, SharingRule
 from gpusonde.simulator.compute import (
     ComputeCurve,
@@ -29,11 +31,13 @@ from gpusonde.simulator.compute import (
     compute_curve,
 )
 from gpusonde.simulator.compute.fitting import LONGEST_S
+from gpusonde.simulator.compute.sources import Latencies
 from gpusonde.simulator.gradients import MOST_LISTED_BUCKETS, Gradients, GradientTrace
 from gpusonde.simulator.iteration import MOST_ACCUMULATION_STEPS, Sharding, StepMode
 
 _MOST_CURVES = 512
 _MOST_SPARE_STEPS = 64
+_FORMS = ("probes", "iterations", "epochs", "gray_box")
 _MOST_PROBES = 1_000
 _MOST_MEASUREMENTS = 20_000
 _NOT_MEASURED = {
@@ -48,7 +52,8 @@ class CurveKeys:
 
     Attributes:
         device: GPU, in any spelling of the catalogue, or a name of your own.
-        probes: Steps that were timed; this or one of the next two.
+        probes: Steps that were timed on one GPU; this or one of the next three.
+        iterations: Iterations that were timed on several; they say what the exchange takes as well.
         epochs: Epoch latencies, measured or predicted from another GPU.
         gray_box: Estimates from the network's graph.
         kind: How the curve runs between them.
@@ -57,11 +62,12 @@ class CurveKeys:
         note: What to say of a curve that was not measured.
 
     Raises:
-        DocumentError: Not exactly one of the three lists.
+        DocumentError: Not exactly one of the four lists.
     """
 
     device: str
     probes: Annotated[tuple[ComputeProbe, ...], ListOf(_MOST_PROBES, least=1)] | None = None
+    iterations: Annotated[tuple[TimedIteration, ...], ListOf(_MOST_PROBES, least=1)] | None = None
     epochs: Annotated[tuple[EpochLatency, ...], ListOf(_MOST_PROBES, least=1)] | None = None
     gray_box: Annotated[tuple[LatencyEstimate, ...], ListOf(_MOST_PROBES, least=1)] | None = None
     kind: CurveKind = "default"
@@ -70,16 +76,15 @@ class CurveKeys:
     note: Annotated[str, Text(longest=2_000)] = ""
 
     def __post_init__(self) -> None:
-        forms = ("probes", "epochs", "gray_box")
-        given = [form for form in forms if getattr(self, form) is not None]
+        given = [form for form in _FORMS if getattr(self, form) is not None]
         if len(given) != 1:
             got = f"got {' and '.join(given)}" if given else "got none"
-            raise DocumentError("", f"the curve of {self.device}: give exactly one of {', '.join(forms)}; {got}")
+            raise DocumentError("", f"the curve of {self.device}: give exactly one of {', '.join(_FORMS)}; {got}")
 
     @property
     def form(self) -> str:
         """The key of the list that is there."""
-        return next(form for form in ("probes", "epochs", "gray_box") if getattr(self, form) is not None)
+        return next(form for form in _FORMS if getattr(self, form) is not None)
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,7 @@ class Job:
         allreduce: Timed allreduces, of all fabrics.
         allreduce_model: ``default`` or ``paper``.
         sharing: How transfers share a link.
+        exchange_factors: Device model -> by how much longer exchanges were seen to take than its links' ratings say.
         notes: What was assumed, for a reader.
     """
 
@@ -182,6 +188,7 @@ class Job:
     allreduce: tuple[AllreduceMeasurement, ...]
     allreduce_model: ModelKind
     sharing: BandwidthSharing
+    exchange_factors: Mapping[str, float]
     notes: tuple[str, ...]
 
 
@@ -191,23 +198,32 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
     Raises:
         DocumentError: Figures from which no curve or no trace of gradients can be made.
     """
+    try:
+        gradients = (keys.gradients or Gradients()).trace()
+    except ProblemError as error:
+        raise DocumentError(f"{path}.gradients", str(error)) from None
     curves: dict[str, ComputeCurve] = {}
+    factors: dict[str, float] = {}
     not_measured: dict[str, list[str]] = {}
     for place, each in enumerate(keys.curves):
         device = device_name(each.device, gpus)
         if device in curves:
             raise DocumentError(f"{path}.curves[{place}].device", f"{device!r} has a curve already; merge their probes")
-        curve = _curve(each, f"{path}.curves[{place}]", gpus, curves)
+        at = f"{path}.curves[{place}]"
+        probes = getattr(each, each.form)
+        if each.iterations is not None:
+            probes, factors[device] = _calibrated(each.iterations, gradients, device, gpus, keys.optimizer_s, at)
+        curve = _curve(each, probes, at, gpus, curves)
         curves[device] = curve
         if curve.origin is not CurveOrigin.PROBES:
             remark = f" ({each.note})" if each.note else ""
             at_one = " at one batch size" if curve.known_from == curve.known_to and each.shape is None else ""
             not_measured.setdefault(f"{_NOT_MEASURED[curve.origin]}{at_one}{remark}", []).append(device)
     notes = [_curves_note(devices, words) for words, devices in not_measured.items()]
-    try:
-        gradients = (keys.gradients or Gradients()).trace()
-    except ProblemError as error:
-        raise DocumentError(f"{path}.gradients", str(error)) from None
+    for device, factor in factors.items():
+        notes.append(
+            f"exchanges of {device} are taken {factor:.2g} times as long as rated, as its iterations have them"
+        )
     if gradients.assumed:
         notes.append("when gradients are ready is assumed from their size; 'gpusonde profile' records it")
     return Job(
@@ -217,6 +233,7 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
         keys.allreduce,
         keys.allreduce_model,
         keys.link.sharing(),
+        factors,
         tuple(notes),
     )
 
@@ -235,7 +252,23 @@ def device_name(name: str, gpus: GpuCatalog) -> str:
         return name
 
 
-def _curve(keys: CurveKeys, path: str, gpus: GpuCatalog, known: Mapping[str, ComputeCurve]) -> ComputeCurve:
+def _calibrated(
+    rows: Sequence[TimedIteration], gradients: GradientTrace, device: str, gpus: GpuCatalog, optimizer_s: float, at: str
+) -> tuple[Sequence[ComputeProbe], float]:
+    """Return the passes on one GPU behind iterations on several, and the factor of their exchange."""
+    spec = None
+    with contextlib.suppress(UnknownGpuError):
+        spec = gpus.get(device)
+    try:
+        found = calibrate(rows, gradients, spec, optimizer_s=optimizer_s)
+    except ProblemError as error:
+        raise DocumentError(f"{at}.iterations", str(error)) from None
+    return found.probes, found.exchange_factor
+
+
+def _curve(
+    keys: CurveKeys, latencies: Latencies, path: str, gpus: GpuCatalog, known: Mapping[str, ComputeCurve]
+) -> ComputeCurve:
     shape = None
     if keys.shape is not None:
         like = device_name(keys.shape, gpus)
@@ -243,6 +276,6 @@ def _curve(keys: CurveKeys, path: str, gpus: GpuCatalog, known: Mapping[str, Com
             raise DocumentError(f"{path}.shape", f"there is no curve of {like!r} before this one")
         shape = known[like]
     try:
-        return compute_curve(getattr(keys, keys.form), keys.kind, shape=shape, largest_batch=keys.largest_batch)
+        return compute_curve(latencies, keys.kind, shape=shape, largest_batch=keys.largest_batch)
     except ValueError as error:
         raise DocumentError(f"{path}.{keys.form}", str(error)) from None

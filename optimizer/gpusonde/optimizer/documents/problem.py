@@ -266,7 +266,7 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
     offers = [_add_memory_limit(offer, job, keys.job.memory, gpus) for offer in offers]
     offers, rated = _add_fabrics(offers, job, gpus, notes)
     beyond = {
-        offer.fabric: _rated_network(offer, gpus)
+        offer.fabric: _rated_network(offer, job, gpus)
         for offer in offers
         if offer.fabric not in rated and offer.network_bytes_per_second is not None
     }
@@ -409,12 +409,13 @@ def _inside_link(offer: MachineOffer, gpus: GpuCatalog) -> RatedLink:
     return inner_link(spec)
 
 
-def _rated_network(offer: MachineOffer, gpus: GpuCatalog) -> RatedNetwork:
+def _rated_network(offer: MachineOffer, job: Job, gpus: GpuCatalog) -> RatedNetwork:
     """Return what machines of an offer reach by their ratings."""
     rating = offer.network_bytes_per_second
     provider = (offer.region or offer.name).partition("/")[0]
     between = None if rating is None else outer_link(rating, provider)
-    return RatedNetwork(_inside_link(offer, gpus), offer.devices, between)
+    factor = job.exchange_factors.get(offer.device, 1.0)
+    return RatedNetwork(_inside_link(offer, gpus), offer.devices, between, factor)
 
 
 def _add_fabrics(
@@ -433,13 +434,14 @@ def _add_fabrics(
         if offer.fabric in measured:
             found.append(offer)
             continue
-        network = _rated_network(offer, gpus)
+        network = _rated_network(offer, job, gpus)
         inside = f"{_INSIDE}{offer.devices} x {offer.device}"
         fabric = inside
         if network.between is not None:
             # The inside of machines with one GPU makes no difference.
             of = f" of {offer.devices} x {offer.device}" if offer.devices > 1 else ""
             fabric = f"{network.between.kind.name} at {network.between.bytes_per_second:.6g} bytes/s{of}"
+            fabric += f", {network.factor:.6g} times as slow" if network.factor != 1.0 else ""
         rated[fabric] = network
         found.append(replace(offer, fabric=fabric))
     count = sum(offer.fabric in rated and not offer.fabric.startswith(_INSIDE) for offer in found)

@@ -186,7 +186,7 @@ class JobMemory(_message.Message):
     def __init__(self, weights_bytes: _Optional[float] = ..., gradients_bytes: _Optional[float] = ..., optimizer_bytes: _Optional[float] = ..., activation_bytes: _Optional[float] = ..., checkpointed_bytes: _Optional[float] = ..., unit_bytes: _Optional[float] = ...) -> None: ...
 
 class Curve(_message.Message):
-    __slots__ = ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape", "note")
+    __slots__ = ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape", "note", "iterations")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class Curve(_message.Message):
     LARGEST_BATCH_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     device: str
     probes: _containers.RepeatedCompositeFieldContainer[Probe]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochLatency]
@@ -203,7 +204,24 @@ class Curve(_message.Message):
     largest_batch: int
     shape: str
     note: str
-    def __init__(self, device: _Optional[str] = ..., probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., epochs: _Optional[_Iterable[_Union[EpochLatency, _Mapping]]] = ..., gray_box: _Optional[_Iterable[_Union[GrayBoxPoint, _Mapping]]] = ..., kind: _Optional[str] = ..., largest_batch: _Optional[int] = ..., shape: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+    iterations: _containers.RepeatedCompositeFieldContainer[TimedIteration]
+    def __init__(self, device: _Optional[str] = ..., probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., epochs: _Optional[_Iterable[_Union[EpochLatency, _Mapping]]] = ..., gray_box: _Optional[_Iterable[_Union[GrayBoxPoint, _Mapping]]] = ..., kind: _Optional[str] = ..., largest_batch: _Optional[int] = ..., shape: _Optional[str] = ..., note: _Optional[str] = ..., iterations: _Optional[_Iterable[_Union[TimedIteration, _Mapping]]] = ...) -> None: ...
+
+class TimedIteration(_message.Message):
+    __slots__ = ("batch_size", "seconds", "gpus", "machines", "network_bytes_per_second", "accumulation_steps")
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    MACHINES_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATION_STEPS_FIELD_NUMBER: _ClassVar[int]
+    batch_size: float
+    seconds: float
+    gpus: int
+    machines: int
+    network_bytes_per_second: float
+    accumulation_steps: int
+    def __init__(self, batch_size: _Optional[float] = ..., seconds: _Optional[float] = ..., gpus: _Optional[int] = ..., machines: _Optional[int] = ..., network_bytes_per_second: _Optional[float] = ..., accumulation_steps: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("batch_size", "total_s", "forward_s", "spread")

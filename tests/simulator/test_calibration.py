@@ -1,0 +1,107 @@
+"""Iterations on several GPUs say what one GPU computes and what the exchange takes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+
+from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.errors import DocumentError, ProblemError
+from gpusonde.optimizer.documents.problem import parse_problem
+from gpusonde.simulator.calibration import TimedIteration, calibrate
+from gpusonde.simulator.communication import BandwidthSharing
+from gpusonde.simulator.compute import ComputeCurve, CurveOrigin
+from gpusonde.simulator.gradients import assumed_trace
+from gpusonde.simulator.iteration import DeviceGroup, IterationSimulator, StepMode
+from gpusonde.simulator.links import RatedNetwork, inner_link
+
+GPUS, OFFERS = load_gpus(), load_offers()
+T4, TRACE = GPUS.get("T4"), assumed_trace(4e8)
+PASSES_S = {8: 0.10, 16: 0.19}
+
+
+def timed(batch: int, gpus: int, steps: int, factor: float, optimizer_s: float = 0.0) -> TimedIteration:
+    """What the simulator says of a job, on a network slower than rated by a factor."""
+    knots = np.array(sorted(PASSES_S), dtype=float)
+    curve = ComputeCurve(knots, np.array([PASSES_S[int(b)] for b in knots]), np.zeros(2), 1 / 3,
+                         CurveOrigin.PROBES, 8, 16)  # fmt: skip
+    network = RatedNetwork(inner_link(T4), gpus, factor=factor)
+    simulator = IterationSimulator(TRACE, network, BandwidthSharing(max_in_flight=1), optimizer_s=optimizer_s,
+                                   mode=StepMode(steps), samples=501)  # fmt: skip
+    found = simulator.estimate([DeviceGroup(curve, gpus, batch)])
+    return TimedIteration(batch, found.p50_s, gpus, accumulation_steps=steps)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("optimizer_s", [0.0, 0.03])
+def test_micro_batches_tell_passes_and_exchange_apart(factor: float, optimizer_s: float) -> None:
+    rows = [timed(batch, 4, steps, factor, optimizer_s) for batch in (8, 16) for steps in (1, 4)]
+    found = calibrate(rows, TRACE, T4, optimizer_s=optimizer_s)
+    assert [probe.batch_size for probe in found.probes] == [8, 16]
+    assert [probe.total_s for probe in found.probes] == pytest.approx([0.10, 0.19], rel=0.03)
+    assert found.exchange_factor == pytest.approx(factor, rel=0.1)
+
+
+def test_the_rating_holds_where_nothing_says_otherwise() -> None:
+    found = calibrate([timed(8, 4, 1, 1.0)], TRACE, T4)
+    assert found.exchange_factor == pytest.approx(1.0)
+    assert found.probes[0].total_s == pytest.approx(0.10, rel=0.02)
+
+
+def test_one_gpu_needs_no_exchange() -> None:
+    (probe,) = calibrate([TimedIteration(8, 0.5, accumulation_steps=2)], TRACE, T4).probes
+    assert probe.total_s == pytest.approx(0.25)
+
+
+def test_what_cannot_be_is_said() -> None:
+    with pytest.raises(ProblemError, match="as many on each"):
+        TimedIteration(8, 1.0, 4, machines=3)
+    with pytest.raises(ProblemError, match="give the network's rating"):
+        TimedIteration(8, 1.0, 4, machines=2)
+    with pytest.raises(ProblemError, match="shorter than its optimizer_s"):
+        calibrate([TimedIteration(8, 1.0, 4)], TRACE, T4, optimizer_s=2.0)
+    with pytest.raises(ProblemError, match="shorter than what they exchange"):
+        calibrate([TimedIteration(8, 1e-6, 4)], TRACE, T4)
+
+
+DOCUMENT = {
+    "format": "gpusonde.problem/1",
+    "global_batch": 64,
+    "iterations": 1000,
+    "job": {
+        "gradients": {"parameter_bytes": 4e8},
+        "curves": [
+            {
+                "device": "T4",
+                "iterations": [
+                    {"batch_size": 8, "seconds": 0.5, "gpus": 4},
+                    {"batch_size": 8, "seconds": 0.8, "gpus": 4, "accumulation_steps": 4},
+                    {"batch_size": 16, "seconds": 0.6, "gpus": 4},
+                ],
+            }
+        ],
+    },
+    "offers": [
+        {"name": "g4", "device": "T4", "devices": 4, "quota": 2, "usd_per_hour": 4.0, "network_bytes_per_second": 1e9}
+    ],
+}
+
+
+def test_a_problem_is_planned_from_iterations_on_several_gpus() -> None:
+    found = parse_problem(deepcopy(DOCUMENT), GPUS, OFFERS)
+    assert found.job.curves["T4"].predict(8).total_s == pytest.approx(0.1, rel=0.1)
+    factor = found.job.exchange_factors["T4"]
+    assert factor > 1
+    (network,) = found.rated_fabrics.values()
+    assert network.factor == factor
+    assert any("times as long as rated" in note for note in found.notes)
+
+
+def test_iterations_that_cannot_be_are_refused_with_their_key() -> None:
+    document = deepcopy(DOCUMENT)
+    document["job"]["curves"][0]["iterations"][0]["machines"] = 2
+    with pytest.raises(DocumentError, match="give the network's rating") as error:
+        parse_problem(document, GPUS, OFFERS)
+    assert error.value.field.startswith("job.curves[0].iterations[0]")
