@@ -62,11 +62,15 @@ def gibibytes(value: float | None) -> str:
     return ABSENT if value is None else f"{number(value / (1 << 30))} GiB"
 
 
+def money(value: float | None) -> str:
+    """A price below a heading that names its unit, to three significant digits but at least cents."""
+    return f"{value:,.2f}" if value is not None and math.isfinite(value) and value >= 1 else number(value)
+
+
 def dollars(value: float | None) -> str:
-    """A price, to three significant digits but at least cents."""
-    if value is None or not math.isfinite(value):
-        return ABSENT
-    return f"${value:,.2f}" if value >= 1 else f"${number(value)}"
+    """The same in a sentence."""
+    text = money(value)
+    return text if text == ABSENT else f"${text}"
 
 
 def yes_no(value: bool) -> str:

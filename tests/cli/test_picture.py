@@ -6,7 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.cli.picture import MAX_PANELS, EpochMarks, LevelMarks, choose_panels, draw
+from gpusonde.cli.picture import (
+    MAX_PANELS,
+    EpochMarks,
+    JobMarks,
+    LatencyMark,
+    LevelMarks,
+    PlanMark,
+    choose_panels,
+    draw,
+    draw_jobs,
+    draw_latencies,
+    draw_plans,
+)
 from gpusonde.telemetry import Trace
 
 
@@ -79,3 +91,33 @@ def test_holes_and_missing_values_do_not_stop_the_picture(tmp_path: Path) -> Non
         EpochMarks(np.array([5.0]), np.array([12.0]), "1 epoch"),
     )
     assert (tmp_path / "holes.png").stat().st_size > 1000
+
+
+def heights_of(folder: Path) -> dict[str, int]:
+    return {path.name: int.from_bytes(path.read_bytes()[20:24], "big") for path in folder.glob("*.png")}
+
+
+def test_latencies_get_a_row_each_and_kinds_look_different(tmp_path: Path) -> None:
+    def marks(count: int, kind: str) -> list[LatencyMark]:
+        return [LatencyMark(f"GPU {i}", 2.0 + i, 1.0 + i, 9.0 + i, kind) for i in range(count)]
+
+    draw_latencies(tmp_path / "known.png", marks(3, "predicted"), "one epoch", "90 % intervals", "seconds per epoch")
+    draw_latencies(tmp_path / "new.png", marks(3, "extrapolated"), "one epoch", "90 % intervals", "seconds per epoch")
+    draw_latencies(tmp_path / "many.png", marks(250, "predicted"), "one epoch", "90 % intervals", "seconds per epoch")
+    draw_latencies(tmp_path / "none.png", [], "one epoch", "nothing is known", "seconds per epoch")
+    heights = heights_of(tmp_path)
+    assert heights["none.png"] < heights["known.png"] == heights["new.png"] < heights["many.png"] < 5000
+    assert (tmp_path / "known.png").read_bytes() != (tmp_path / "new.png").read_bytes()
+
+
+def test_plans_and_jobs_have_pictures(tmp_path: Path) -> None:
+    plans = [PlanMark(f"{n} x t4 @ 64", 9000.0 / n, 9500.0 / n, 2.0 + n, 2.2 + n) for n in (1, 2, 4)]
+    draw_plans(tmp_path / "plans.png", plans, "resnet50: 3 plans", "", "kept with 95 % confidence")
+    draw_plans(tmp_path / "no_plans.png", [], "resnet50: 0 plans", "", "kept with 95 % confidence")
+    spans = [("starting", 1e9, 1e9 + 60), ("training", 1e9 + 60, 1e9 + 4000), ("a new state", 1e9 + 4000, 1e9 + 4100)]
+    draw_jobs(tmp_path / "jobs.png", [JobMarks("4711", spans), JobMarks("4712", spans)], "what 2 jobs did", "")
+    draw_jobs(tmp_path / "ends.png", [JobMarks("4711", spans, (1e9 + 7e3, 1e9 + 8e3, 1e9 + 9e3))], "job 4711", "")
+    draw_jobs(tmp_path / "no_jobs.png", [], "what 0 jobs did", "")
+    heights = heights_of(tmp_path)
+    assert heights["no_plans.png"] < heights["plans.png"]
+    assert heights["no_jobs.png"] < heights["ends.png"] < heights["jobs.png"]

@@ -128,10 +128,10 @@ def test_a_second_demo_works_and_its_screen_says_what_matters(demo_report: dict[
     for said in (
         "THE TRACE IS GENERATED",
         "2,490 ticks sampled, 0 missed, 2,490 stored once each",
-        "12 epochs of 17.",
+        "12 cycles of 17.",
         "95 % interval",
         "90 % interval",
-        "$ per epoch",
+        "$ per cycle",
         "price of",
         "extrapolated",
         "measured",
@@ -227,4 +227,4 @@ def test_a_gpu_without_training_is_said_so_before_the_replay(tmp_path: Path) -> 
     assert demo.returncode == 0, errors
     assert "no training epochs on" in screen
     assert screen.index("no training epochs on") < screen.index("THE TRACE IS GENERATED")
-    assert "12 epochs of 17." in screen
+    assert "12 cycles of 17." in screen

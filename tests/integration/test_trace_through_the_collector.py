@@ -159,7 +159,7 @@ def test_the_beginning_of_a_runs_name_and_latest_both_find_it(
     newest = ask("runs", "--limit", "1", *address)["runs"][0]["run_id"]
     assert ask("epochs", "--latest", *address)["run"]["run_id"] == newest
     assert main(["epochs", run["run_id"], *address]) == 0
-    assert "12 epochs of 17." in capsys.readouterr().out
+    assert "12 cycles of 17." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -18,6 +19,7 @@ from gpusonde import formatting
 from gpusonde.catalog import Precision
 from gpusonde.cli.exchange_rates import ExchangeRates, ExchangeRatesPayload
 from gpusonde.cli.output import JsonKey, Screen
+from gpusonde.cli.runs_view import noun_of
 from gpusonde.errors import CommandError
 from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement, summarise_metrics
 from gpusonde.simulator.parallel import Placement
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
     from gpusonde.telemetry import Trace
 
 
+# Words of methods.
+_METHODS = {
+    "prior": "from the figures of both GPUs' data sheets",
+    "residual": "corrected by what runs measured on several GPUs have taught",
+    "static": "without any metric of the run",
+}
 # Remarks below a table of predictions, and names in one.
 _MOST_NOTES = 6
 _MOST_NAMES = 3
@@ -84,6 +92,7 @@ class Predictions:
         measured_s: Target GPU -> epoch latency measured there, where somebody knows it.
         source_gpu_count: GPUs of the job.
         source_host_count: Hosts that they are spread over.
+        noun: What takes ``epoch_latency_s``, as far as that is known.
     """
 
     source_gpu: str
@@ -94,6 +103,7 @@ class Predictions:
     measured_s: Mapping[str, float] = field(default_factory=dict)
     source_gpu_count: int = 1
     source_host_count: int = 1
+    noun: str = "epoch"
 
     def payload(self) -> PredictPayload:
         """The predictions as they appear in JSON."""
@@ -139,10 +149,10 @@ class Predictions:
         for note in self.notes:
             screen.note(f"note: {note}")
         here = _name_gpus(self.source_gpu, self.source_gpu_count, self.source_host_count)
-        screen.heading(f"one epoch takes {formatting.seconds(self.epoch_latency_s)} on {here}")
+        screen.heading(f"one {self.noun} takes {formatting.seconds(self.epoch_latency_s)} on {here}")
         coverage = self.rows[0].interval_coverage if self.rows else math.nan
         measured = ("measured (s)", "error") if self.measured_s else ()
-        latency = ("epoch latency (s)", f"{formatting.percent(coverage)} interval (s)")
+        latency = (f"{self.noun} (s)", f"{formatting.percent(coverage)} interval (s)")
         screen.table(
             ("GPU", *latency, *measured, "extrapolated", "method"),
             [
@@ -160,7 +170,35 @@ class Predictions:
             optional=("method", "extrapolated"),
         )
         self._explain(screen)
+        words = [word for word in _METHODS if any(word in row.method for row in self.rows)]
+        if words:
+            screen.line(f"method: {'; '.join(f'{word}, {_METHODS[word]}' for word in words)}")
         screen.line(f"model {self.model_version}")
+
+    def draw(self, path: Path) -> None:
+        """Write the predictions as a picture, fastest first."""
+        from gpusonde.cli.picture import LatencyMark, draw_latencies
+
+        rows = [row for row in fastest_first(self.rows) if math.isfinite(row.epoch_latency_s)]
+        marks = [
+            LatencyMark(
+                _name_row(row),
+                row.epoch_latency_s,
+                row.epoch_latency_low_s,
+                row.epoch_latency_high_s,
+                "measured" if row.method == "measured" else "extrapolated" if row.extrapolated else "predicted",
+            )
+            for row in rows
+        ]
+        here = _name_gpus(self.source_gpu, self.source_gpu_count, self.source_host_count)
+        coverage = formatting.percent(rows[0].interval_coverage if rows else math.nan)
+        draw_latencies(
+            path,
+            marks,
+            f"one {self.noun} takes {formatting.seconds(self.epoch_latency_s)} on {here}",
+            f"{coverage} intervals · model {self.model_version}",
+            f"seconds per {self.noun}",
+        )
 
     def _explain(self, screen: Screen) -> None:
         """Print why answers are what they are: all of why there is none, then what holds for most."""
@@ -171,7 +209,9 @@ class Predictions:
                 screen.line(f"{name}: {row.reason}")
                 continue
             for reason in filter(None, row.reason.split("; ")):
-                told.setdefault(reason, []).append(name)
+                told.setdefault(reason.replace(f"not fitted on {row.target_gpu}", "not fitted on this GPU"), []).append(
+                    name
+                )
         ranked = sorted(told.items(), key=lambda item: -len(item[1]))
         for reason, gpus in ranked[:_MOST_NOTES]:
             which = f"{len(gpus)} of {len(self.rows)} answers" if len(gpus) > _MOST_NAMES else ", ".join(gpus)
@@ -207,7 +247,10 @@ def _name_gpus(gpu: str, count: int, hosts: int) -> str:
 
 
 def from_answer(
-    answer: PredictionSet, notes: Sequence[str] = (), measured_s: Mapping[str, float] = MappingProxyType({})
+    answer: PredictionSet,
+    notes: Sequence[str] = (),
+    measured_s: Mapping[str, float] = MappingProxyType({}),
+    noun: str = "cycle",
 ) -> Predictions:
     """What a collector answered, in the same shape."""
     rows = [
@@ -240,6 +283,7 @@ def from_answer(
         measured_s=measured_s,
         source_gpu_count=answer.source_gpu_count,
         source_host_count=answer.source_host_count,
+        noun=noun,
     )
 
 
@@ -271,6 +315,11 @@ class SourceRun:
     measured_s: Mapping[str, float] = field(default_factory=dict)
     here: Placement | None = None
     detection: EpochDetection | None = None
+
+    @property
+    def noun(self) -> str:
+        """What takes the epoch latency, as far as that is known."""
+        return "epoch" if self.detection is None else noun_of(self.detection.role)
 
 
 def from_traces(

@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TextIO
 
+from gpusonde.formatting import ABSENT
+
 # Tables that go to a file or pipe are not squeezed, unless COLUMNS says into what; with --wide into a terminal neither.
 _WIDE = 10_000
 # Between two columns of a Rich table.
 _GAP = 3
+_SAYS_NOTHING = ("", ABSENT)
 # A column of longer cells is wrapped, to no less than this; a shorter one never.
-_SHORT_TEXT = 20
+_SHORT_TEXT = 18
 
 
 class JsonKey(NamedTuple):
@@ -197,8 +200,11 @@ class RichScreen(Screen):
             if name not in numeric and name not in optional:
                 short[name] = min(short[name], _SHORT_TEXT)
         named = columns[:naming]
-        # What is left out last is what stands next to the names.
-        spare = [*(name for name in optional if name not in named)]
+        # What says nothing of any row is left out first, what stands next to the names last.
+        spare = [
+            name for i, name in enumerate(columns) if name not in named and all(row[i] in _SAYS_NOTHING for row in rows)
+        ]
+        spare += [name for name in optional if name not in (*spare, *named)]
         spare += [name for name in reversed(columns) if name not in (*spare, *named)]
         left_out: list[str] = []
         while len(left_out) < len(spare) and _total(short, left_out) > self._console.width:
@@ -219,8 +225,12 @@ class RichScreen(Screen):
         width = self._console.width
         # A terminal narrower than the names wraps them itself; Rich would cut them.
         self._console.width = max(width, _total(short, left_out))
-        self._console.print(table)
+        with self._console.capture() as drawn:
+            self._console.print(table)
         self._console.width = width
+        for line in drawn.get().splitlines():
+            self.stream.write(line.rstrip() + "\n")
+        self.stream.flush()
         if left_out:
             told = ", ".join(column for column in columns if column in left_out)
             self.line(f"left out for width: {told}; --wide shows them")

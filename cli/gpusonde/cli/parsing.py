@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from gpusonde.errors import ConfigError, UsageError
@@ -73,6 +74,11 @@ def add_output_options(parser: Parser) -> None:
     forms.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     group.add_argument("--wide", action="store_true", help="print all columns of tables on narrow terminals, too")
     group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
+
+
+def add_plot_option(parser: Parser | OptionGroup, what: str) -> None:
+    """Declare ``--plot``."""
+    parser.add_argument("--plot", type=Path, metavar="PNG", help=f"also draw {what} into this file")
 
 
 def positive_number(text: str) -> float:

@@ -1,19 +1,22 @@
-"""The picture of a run: its metrics over time with the epoch boundaries marked, and the levels of its cycles."""
+"""Pictures of a run with its epochs, of predicted latencies, of plans to choose from and of what jobs did when."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.formatting import number
 from gpusonde.telemetry import FloatArray, Trace, Unit, metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.ticker import Locator
 
 MAX_PANELS = 4
@@ -63,6 +66,7 @@ class EpochMarks:
         detail: A second, smaller line; may be empty.
         true_starts_s: Shape (m,), where epochs are known to start; empty where that is not known.
         levels: The levels of the tree of cycles, shortest first.
+        noun: What each of those that are marked is.
     """
 
     starts_s: FloatArray
@@ -71,6 +75,7 @@ class EpochMarks:
     detail: str = ""
     true_starts_s: FloatArray = field(default_factory=lambda: np.empty(0))
     levels: tuple[LevelMarks, ...] = ()
+    noun: str = "epoch"
 
 
 def choose_panels(trace: Trace, wanted: Sequence[str] = ()) -> list[str]:
@@ -134,11 +139,15 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
         rows = [replace(level, starts_s=on_axis(level.starts_s)) for level in marks.levels]
         _draw_levels(axes[-1], rows)
     if shown:
-        _number_epochs(axes[0], on_axis(marks.starts_s), on_axis(marks.ends_s))
+        _number_epochs(axes[0], on_axis(marks.starts_s), on_axis(marks.ends_s), marks.noun)
         axes[-1].set_xlabel(f"time since the first tick ({unit_name})", fontsize=10, color=_INK)
         figure.align_ylabels(list(axes[: len(shown)]))
         _write_above(axes[0], marks.detail, 22, fontsize=10, color=_MUTED)
         _write_above(axes[0], marks.headline, 40, fontsize=14, color=_INK, fontweight="bold")
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         figure.savefig(path, format="png")
@@ -147,6 +156,208 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
             path.unlink()  # half a picture
         error.filename = str(path)
         raise
+
+
+# More rows than this would make a picture that nobody can look at.
+_MOST_ROWS = 100
+_ROW_INCHES = 0.26
+
+
+@dataclass(frozen=True)
+class LatencyMark:
+    """A predicted latency.
+
+    Attributes:
+        label: What it is predicted for.
+        value_s: The latency.
+        low_s: Lower end of its interval.
+        high_s: Upper end of it.
+        kind: ``measured``, ``predicted`` or ``extrapolated``.
+    """
+
+    label: str
+    value_s: float
+    low_s: float
+    high_s: float
+    kind: str
+
+
+# Colour and filling.
+_KINDS = {"measured": (_TRUE, _TRUE), "predicted": (_LINE, _LINE), "extrapolated": (_LINE, "white")}
+
+
+def draw_latencies(path: Path, marks: Sequence[LatencyMark], headline: str, detail: str, axis_label: str) -> None:
+    """Write latencies with their intervals as PNG, a row each in the order given, at most 100.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    shown = marks[:_MOST_ROWS]
+    if len(shown) < len(marks):
+        detail += f" · the first {len(shown)} of {len(marks)}"
+    figure, axis = _one_axis(_ROW_INCHES * len(shown), headline, detail)
+    for kind, colour, fill in (
+        ("measured", _TRUE, _TRUE),
+        ("predicted", _LINE, _LINE),
+        ("extrapolated", _LINE, "white"),
+    ):
+        rows = [(row, mark) for row, mark in enumerate(shown) if mark.kind == kind]
+        for row, mark in rows:
+            axis.hlines(row, mark.low_s, mark.high_s, color=colour, lw=1.6, ls="-" if fill == colour else (0, (4, 2)))
+            axis.annotate(
+                number(mark.value_s), (mark.high_s, row), (5, 0), textcoords="offset points", va="center", fontsize=8.5,
+                color=_MUTED,
+            )  # fmt: skip
+        if rows:
+            values, places = [mark.value_s for _, mark in rows], [row for row, _ in rows]
+            axis.plot(values, places, "o", color=colour, mfc=fill, ms=6, label=kind)
+    axis.set_xscale("log")
+    axis.margins(x=0.09)
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(lambda value, _place: f"{value:,g}")
+    axis.set_yticks(range(len(shown)), [mark.label for mark in shown], fontsize=9)
+    axis.set_ylim(len(shown) - 0.4, -0.6)
+    axis.set_xlabel(axis_label, fontsize=10, color=_INK)
+    axis.grid(axis="x", color="#e3e7eb", lw=0.7, zorder=0)
+    _add_legend(axis)
+    _save(figure, path)
+
+
+@dataclass(frozen=True)
+class PlanMark:
+    """A plan: its mean time and cost, and what is kept with confidence."""
+
+    label: str
+    time_s: float
+    kept_s: float
+    cost_usd: float
+    kept_usd: float
+
+
+def draw_plans(path: Path, plans: Sequence[PlanMark], headline: str, detail: str, kept: str) -> None:
+    """Write plans, cost over time, as PNG, at most 100; ``kept`` says how surely more of both is kept.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    shown = plans[:_MOST_ROWS]
+    figure, axis = _one_axis(4.6 + 0.15 * len(shown), headline, detail)
+    unit_s, unit = _time_unit(max((plan.time_s for plan in shown), default=0.0))
+    times, costs = [plan.time_s / unit_s for plan in shown], [plan.cost_usd for plan in shown]
+    for plan, time, cost in zip(shown, times, costs, strict=True):
+        axis.plot([time, plan.kept_s / unit_s], [cost, plan.kept_usd], color=_LINE, lw=1.2, alpha=0.5, zorder=1)
+    ends = [plan.kept_s / unit_s for plan in shown], [plan.kept_usd for plan in shown]
+    axis.plot(*ends, "_", color=_LINE, ms=9, mew=1.6, alpha=0.7, label=kept)
+    axis.plot(times, costs, "o", color=_BOUNDARY, ms=7, zorder=3, label="expected")
+    for place, (time, cost) in enumerate(zip(times, costs, strict=True), start=1):
+        axis.annotate(
+            str(place), (time, cost), (-6, -7), textcoords="offset points", ha="right", va="top", fontsize=9.5,
+            color=_BOUNDARY, fontweight="bold",
+        )  # fmt: skip
+    axis.margins(0.08)
+    axis.set_ylim(bottom=0)
+    axis.set_xlim(left=0)
+    axis.set_xlabel(f"time of the job ({unit})", fontsize=10, color=_INK)
+    axis.set_ylabel("cost of the job ($)", fontsize=10, color=_INK)
+    axis.grid(color="#e3e7eb", lw=0.7, zorder=0)
+    _add_legend(axis)
+    names = "\n".join(f"{place}  {plan.label}" for place, plan in enumerate(shown, start=1))
+    figure.supxlabel(names, x=0.06, ha="left", fontsize=9, color=_MUTED)
+    _save(figure, path)
+
+
+@dataclass(frozen=True)
+class JobMarks:
+    """What a job did when, in Unix time.
+
+    Attributes:
+        label: Its name.
+        spans: State, start and end of each stretch.
+        end_s: Expected end with its interval, lower end first; None where that is not known.
+    """
+
+    label: str
+    spans: Sequence[tuple[str, float, float]]
+    end_s: tuple[float, float, float] | None = None
+
+
+_STATE_COLOURS = {
+    "starting": "#b9c4cf",
+    "training": "#2f6f9f",
+    "evaluating": "#7fb3d5",
+    "checkpointing": "#8e6bbf",
+    "slower": "#e0a030",
+    "stalled": "#e07b39",
+    "hung": "#c8452d",
+    "serving": "#2e8b57",
+    "idle": "#dfe4e8",
+    "unknown": "#f3ebe4",
+}
+
+
+def draw_jobs(path: Path, jobs: Sequence[JobMarks], headline: str, detail: str) -> None:
+    """Write what jobs did when as PNG, a row each, at most 100.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.patches import Patch
+
+    shown = jobs[:_MOST_ROWS]
+    if len(shown) < len(jobs):
+        detail += f" · the first {len(shown)} of {len(jobs)}"
+    figure, axis = _one_axis(1.2 * _ROW_INCHES * len(shown) + 0.5, headline, detail)
+    zone = datetime.now().astimezone().tzinfo
+
+    def moment(unix_s: float) -> Any:
+        return datetime.fromtimestamp(unix_s, tz=zone)
+
+    for row, job in enumerate(shown):
+        for state, start_s, end_s in job.spans:
+            width = moment(end_s) - moment(start_s)
+            axis.barh(row, width, left=moment(start_s), height=0.6, color=_STATE_COLOURS.get(state, _BAND), lw=0)
+        if job.end_s is not None:
+            low, end, high = map(moment, job.end_s)
+            axis.hlines(row, low, high, color=_BOUNDARY, lw=1.6)
+            axis.plot([end], [row], "D", color=_BOUNDARY, ms=6)
+    seen = {state for job in shown for state, *_ in job.spans}
+    patches = [Patch(color=colour, label=state) for state, colour in _STATE_COLOURS.items() if state in seen]
+    if any(job.end_s is not None for job in shown):
+        patches.append(Patch(color=_BOUNDARY, label="expected end, 90 % interval"))
+    locator = AutoDateLocator(tz=zone)  # type: ignore[no-untyped-call]
+    axis.xaxis.set_major_locator(locator)
+    axis.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=zone))  # type: ignore[no-untyped-call]
+    axis.set_yticks(range(len(shown)), [job.label for job in shown], fontsize=9)
+    axis.set_ylim(len(shown) - 0.4, -0.6)
+    axis.set_xlabel(f"time of day ({datetime.now(zone):%Z})", fontsize=10, color=_INK)
+    axis.grid(axis="x", color="#e3e7eb", lw=0.7, zorder=0)
+    axis.set_axisbelow(True)
+    _add_legend(axis, patches)
+    _save(figure, path)
+
+
+def _one_axis(inches: float, headline: str, detail: str) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 1.9 + inches), dpi=120, facecolor="white", layout="constrained")
+    axis = figure.subplots()
+    axis.tick_params(colors=_MUTED, labelsize=9, length=3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#c4ccd4")
+    axis.set_title(f"{headline}\n", loc="left", fontsize=14, color=_INK, fontweight="bold")
+    _write_above(axis, detail, 8, fontsize=10, color=_MUTED)
+    return figure, axis
+
+
+def _add_legend(axis: Axes, handles: Sequence[Any] | None = None) -> None:
+    """Put the legend outside, where it covers nothing."""
+    named = axis.get_legend_handles_labels()[0] if handles is None else handles
+    if named:
+        axis.legend(handles=named, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
 
 
 def _draw_levels(axis: Axes, levels: Sequence[LevelMarks]) -> None:
@@ -173,12 +384,12 @@ def _write_above(axis: Axes, text: str, points: float, **style: Any) -> None:
     axis.annotate(text, (0.0, 1.0), xycoords="axes fraction", xytext=(0, points), textcoords="offset points", **style)
 
 
-def _number_epochs(axis: Axes, starts: FloatArray, ends: FloatArray) -> None:
+def _number_epochs(axis: Axes, starts: FloatArray, ends: FloatArray, noun: str) -> None:
     every = max(1, -(-len(starts) // _MAX_NUMBERS))
     for i, middle in enumerate((starts + ends) / 2):
         if i % every == 0:
             axis.annotate(
-                str(i + 1) if i else "epoch 1",
+                str(i + 1) if i else f"{noun} 1",
                 (middle, 1.0),
                 xycoords=("data", "axes fraction"),
                 xytext=(0, 4),

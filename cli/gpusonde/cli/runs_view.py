@@ -286,7 +286,7 @@ def totals_payload(progress: Progress) -> TotalsPayload:
     }
 
 
-def render_progress(screen: Screen, progress: Progress, noun: str = "epoch") -> None:
+def render_progress(screen: Screen, progress: Progress, noun: str) -> None:
     """Print the table and what follows from it; ``noun`` is what a row of it is."""
     if not progress.table:
         return
@@ -312,7 +312,7 @@ def render_progress(screen: Screen, progress: Progress, noun: str = "epoch") -> 
             for i, epoch in enumerate(progress.table)
         ],
         numeric=columns,
-        optional=(*reversed(means), "confidence"),
+        optional=(*reversed(means), "confidence", "energy (kJ)"),
     )
     _render_statuses(screen, {epoch.status for epoch in progress.table})
     if progress.trend is not None:
@@ -322,12 +322,13 @@ def render_progress(screen: Screen, progress: Progress, noun: str = "epoch") -> 
     if (estimate := progress.estimate) is not None:
         range_ = formatting.interval(estimate["end_low_s"], estimate["end_high_s"])
         screen.line(
-            f"{estimate['epochs_done']} epochs done, {estimate['epochs_left']} left: the job ends at "
+            f"{formatting.count(estimate['epochs_done'], noun)} done, {estimate['epochs_left']} left: the job ends at "
             f"{formatting.seconds(estimate['end_s'])} (90 % interval {range_} s), by {estimate['basis']}"
         )
 
 
 _STATUSES = {
+    "confirmed": "its level of cycles has held for long enough",
     "provisional": "may be withdrawn: its level of cycles has not held for long enough",
     "other_level": "a cycle of the run still, but of another level than the one told now",
     "withdrawn": "was told before, and is none",
@@ -378,14 +379,15 @@ def level_payload(cycle: Cycle | CycleInfo) -> LevelPayload:
     }
 
 
-def render_levels(screen: Screen, cycles: Sequence[Cycle | CycleInfo], level: int | None) -> None:
-    """Print the levels of the tree of cycles, a line each."""
+def render_levels(screen: Screen, cycles: Sequence[Cycle | CycleInfo], level: int | None, period_s: float) -> None:
+    """Print the levels of the tree of cycles, a line each; the one that is told with the period that is told."""
+    periods_s = [period_s if index == level else cycle.period_s for index, cycle in enumerate(cycles)]
     for index, cycle in enumerate(cycles):
         role = str(cycle.role) if cycle.role_confidence == 0 else f"{cycle.role} {cycle.role_confidence:.2f}"
-        inside = "" if cycle.parent is None else f", within {formatting.seconds(cycles[cycle.parent].period_s)}"
+        inside = "" if cycle.parent is None else f", within {formatting.seconds(periods_s[cycle.parent])}"
         told = ", told above" if index == level else ""
         screen.line(
-            f"cycle of {formatting.seconds(cycle.period_s)} x {cycle.count}: confidence "
+            f"cycle of {formatting.seconds(periods_s[index])} x {cycle.count:,}: confidence "
             f"{formatting.probability(cycle.confidence)}, role {role}{inside}{told}"
         )
 
@@ -435,10 +437,27 @@ def epochs_payload(run: RunInfo, found: RunEpochs) -> list[EpochPayload]:
     ]
 
 
+def noun_of(role: str) -> str:
+    """What a cycle is called by its role; an epoch only where it is known to be one."""
+    if role == "epoch":
+        return role
+    # A job that evaluates in every epoch has no other level of it.
+    return "cycle" if role in ("unknown", "evaluation", "") else f"{role} cycle"
+
+
+def doubt(role: str) -> str:
+    """What a cycle of a role may be that the metrics do not tell apart."""
+    kinds = {
+        "unknown": "an epoch, or an evaluation or a checkpoint",
+        "evaluation": "an epoch with its evaluation, or a part of one",
+    }.get(role, f"a {role}, or an epoch after all")
+    return f"{kinds}: the metrics do not tell"
+
+
 def render_runs(screen: Screen, runs: Sequence[RunInfo]) -> None:
     """Print runs as a table."""
     screen.table(
-        ("run", "GPU", "host", "job", "state", "started", "duration (s)", "epochs", "epoch (s)", "95 % interval (s)"),
+        ("run", "GPU", "host", "job", "state", "started", "duration (s)", "cycles", "cycle (s)", "95 % interval (s)"),
         [
             (
                 run.run_id,
@@ -454,16 +473,16 @@ def render_runs(screen: Screen, runs: Sequence[RunInfo]) -> None:
             )
             for run in runs
         ],
-        numeric=("duration (s)", "epochs", "epoch (s)", "95 % interval (s)"),
-        optional=("job", "host", "duration (s)", "95 % interval (s)", "started", "state"),
+        numeric=("duration (s)", "cycles", "cycle (s)", "95 % interval (s)"),
+        optional=("job", "host", "duration (s)", "95 % interval (s)", "started", "state", "GPU"),
     )
 
 
-def headline(run: RunInfo) -> str:
-    """What was found in a run, in one line."""
+def headline(run: RunInfo, role: str) -> str:
+    """What was found in a run, in one line; ``role`` is that of the cycles which are told."""
     if run.verdict == "epochs":
         interval = formatting.interval(run.period_low_s, run.period_high_s)
-        found = formatting.count(run.epoch_count, "epoch")
+        found = formatting.count(run.epoch_count, noun_of(role))
         confidence = formatting.probability(run.confidence)
         return f"{found} of {formatting.seconds(run.period_s)} (95 % interval {interval} s), confidence {confidence}"
     if run.verdict == "short_cycle":
@@ -471,9 +490,9 @@ def headline(run: RunInfo) -> str:
     return "no epochs" if run.verdict else "not analysed yet"
 
 
-def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo]) -> None:
-    """Print epochs as a table; times count from the start of the run."""
-    columns = ("epoch", "start (s)", "end (s)", "duration (s)", "confidence")
+def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo], noun: str) -> None:
+    """Print epochs, or what is called otherwise, as a table; times count from the start of the run."""
+    columns = (noun, "start (s)", "end (s)", "duration (s)", "confidence")
     screen.table(
         (*columns, "status"),
         [

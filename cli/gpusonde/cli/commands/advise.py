@@ -112,7 +112,7 @@ def run_advise(args: argparse.Namespace) -> int:
 
     def render(screen: Screen) -> None:
         render_verdict(screen, args, job[0], detection)
-        render_levels(screen, detection.cycles, detection.level)
+        render_levels(screen, detection.cycles, detection.level, detection.period_s)
         if predictions is not None:
             predictions.render(screen)
         if plan is not None:

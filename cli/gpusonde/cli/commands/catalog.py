@@ -75,7 +75,7 @@ def run_metrics(args: argparse.Namespace) -> int:
                 for m in METRICS
             ],
             numeric=("DCGM",),
-            optional=("codes", "DCGM", "kind", "sampled"),
+            optional=("codes", "DCGM", "kind", "sampled", "unit"),
         )
 
     Output(as_json=args.json).result(payload, render)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from gpusonde import formatting
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import JsonKey, Output, Screen
-from gpusonde.cli.parsing import Parser, duration_s, positive_integer
+from gpusonde.cli.parsing import Parser, add_plot_option, duration_s, positive_integer
 from gpusonde.cli.runs_view import (
     EstimatePayload,
     LevelPayload,
@@ -19,7 +19,9 @@ from gpusonde.cli.runs_view import (
     TotalsPayload,
     TraceEpochPayload,
     add_detection_options,
+    doubt,
     level_payload,
+    noun_of,
     render_levels,
     render_progress,
     summarise_trace,
@@ -188,7 +190,7 @@ def add_detect_options(parser: Parser) -> None:
         action="store_true",
         help="the job goes on: a cycle that the end of the trace cuts off is not counted",
     )
-    group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
+    add_plot_option(group, "the trace with its epochs")
 
 
 def add_told_options(group: argparse._ActionsContainer) -> None:
@@ -299,6 +301,7 @@ def plot(path: Path, trace: Trace, detection: EpochDetection, advice: str = "") 
         ends_s=detection.epoch_ends_s,
         headline=f"{name}: {headline(detection)}" if name else headline(detection),
         detail=" · ".join(facts),
+        noun=told_as(detection),
         levels=tuple(
             LevelMarks(_level_label(cycle), cycle.starts_s, told=index == detection.level)
             for index, cycle in enumerate(detection.cycles)
@@ -314,20 +317,13 @@ def _level_label(cycle: Cycle) -> str:
 
 def told_as(detection: EpochDetection) -> str:
     """Return what a cycle is by its role; the published detectors call every one an epoch."""
-    if detection.mode != "default" or detection.role == "epoch":
-        return "epoch"
-    # A job that evaluates in every epoch has no other level of it.
-    return "cycle" if detection.role in ("unknown", "evaluation") else f"{detection.role} cycle"
+    return noun_of(detection.role if detection.mode == "default" else "epoch")
 
 
 def may_be(role: str, period_s: float) -> str:
     """Say what a cycle can be that the metrics do not tell apart, and what does."""
     period = formatting.seconds(period_s).replace(" ", "").replace(",", "")
-    kinds = {
-        "unknown": "an epoch, or an evaluation or a checkpoint",
-        "evaluation": "an epoch with its evaluation, or a part of one",
-    }.get(role, f"a {role}, or an epoch after all")
-    return f"{kinds}: the metrics do not tell; --total-epochs N or --role {period}=epoch says what it is"
+    return f"{doubt(role)}; --total-epochs N or --role {period}=epoch says what it is"
 
 
 def headline(detection: EpochDetection) -> str:
@@ -412,7 +408,7 @@ def _render(
     render_progress(screen, progress, told_as(detection))
     if progress.estimate_reason:
         screen.note(f"no estimate of the end: {progress.estimate_reason}")
-    render_levels(screen, detection.cycles, detection.level)
+    render_levels(screen, detection.cycles, detection.level, detection.period_s)
     for deviation in detection.deviations:
         screen.line(f"GPU {deviation.gpu} deviates: {deviation.kind} ({deviation.amount:.3g})")
     if args.plot is not None:

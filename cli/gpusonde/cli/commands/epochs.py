@@ -17,10 +17,12 @@ from gpusonde.cli.runs_view import (
     LevelPayload,
     RunPayload,
     TotalsPayload,
+    doubt,
     epochs_payload,
     figures_payload,
     headline,
     level_payload,
+    noun_of,
     render_levels,
     render_progress,
     render_runs,
@@ -154,13 +156,16 @@ def run_epochs(args: argparse.Namespace) -> int:
     rows = zip(epochs_payload(chosen, found), progress.table, strict=True)
 
     def render(screen: Screen) -> None:
-        screen.heading(f"run {chosen.run_id} on {chosen.product_name or chosen.gpu_uuid}: {headline(chosen)}")
+        gpu = chosen.product_name or chosen.gpu_uuid
+        screen.heading(f"run {chosen.run_id} on {gpu}: {headline(chosen, found.role)}")
         screen.line(found.reason)
-        render_progress(screen, progress)
+        if chosen.verdict == "epochs" and noun_of(found.role) == "cycle":
+            screen.line(doubt(found.role))
+        render_progress(screen, progress, noun_of(found.role))
         if found.run_state:
             confidence = formatting.probability(found.run_state_confidence)
             screen.line(f"the job: {found.run_state}, confidence {confidence}")
-        render_levels(screen, found.cycles, found.level)
+        render_levels(screen, found.cycles, found.level, chosen.period_s)
         for deviation in found.deviations:
             screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
         for other in found.host_deviations:
@@ -204,15 +209,16 @@ def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
     if found.estimate_reason:
         screen.note(f"no estimate of the end yet: {found.estimate_reason}")
     if found.provisional_epochs and not any(epoch.status == "provisional" for epoch in found.epochs):
-        left_out = formatting.count(found.provisional_epochs, "epoch")
+        left_out = formatting.count(found.provisional_epochs, noun_of(found.role))
         screen.note(f"{left_out} that the tracker is not sure of yet left out; --provisional lists them")
     if found.provisional_cycles and not any(cycle.provisional for cycle in found.cycles):
         left_out = formatting.count(found.provisional_cycles, "level")
         screen.note(f"{left_out} that the tracker is not sure of yet left out; --provisional lists them")
     if found.pending_summaries:
+        pending = formatting.count(found.pending_summaries, noun_of(found.role))
         screen.note(
-            f"mean metrics and energy of {formatting.count(found.pending_summaries, 'epoch')} are still being worked "
-            "out; if they do not come, the collector's log says why"
+            f"mean metrics and energy of {pending} are still being worked out; if they do not come, the collector's "
+            "log says why"
         )
 
 

@@ -9,12 +9,13 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen
-from gpusonde.cli.parsing import Parser, positive_integer
+from gpusonde.cli.parsing import Parser, add_plot_option, positive_integer
 from gpusonde.cli.runs_view import LevelPayload, level_payload
 from gpusonde.errors import CommandError, UsageError
 
@@ -134,6 +135,7 @@ def add_jobs_options(parser: Parser) -> None:
         metavar="JOB",
         help="a job that is over and tells when this one will be, without a total (default: earlier ones of its name)",
     )
+    add_plot_option(parser, "what the jobs did when, and when the JOB will be done,")
     parser.add_argument("--watch", action="store_true", help="again every second, until interrupted")
     add_collector_options(parser)
 
@@ -167,8 +169,10 @@ def run_jobs(args: argparse.Namespace) -> int:
         raise UsageError("a total, or what is alike, is that of one job: name the JOB")
     if (total or 0) > _MOST_TOTAL:
         raise UsageError(f"a total is at most {_MOST_TOTAL}")
-    if args.alerts and (total or args.watch):
-        raise UsageError("--alerts lists alerts; it goes with no total and no --watch")
+    if args.alerts and (total or args.watch or args.plot):
+        raise UsageError("--alerts lists alerts; it goes with no total, no --plot and no --watch")
+    if args.watch and args.plot:
+        raise UsageError("--plot draws once; leave --watch away")
     with connect(args) as client:
         if args.alerts:
             _print_alerts(client, args)
@@ -196,8 +200,28 @@ def _ask(client: Client, args: argparse.Namespace) -> list[JobInfo]:
 
 
 def _print(args: argparse.Namespace, jobs: Sequence[JobInfo]) -> None:
+    if args.plot is not None:
+        _draw(args.plot, jobs)
     payload: JobsPayload = {"jobs": [_payload(job) for job in jobs], "goodput_ratio": _goodput(jobs)}
     Output(as_json=args.json).result(payload, lambda screen: _render(screen, args, jobs))
+
+
+def _draw(path: Path, jobs: Sequence[JobInfo]) -> None:
+    from gpusonde.cli.picture import JobMarks, draw_jobs
+
+    def marks(job: JobInfo) -> JobMarks:
+        spans = [(span.state, span.start_unix_nano / 1e9, span.end_unix_nano / 1e9) for span in job.history]
+        if job.state != "ended":
+            spans.append((job.state, job.state_unix_nano / 1e9, job.end_unix_nano / 1e9))
+        end_s = None
+        if (end := job.estimate) is not None:
+            end_s = (end.end_low_unix_nano / 1e9, end.end_unix_nano / 1e9, end.end_high_unix_nano / 1e9)
+        return JobMarks(job.job_id, spans, end_s)
+
+    goodput = _goodput(jobs)
+    told = "" if math.isnan(goodput) else f"goodput {formatting.percent(goodput)}"
+    headline = f"job {jobs[0].job_id}: {jobs[0].state}" if len(jobs) == 1 else f"what {len(jobs)} jobs did"
+    draw_jobs(path, [marks(job) for job in jobs], headline, told)
 
 
 def _print_alerts(client: Client, args: argparse.Namespace) -> None:

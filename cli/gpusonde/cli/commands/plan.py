@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
@@ -19,7 +19,7 @@ from gpusonde.cli.commands.predict import add_run_options, check_run, predict_ru
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen, to_json
-from gpusonde.cli.parsing import Parser, duration_s, names, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, add_plot_option, duration_s, names, positive_integer, positive_number
 from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def add_plan_options(parser: Parser) -> None:
         "--time-limit-s", type=duration_s, metavar="TIME", help="solve, pareto: longest search here (default: 30)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="solve, estimate: also write the solution to a file")
+    add_plot_option(parser, "(pareto) the plans, cost over time,")
     parser.add_argument(
         "--emit",
         choices=["skypilot", "slurm", "aws-cli", "k8s-job"],
@@ -152,6 +153,8 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.action == "pareto":
         front = _pareto(args, problem)
         front["notes"] = [*([] if posed is None else posed.assumed), *front["notes"]]
+        if args.plot is not None:
+            _draw(args.plot, problem, front)
         output.result(front, lambda screen: render_front(screen, front))
         return 0 if front["points"] else _EXIT_NO_PLAN
     plan = given_plan(args.plan, args.group) if args.action == "estimate" else None
@@ -197,6 +200,8 @@ def _check_plan(args: argparse.Namespace) -> None:
         raise UsageError("--time-limit-s belongs to solve and pareto without --collector, which has its own limit")
     if args.out and args.action == "pareto":
         raise UsageError("--out belongs to solve and estimate; pareto prints its list with --json")
+    if args.plot and args.action != "pareto":
+        raise UsageError("--plot belongs to pareto")
     if args.emit and (args.action in ("pareto", "init") or args.json):
         raise UsageError("--emit belongs to solve and estimate without --json: it prints a file")
 
@@ -569,19 +574,34 @@ def render_solution(screen: Screen, solution: Mapping[str, Any]) -> None:
 def render_front(screen: Screen, front: Mapping[str, Any]) -> None:
     """Print the plans between which one has to choose."""
     points = front["points"]
-    columns = ("time", "time kept", "cost", "cost kept", "$ per hour")
+    columns = ("time", "time kept", "cost ($)", "cost kept ($)", "$ per hour")
     if points:
         screen.table(
             (*columns, "plan"),
-            [(*_figures(found["estimate"]), plan_text(found["plan"])) for found in points],
+            [
+                (*_times(found["estimate"]), *_prices(found["estimate"], formatting.money), plan_text(found["plan"]))
+                for found in points
+            ],
             numeric=columns,
-            optional=("cost kept", "time kept"),
+            optional=("cost kept ($)", "time kept", "$ per hour"),
         )
     else:
         screen.line("no plan keeps every limit; 'gpusonde plan solve' says why")
     if not front["complete"]:
         screen.note("the search ran out of time: plans may be missing")
     render_notes(screen, front["notes"])
+
+
+def _draw(path: Path, problem: Mapping[str, Any], front: Mapping[str, Any]) -> None:
+    from gpusonde.cli.picture import PlanMark, draw_plans
+    from gpusonde.optimizer.problem import Problem
+
+    keys = ("time_s", "time_at_confidence_s", "cost_usd", "cost_at_confidence_usd")
+    plans = [PlanMark(plan_text(each["plan"]), *(each["estimate"][key] for key in keys)) for each in front["points"]]
+    what = formatting.count(len(plans), "plan")
+    told = "no other plan beats one of them in both" + ("" if front["complete"] else " · the search ran out of time")
+    kept = f"kept with {formatting.percent(problem.get('confidence', Problem.confidence), None)} confidence"
+    draw_plans(path, plans, f"{problem.get('name') or 'the job'}: {what}, time against cost", told, kept)
 
 
 def render_notes(screen: Screen, notes: Sequence[str]) -> None:
@@ -617,7 +637,8 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
     )
     if mode:
         screen.line(f"every iteration: {mode}")
-    time, kept, cost, cost_kept, per_hour = _figures(estimate)
+    time, kept = _times(estimate)
+    cost, cost_kept, per_hour = _prices(estimate, formatting.dollars)
     step = estimate["step"]
     if estimate["checkpoint_interval_s"] is not None:
         screen.line(
@@ -639,14 +660,12 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
     )
 
 
-def _figures(estimate: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    return (
-        formatting.duration(estimate["time_s"]),
-        formatting.duration(estimate["time_at_confidence_s"]),
-        formatting.dollars(estimate["cost_usd"]),
-        formatting.dollars(estimate["cost_at_confidence_usd"]),
-        formatting.dollars(estimate["usd_per_hour"]),
-    )
+def _times(estimate: Mapping[str, Any]) -> list[str]:
+    return [formatting.duration(estimate[key]) for key in ("time_s", "time_at_confidence_s")]
+
+
+def _prices(estimate: Mapping[str, Any], form: Callable[[float | None], str]) -> list[str]:
+    return [form(estimate[key]) for key in ("cost_usd", "cost_at_confidence_usd", "usd_per_hour")]
 
 
 def is_news(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.exchange_rates import FORMATS
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import OptionGroup, Parser, duration_s, names, whole_number
+from gpusonde.cli.parsing import OptionGroup, Parser, add_plot_option, duration_s, names, whole_number
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def add_predict_options(parser: Parser) -> None:
         help="GPUs to predict for (default: all of the catalogue), as many as the run has or 4xA, 2x8xB on two hosts",
     )
     add_matrix_option(parser)
+    add_plot_option(parser, "the predictions with their intervals")
     add_run_options(parser, "the run (one of --trace, --runs, --run, --job, and --gpu-model with --epoch-s)")
     model_group = parser.add_argument_group("the model (default: the shipped one)")
     model_group.add_argument(
@@ -104,6 +105,8 @@ def run_predict(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     predictions, _ = predict_run_of(args, output)
     payload = predictions.payload()
+    if args.plot is not None:
+        predictions.draw(args.plot)
     if args.matrix is None:
         output.result(payload, predictions.render)
         return 0
@@ -231,6 +234,7 @@ def predict_here(
         measured_s=source.measured_s,
         source_gpu_count=here.gpu_count,
         source_host_count=here.host_count,
+        noun=source.noun,
     )
 
 
@@ -267,7 +271,9 @@ def _ask_collector(
         answer = client.predict_measurement(
             to_wire(source.measurement), names_of_targets, here=here, placements=placements
         )
-        return from_answer(answer, [*([source.note] if source.note else []), *notes], source.measured_s), source
+        return from_answer(
+            answer, [*([source.note] if source.note else []), *notes], source.measured_s, source.noun
+        ), source
 
 
 def run_id_of(args: argparse.Namespace, client: Client) -> str:

@@ -185,6 +185,10 @@ def _time(unix_nano: int | None) -> str | None:
     return None if unix_nano is None else formatting.iso_time(unix_nano)
 
 
+def _local_time(unix_nano: int | None) -> str:
+    return formatting.ABSENT if unix_nano is None else formatting.local_time(unix_nano)
+
+
 def _render_summary(screen: Screen, report: SpoolReport) -> None:
     whose = f"agent {report.identity.agent_id}, spool {report.identity.spool_id}" if report.identity else "of nobody"
     running = f"; process {report.held_by} has it" if report.held_by else ""
@@ -212,8 +216,7 @@ def _render_list(screen: Screen, report: SpoolReport) -> None:
             f"{segment.first_sequence} to {segment.last_sequence}" if segment.records else formatting.ABSENT,
             f"{segment.ticks:,}",
             f"{segment.size_bytes:,}",
-            _time(segment.first_tick_unix_nano) or formatting.ABSENT,
-            _time(segment.last_tick_unix_nano) or formatting.ABSENT,
+            *map(_local_time, (segment.first_tick_unix_nano, segment.last_tick_unix_nano)),
         )
         for segment in report.segments
     ]

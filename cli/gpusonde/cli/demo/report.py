@@ -12,7 +12,16 @@ from gpusonde.catalog import CostedOffer, Offer, cheapest, fastest, rank_offers
 from gpusonde.cli.commands.catalog import OfferPayload, offer_payload
 from gpusonde.cli.measuring import Predictions, PredictPayload
 from gpusonde.cli.output import JsonKey, Screen
-from gpusonde.cli.runs_view import EpochPayload, RunPayload, epochs_payload, headline, render_epochs, run_payload
+from gpusonde.cli.runs_view import (
+    EpochPayload,
+    RunPayload,
+    doubt,
+    epochs_payload,
+    headline,
+    noun_of,
+    render_epochs,
+    run_payload,
+)
 from gpusonde.collector.client import RunEpochs, RunInfo
 from gpusonde.predictor.crossgpu import LatencyPrediction
 
@@ -140,8 +149,9 @@ class DemoReport:
         for costed in self.offers:
             best_of.setdefault(costed.offer.gpu_model, costed)
         coverage = formatting.percent(self.predictions.rows[0].interval_coverage)
-        screen.heading("What one epoch takes and costs elsewhere, on the cheapest machine with one such GPU")
-        columns = ("epoch (s)", f"{coverage} interval (s)", "$ per epoch", f"{coverage} interval ($)")
+        noun = noun_of(self.observation.epochs.role)
+        screen.heading(f"What one {noun} takes and costs elsewhere, on the cheapest machine with one such GPU")
+        columns = (f"{noun} (s)", f"{coverage} interval (s)", f"$ per {noun}", f"{coverage} interval ($)")
         screen.table(
             ("GPU", *columns, "machine", "price of", "extrapolated"),
             [self._table_row(costed) for costed in best_of.values()],
@@ -166,7 +176,7 @@ class DemoReport:
             costed.offer.gpu_model,
             formatting.number(costed.epoch_latency_s),
             formatting.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
-            formatting.number(costed.usd_per_epoch),
+            formatting.money(costed.usd_per_epoch),
             formatting.interval(*_cost_interval(costed, row)),
             f"{costed.offer.provider} {costed.offer.instance_type}",
             costed.offer.price_date or "undated",
@@ -180,7 +190,7 @@ class DemoReport:
             f"{offer.provider} {offer.instance_type} ({offer.gpu_model}, {offer.region}): "
             f"{formatting.seconds(costed.epoch_latency_s)} "
             f"({formatting.interval(row.epoch_latency_low_s, row.epoch_latency_high_s)} s) and "
-            f"{formatting.dollars(costed.usd_per_epoch)} per epoch "
+            f"{formatting.dollars(costed.usd_per_epoch)} per {noun_of(self.observation.epochs.role)} "
             f"at its price of {offer.price_date or 'no date'}{note}"
         )
 
@@ -188,11 +198,13 @@ class DemoReport:
 def render_run(screen: Screen, seen: Observation) -> None:
     """Print the run and its epochs."""
     run = seen.run
-    screen.heading(f"run {run.run_id} on {run.product_name or run.gpu_uuid}: {headline(run)}")
+    screen.heading(f"run {run.run_id} on {run.product_name or run.gpu_uuid}: {headline(run, seen.epochs.role)}")
     screen.line(seen.epochs.reason)
+    if run.verdict == "epochs" and noun_of(seen.epochs.role) == "cycle":
+        screen.line(doubt(seen.epochs.role))
     if seen.epochs.epochs:
         screen.line()
-        render_epochs(screen, run, seen.epochs.epochs)
+        render_epochs(screen, run, seen.epochs.epochs, noun_of(seen.epochs.role))
 
 
 def rank(predictions: Predictions, offers: Sequence[Offer]) -> list[CostedOffer]:

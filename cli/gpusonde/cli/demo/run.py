@@ -27,7 +27,7 @@ from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
 from gpusonde.cli.measuring import from_answer
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.picture import EpochMarks, draw
-from gpusonde.cli.runs_view import headline
+from gpusonde.cli.runs_view import headline, noun_of
 from gpusonde.collector.client import Client, RunInfo
 from gpusonde.errors import CommandError
 from gpusonde.telemetry import FloatArray, Trace, read_traces
@@ -346,8 +346,9 @@ def draw_run(path: Path, client: Client, seen: Observation) -> None:
         EpochMarks(
             starts_s=_seconds([epoch.start_unix_nano - origin_ns for epoch in epochs]),
             ends_s=_seconds([epoch.end_unix_nano - origin_ns for epoch in epochs]),
-            headline=f"{run.product_name or run.gpu_uuid}: {headline(run)}",
+            headline=f"{run.product_name or run.gpu_uuid}: {headline(run, seen.epochs.role)}",
             detail=" · ".join(facts),
+            noun=noun_of(seen.epochs.role),
         ),
     )
 

@@ -200,11 +200,12 @@ def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
     has_epochs = rows[0]["epoch_s"] is not None
     epochs = ("epoch (s)", "from to (s)") if has_epochs else ()
     tokens = ("tokens/s", "MFU") if any(each["tokens_per_second"] is not None for each in rows) else ()
+    flag = ("flag",) if any(each["out_of_distribution"] for each in rows) else ()
     columns = (
         "network", "on", "batch per GPU", "step (s)", f"{coverage} interval (s)", *epochs, *tokens, "memory (GiB)"
     )  # fmt: skip
     screen.table(
-        (*columns, "fits", "flag", "computed by", "most alike"),
+        (*columns, "fits", *flag, "computed by", "most alike"),
         [
             (
                 each["graph"],
@@ -216,7 +217,7 @@ def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
                 *(_token_cells(each) if tokens else ()),
                 formatting.number(_count_bytes(each) / (1 << 30)),
                 each["fits"] or "",
-                "unlike all known" if each["out_of_distribution"] else "",
+                *(("unlike all known" if each["out_of_distribution"] else "",) if flag else ()),
                 f"{each['regressor']} on {each['features']}",
                 ", ".join(near["architecture"] for near in each["nearest"][:_SHOWN_NEAREST]),
             )
