@@ -6,6 +6,7 @@ import argparse
 import ast
 import json
 import logging
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import grpc
 import pytest
 
 from gpusonde.cli import main
+from gpusonde.cli.__main__ import start
 from gpusonde.cli.errors import describe
 from gpusonde.cli.main import build_parser
 from gpusonde.errors import CommandError, UsageError
@@ -124,7 +126,10 @@ def test_every_command_explains_itself(words: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as stopped:
         main.main([*words, "--help"])
     assert stopped.value.code == 0
-    assert "--json" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--json" in shown
+    example = shown.partition(f"example: gpusonde {' '.join(words)} ")[2]
+    assert main.build_parser().parse_args([*words, *shlex.split(example)]).handler
 
 
 @pytest.mark.parametrize("arguments", ["['agent', '--help']", "['gpus', '--json']", "['metrics']", "['--help']"])
@@ -225,6 +230,18 @@ def test_ctrl_c_while_a_command_is_imported_is_no_traceback(
     monkeypatch.setattr(main, "load_module", interrupted)
     assert main.main(["metrics"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_ctrl_c_before_the_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, _name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "gpusonde.cli.main", Interrupted())
+    assert start() == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

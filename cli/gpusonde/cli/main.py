@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from gpusonde.cli.parsing import Parser, Subparsers, add_output_options
+from gpusonde.cli.parsing import HelpFormatter, Parser, Subparsers, add_output_options
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,23 +35,45 @@ class Command(NamedTuple):
             a family.
         description: What a family's own ``--help`` says beyond the summary; a command's stands in its module.
         actions: The commands of a family.
+        example: What its ``--help`` shows behind its name.
     """
 
     summary: str
     module: str = ""
     description: str = ""
     actions: Mapping[str, Command] = {}
+    example: str = ""
 
 
 COMMANDS: Mapping[str, Command] = {
-    "demo": Command("watch a training job from its GPU's metrics alone, from sampling to the best offer", "demo"),
-    "advise": Command("say what a trace's job is, where it would run how fast and what to rent", "commands.advise"),
-    "view": Command("show trace files on the collector's page, without a collector", "commands.view"),
-    "detect": Command("find the training epochs of one trace", "commands.detect"),
-    "report": Command("write one run into a file, for people or for Perfetto", "commands.report"),
-    "predict": Command("predict the epoch latency of a run on other GPUs", "commands.predict"),
+    "demo": Command(
+        "watch a training job from its GPU's metrics alone, from sampling to the best offer",
+        "demo",
+        example="--replay --out demo",
+    ),
+    "advise": Command(
+        "say what a trace's job is, where it would run how fast and what to rent",
+        "commands.advise",
+        example="smi.csv --epochs 90 --deadline 24h",
+    ),
+    "view": Command(
+        "show trace files on the collector's page, without a collector", "commands.view", example="smi.csv"
+    ),
+    "detect": Command(
+        "find the training epochs of one trace", "commands.detect", example="smi.csv --gpu 0 --plot epochs.png"
+    ),
+    "report": Command(
+        "write one run into a file, for people or for Perfetto", "commands.report", example="smi.csv -o run.html"
+    ),
+    "predict": Command(
+        "predict the epoch latency of a run on other GPUs",
+        "commands.predict",
+        example="--trace smi.csv --targets A100,H100,T4 --plot gpus.png",
+    ),
     "train": Command(
-        "fit the epoch latency model on a table of runs or on a collector's store, or roll it back", "commands.train"
+        "fit the epoch latency model on a table of runs or on a collector's store, or roll it back",
+        "commands.train",
+        example="runs.csv --out mine.gsm",
     ),
     "workload": Command(
         "predict training times from a network's graph, before anything has run",
@@ -59,67 +81,171 @@ COMMANDS: Mapping[str, Command] = {
         "of a network on your side, 'predict' says how long its training steps take (docs/workload.md).",
         actions={
             "graph": Command(
-                "write the graph of a network to a file that holds neither weights nor code", "workload.graph"
+                "write the graph of a network to a file that holds neither weights nor code",
+                "workload.graph",
+                example="zoo:resnet50 --out resnet50.json",
             ),
-            "predict": Command("predict how long training steps of networks take", "workload.predict"),
-            "embed": Command("turn networks into vectors and name the known networks most like them", "workload.embed"),
-            "fit": Command("fit a model of training times on your own measurements", "workload.fit"),
-            "train": Command("train the encoder that embeds networks of a type of data", "workload.train"),
+            "predict": Command(
+                "predict how long training steps of networks take",
+                "workload.predict",
+                example="zoo:resnet50 --target-gpus A100,T4 --batch-size 32 --samples-per-epoch 1281167",
+            ),
+            "embed": Command(
+                "turn networks into vectors and name the known networks most like them",
+                "workload.embed",
+                example="zoo:resnet50 --nearest 3",
+            ),
+            "fit": Command(
+                "fit a model of training times on your own measurements",
+                "workload.fit",
+                example="steps.csv --out mine.gsm",
+            ),
+            "train": Command(
+                "train the encoder that embeds networks of a type of data",
+                "workload.train",
+                example="--dataset images=runs.csv --out encoders",
+            ),
         },
     ),
-    "plan": Command("say what to rent for a training job", "commands.plan"),
-    "monitor": Command("watch a running job and say when another plan is better", "commands.plan"),
-    "profile": Command("time the steps of a PyTorch job and record when its gradients are ready", "commands.profile"),
-    "probe": Command("measure what allreduces reach between machines", "commands.profile"),
+    "plan": Command("say what to rent for a training job", "commands.plan", example="pareto job.toml --plot plans.png"),
+    "monitor": Command(
+        "watch a running job and say when another plan is better",
+        "commands.plan",
+        example="job.toml --plan solution.json --progress progress.jsonl",
+    ),
+    "profile": Command(
+        "time the steps of a PyTorch job and record when its gradients are ready",
+        "commands.profile",
+        example="train.py:job --out a10g.json",
+    ),
+    "probe": Command(
+        "measure what allreduces reach between machines",
+        "commands.profile",
+        example="allreduce --fabric lab --out lab.json --rank 0 --world-size 2 --master 10.0.0.1:29500",
+    ),
     "evaluate": Command(
         "score what gpusonde finds against what is known to be true",
         actions={
-            "epochs": Command("the epoch detector, on traces whose epochs are known", "evaluations.epochs"),
+            "epochs": Command(
+                "the epoch detector, on traces whose epochs are known",
+                "evaluations.epochs",
+                example="traces truth.json --plot-dir pictures",
+            ),
             "predictor": Command(
-                "the epoch latency predictor, on runs measured on several GPUs", "evaluations.predictor"
+                "the epoch latency predictor, on runs measured on several GPUs",
+                "evaluations.predictor",
+                example="runs.csv --protocol random",
             ),
             "workload": Command(
-                "training times from networks' graphs, on steps that were measured", "evaluations.workload"
+                "training times from networks' graphs, on steps that were measured",
+                "evaluations.workload",
+                example="steps.csv",
             ),
         },
     ),
-    "agent": Command("sample this host's GPUs and stream them to a collector", "commands.daemons"),
-    "record": Command("sample this host's GPUs into a trace file", "commands.record"),
+    "agent": Command(
+        "sample this host's GPUs and stream them to a collector",
+        "commands.daemons",
+        example="--collector collector.example:7433",
+    ),
+    "record": Command(
+        "sample this host's GPUs into a trace file",
+        "commands.record",
+        example="trace.csv --duration-s 10m --interval-s 100ms",
+    ),
     "spool": Command(
         "list or check the spool of an agent",
         description="List or check the spool of an agent, beside which it may run.",
         actions={
-            "ls": Command("list the segments of a spool with their records, ticks and times", "commands.spool"),
-            "fsck": Command("check every byte of a spool; exit code 1 with findings", "commands.spool"),
+            "ls": Command(
+                "list the segments of a spool with their records, ticks and times",
+                "commands.spool",
+                example="/var/lib/gpusonde/spool",
+            ),
+            "fsck": Command(
+                "check every byte of a spool; exit code 1 with findings",
+                "commands.spool",
+                example="/var/lib/gpusonde/spool",
+            ),
         },
     ),
     "collector": Command(
-        "take the agents' streams, keep them, find runs and epochs, answer questions", "commands.daemons"
+        "take the agents' streams, keep them, find runs and epochs, answer questions",
+        "commands.daemons",
+        example="--config collector.toml",
     ),
     "store": Command(
         "check, back up, compact, export or query a collector's data directory",
         actions={
-            "fsck": Command("read everything and say what is wrong; exit code 1 if anything is", "commands.store"),
-            "backup": Command("copy a data directory, also one in use, to go on from", "commands.store"),
-            "compact": Command("compact all segments now; no collector may be using the directory", "commands.store"),
-            "export": Command("write samples into a trace file", "commands.store"),
-            "sql": Command("answer one SELECT with DuckDB (needs the extra 'sql')", "commands.store"),
+            "fsck": Command(
+                "read everything and say what is wrong; exit code 1 if anything is",
+                "commands.store",
+                example="/var/lib/gpusonde/store",
+            ),
+            "backup": Command(
+                "copy a data directory, also one in use, to go on from",
+                "commands.store",
+                example="/var/lib/gpusonde/store backup",
+            ),
+            "compact": Command(
+                "compact all segments now; no collector may be using the directory",
+                "commands.store",
+                example="/var/lib/gpusonde/store",
+            ),
+            "export": Command(
+                "write samples into a trace file", "commands.store", example="/var/lib/gpusonde/store trace.parquet"
+            ),
+            "sql": Command(
+                "answer one SELECT with DuckDB (needs the extra 'sql')",
+                "commands.store",
+                example="/var/lib/gpusonde/store 'SELECT * FROM runs'",
+            ),
         },
     ),
-    "token": Command("make a bearer token for an agent or a reader without a certificate", "commands.fleet"),
-    "fleet": Command(
-        "list a collector's agents, hosts and trainings of encoders, or send agents to another one", "commands.fleet"
+    "token": Command(
+        "make a bearer token for an agent or a reader without a certificate",
+        "commands.fleet",
+        example="new --role reader --label dashboard",
     ),
-    "runs": Command("list the runs that a collector has seen, newest first", "commands.epochs"),
-    "jobs": Command("say what jobs are doing, how far they are and when they will be done", "commands.jobs"),
-    "top": Command("watch the fleet and its jobs in a terminal", "commands.jobs"),
-    "idle": Command("name the jobs whose GPUs may be taken away, and take them where told to", "commands.idle"),
-    "tell": Command("write what jobs are doing where their users look: Slurm's comments, pods", "commands.tell"),
-    "epochs": Command("list the epochs of one run that a collector has seen", "commands.epochs"),
-    "gpus": Command("list the GPUs of the catalogue, or one with the source of every figure", "commands.catalog"),
-    "offers": Command("list the machines that can be rented, with their prices", "commands.catalog"),
-    "prices": Command("refresh the prices of machines from what their clouds publish", "commands.prices"),
-    "metrics": Command("list the metrics that traces, files and options name, with their units", "commands.catalog"),
+    "fleet": Command(
+        "list a collector's agents, hosts and trainings of encoders, or send agents to another one",
+        "commands.fleet",
+        example="list --collector collector.example:7433",
+    ),
+    "runs": Command("list the runs that a collector has seen, newest first", "commands.epochs", example="--limit 10"),
+    "jobs": Command(
+        "say what jobs are doing, how far they are and when they will be done",
+        "commands.jobs",
+        example="4711 --total-epochs 90 --plot 4711.png",
+    ),
+    "top": Command(
+        "watch the fleet and its jobs in a terminal", "commands.jobs", example="--collector collector.example:7433"
+    ),
+    "idle": Command(
+        "name the jobs whose GPUs may be taken away, and take them where told to", "commands.idle", example="--for 30m"
+    ),
+    "tell": Command(
+        "write what jobs are doing where their users look: Slurm's comments, pods",
+        "commands.tell",
+        example="slurm --every 30s",
+    ),
+    "epochs": Command(
+        "list the epochs of one run that a collector has seen", "commands.epochs", example="--latest --total-epochs 90"
+    ),
+    "gpus": Command(
+        "list the GPUs of the catalogue, or one with the source of every figure", "commands.catalog", example="A100"
+    ),
+    "offers": Command(
+        "list the machines that can be rented, with their prices", "commands.catalog", example="--gpu T4"
+    ),
+    "prices": Command(
+        "refresh the prices of machines from what their clouds publish",
+        "commands.prices",
+        example="aws --region us-east-1",
+    ),
+    "metrics": Command(
+        "list the metrics that traces, files and options name, with their units", "commands.catalog", example="--csv"
+    ),
 }
 # The daemons' news is worth a line without being asked for.
 _DAEMONS = frozenset({"agent", "collector"})
@@ -158,6 +284,9 @@ def _add_commands(subparsers: Subparsers, commands: Mapping[str, Command]) -> No
     for name, command in commands.items():
         description = command.description or command.summary[:1].upper() + command.summary[1:] + "."
         parser = subparsers.add_parser(name, help=command.summary, description=description, allow_abbrev=False)
+        if command.example:
+            parser.epilog = f"example: {parser.prog} {command.example}"
+            parser.formatter_class = HelpFormatter
         parser.declared_by(functools.partial(_declare, name, command))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from gpusonde.errors import ConfigError, UsageError
@@ -15,6 +14,15 @@ DEFAULT_COLLECTOR = "127.0.0.1:7433"
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 OptionGroup: TypeAlias = "argparse._ArgumentGroup"
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Keeps options whole, so that examples can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        import textwrap
+
+        return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,6 +86,8 @@ def add_output_options(parser: Parser) -> None:
 
 def add_plot_option(parser: Parser | OptionGroup, what: str) -> None:
     """Declare ``--plot``."""
+    from pathlib import Path
+
     parser.add_argument("--plot", type=Path, metavar="PNG", help=f"also draw {what} into this file")
 
 
