@@ -75,6 +75,7 @@ def messages(route, run_id):
         "GetJob": [{"job_id": run_id}, {"job_id": "a/b"}],
         "ListAlerts": [{}, {"open_only": True}, {"page_token": "x"}],
         "PredictEpochLatency": [{"run_id": run_id, "target_gpu_models": ["V100"]}, {"run_id": "nobody"}, {}],
+        "PoseProblem": [{"run_id": run_id, "epochs": 9, "providers": ["aws"]}, {"run_id": run_id}],
         "SolveProblem": [planned, {}],
         "ListParetoPlans": [planned, {}],
         "EstimatePlan": [planned | {"plan": {"groups": groups}}, {}],

@@ -45,6 +45,7 @@ PLACES = {
     "": "tbody >> text=resnet-8",
     "#/jobs/resnet-8": "canvas",
     "#/jobs/resnet-8/elsewhere": "tbody >> text=8 x T4",
+    "#/jobs/resnet-8/plan": "text=Epochs to train",
 }
 JOBS = {"host-a": ("resnet-8", 8), "host-b": ("lora-1", 1), "host-c": (HOSTILE, 1)}
 
@@ -180,6 +181,49 @@ def test_what_an_epoch_takes_and_costs_elsewhere_has_its_evidence_and_its_comman
     dialog.get_by_role("button", name="Close").click()
     page.get_by_label("Only where it fits").check()
     wait_for(page, lambda: rows.count() == 2)
+
+
+def test_a_deadline_is_dragged_and_the_plan_at_it_is_shown(page, filled):
+    page.goto(f"{filled}#/jobs/resnet-8")
+    page.get_by_role("link", name="What to rent").click()
+    page.get_by_label("Epochs to train").fill("90")
+    page.get_by_label("Machines of each kind").fill("2")
+    page.get_by_label("Clouds").fill("nowhere")
+    page.get_by_role("button", name="Plan").click()
+    page.get_by_text(re.compile("Not planned: .*no provider of the catalogue is called 'nowhere'")).wait_for()
+    page.errors[:] = [text for text in page.errors if "400" not in text]
+    page.get_by_label("Clouds").fill("aws")
+    page.keyboard.press("Enter")
+    rows = page.get_by_role("region", name="plans").get_by_role("row")
+    rows.nth(2).wait_for()
+    page.get_by_text("an epoch takes 20.0 s on 8 x T4").wait_for()
+    slider = page.get_by_label("Deadline")
+    chosen = page.get_by_text(re.compile("per hour$"))
+    cheapest = chosen.inner_text()
+    picture(page, "web_plan")
+    slider.focus()
+    page.keyboard.press("Home")
+    wait_for(page, lambda: rows.nth(1).get_by_role("cell").nth(4).inner_text() in chosen.inner_text())
+    assert chosen.inner_text() != cheapest
+    plane = page.get_by_role("img", name=re.compile(r"\d+ plans by time and cost; by .* it is "))
+    # The mouse drags it back: to the right end, and beyond.
+    box = plane.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] + 50, box["y"] + 100, steps=5)
+    page.mouse.up()
+    wait_for(page, lambda: chosen.inner_text() == cheapest)
+    chosen.get_by_role("button").click()
+    dialog = page.get_by_role("dialog")
+    again = asked_again(dialog.locator("pre").inner_text())
+    assert len(again["points"]) == rows.count() - 1
+    page.keyboard.press("Escape")
+    page.set_viewport_size({"width": 360, "height": 740})
+    wait_for(page, lambda: page.evaluate("document.documentElement.scrollWidth") <= 360)
+    if AXE:
+        # In the page's own world, which its policy does not reach.
+        page.evaluate(Path(AXE).read_text())
+        assert [each["id"] for each in page.evaluate("axe.run()")["violations"]] == []
 
 
 def asked_again(command):

@@ -23,6 +23,7 @@ from gpusonde.collector.query import prediction
 from gpusonde.collector.query.runs import list_runs
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
+from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, summarise_metrics
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.telemetry import read_trace
@@ -251,6 +252,35 @@ def test_a_prediction_of_a_run_is_that_of_its_trace(client, run, trace):
         assert one.interval_coverage == other.interval_coverage
 
 
+def test_a_run_poses_a_problem_that_has_plans_and_says_what_it_assumes(filled, run):
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = planning_pb2_grpc.PlanningServiceStub(channel)
+        wanted = {"run_id": run.run_id, "epochs": 90, "quota": 1, "providers": ["lambda"]}
+        posed = stub.PoseProblem(planning_pb2.PoseProblemRequest(**wanted, steps_per_epoch=100))
+        assert (posed.problem.epochs, posed.problem.samples_per_epoch) == (90, 100 * posed.problem.global_batch)
+        rented = {offer.gpu_model for offer in load_offers().offers(provider="lambda", newest_only=False)}
+        assert {curve.device for curve in posed.problem.job.curves} <= rented
+        assert posed.assumed[0] == f"an epoch takes {run.period_s:.1f} s on 1 x T4"
+        assert "batches told as shares of 256" in posed.assumed[-1]
+        front = stub.ListParetoPlans(planning_pb2.ListParetoPlansRequest(problem=posed.problem))
+        assert [point.estimate.cost_usd for point in front.points] == sorted(
+            (point.estimate.cost_usd for point in front.points), reverse=True
+        )
+        assert all(group.machines == 1 for point in front.points for group in point.plan.groups)
+        for change, code, text in (
+            ({"epochs": 0}, "INVALID_ARGUMENT", "field 'epochs'"),
+            ({"quota": 0}, "INVALID_ARGUMENT", "field 'quota'"),
+            ({"providers": ["nowhere"]}, "INVALID_ARGUMENT", "field 'providers': no provider"),
+            ({"providers": ["a"] * 33}, "INVALID_ARGUMENT", "at most 32"),
+            ({"run_id": "nobody"}, "NOT_FOUND", "nobody"),
+            ({"precision": "fp3"}, "INVALID_ARGUMENT", "field 'precision'"),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.PoseProblem(planning_pb2.PoseProblemRequest(**(wanted | change)))
+            assert refused.value.code().name == code
+            assert text in refused.value.details()
+
+
 def test_without_targets_every_gpu_of_the_catalogue_is_predicted(client, run):
     assert len(client.predict_run(run.run_id).predictions) == len(load_gpus().specs)
 
@@ -262,7 +292,7 @@ def test_a_prediction_tells_what_its_machines_cost(client):
     placements = [GpuPlacement(1), GpuPlacement(4), GpuPlacement(8, 2), GpuPlacement(1)]
     found = client.predict_measurement(Measurement("T4", 100.0), ["T4", "T4", "T4", "GB300"], placements=placements)
     assert [each.usd_per_hour for each in found.predictions[:3]] == pytest.approx([one, four, 2 * four])
-    assert f": {four:.4g} USD/h on demand, price of " in found.predictions[1].offer
+    assert " (4x T4): " in found.predictions[1].offer
     assert math.isnan(found.predictions[3].usd_per_hour)
     assert found.predictions[3].offer == ""
 

@@ -243,18 +243,20 @@ def begin(client, head, body=b""):
 
 def first_event(connection):
     for line in connection.makefile("rb"):
+        if line.startswith(b"HTTP/1.1 503 "):
+            return "refused"
         if line.startswith(b"event: "):
             return line.removeprefix(b"event: ").strip().decode()
     return "none"
 
 
-def test_seventy_who_watch_at_once_all_hear_and_leave_the_others_their_answers(tmp_path):
+def test_seventy_who_watch_at_once_hear_or_wait_or_are_refused_and_leave_the_others_their_answers(tmp_path):
     with ThreadCollector(tmp_path / "data", **WEB), contextlib.ExitStack() as stack:
         client = WebClient(tmp_path / "data")
         head = "GET /v1/watch HTTP/1.1"
         viewers = [stack.enter_context(begin(client, head)) for _ in range(70)]
         assert client.get("/v1/runs")["runs"] == []
-        assert Counter(map(first_event, viewers)) == {"change": 32, "waiting": 38}
+        assert Counter(map(first_event, viewers)) == {"change": 32, "waiting": 32, "refused": 6}
         # Who goes leaves the place to somebody else, whether they had one or waited.
         stack.close()
         wait_until(lambda: next(client.events("/v1/watch"))[0] == "change", 60, "a free place")

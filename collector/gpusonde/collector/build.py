@@ -18,6 +18,7 @@ from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.intake import Intake
 from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.metrics import CollectorCounters
+from gpusonde.collector.planning.posing import RunProblems
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.prediction import LatencyPredictor
@@ -185,6 +186,7 @@ def build_parts(
         planning=planning,
         planning_service=PlanningService(
             planning,
+            RunProblems(predictor, store.results),
             store.results,
             executors["query"],
             access.guard,

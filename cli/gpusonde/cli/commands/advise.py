@@ -24,6 +24,7 @@ from gpusonde.cli.commands.plan import (
     add_terms_options,
     parsed,
     plan_text,
+    pose_source,
     render_solution,
     terms_of,
 )
@@ -71,7 +72,6 @@ def run_advise(args: argparse.Namespace) -> int:
     """Detect, predict, plan, print."""
     from gpusonde.catalog import load_gpus
     from gpusonde.cli.measuring import from_traces
-    from gpusonde.cli.posing import PosedProblem
     from gpusonde.optimizer.documents.watching import solve_problem
     from gpusonde.simulator.parallel import Placement
 
@@ -93,7 +93,7 @@ def run_advise(args: argparse.Namespace) -> int:
                 missing = "what to rent: --epochs N says how long the job is, --deadline 24h by when it must end"
             else:
                 alone = predict_here(source, [Placement(spec) for spec in chosen], args.model)
-                posed = PosedProblem.of_source(Path(shown(args.trace[0])).stem, alone, source, terms)
+                posed = pose_source(Path(shown(args.trace[0])).stem, alone, source, terms)
                 try:
                     plan = solve_problem(parsed(posed.document))
                 except GpusondeError as error:

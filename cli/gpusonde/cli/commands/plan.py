@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde import formatting
-from gpusonde.cli.commands.detect import shown
+from gpusonde.cli.commands.detect import may_be, shown
 from gpusonde.cli.commands.predict import add_run_options, check_run, predict_run_of, run_id_of
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
@@ -23,8 +23,9 @@ from gpusonde.cli.parsing import Parser, add_plot_option, duration_s, names, pos
 from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.cli.posing import PosedProblem, Terms
+    from gpusonde.cli.measuring import Predictions, SourceRun
     from gpusonde.collector.client import PlanningClient
+    from gpusonde.optimizer.documents.posing import PosedProblem, Terms
     from gpusonde.optimizer.documents.problem import ProblemDocument
 
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
@@ -114,7 +115,7 @@ def add_terms_options(parser: Parser) -> None:
 def terms_of(args: argparse.Namespace) -> Terms:
     """Return what is wanted of a job."""
     from gpusonde.catalog import load_gpus
-    from gpusonde.cli.posing import Terms
+    from gpusonde.optimizer.documents.posing import Terms
 
     return Terms(
         epochs=args.epochs,
@@ -209,7 +210,7 @@ def _check_plan(args: argparse.Namespace) -> None:
 def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
     """Pose the problem of the run that the arguments name, which ``args.problem`` is called by from then on."""
     from gpusonde.catalog import load_gpus
-    from gpusonde.cli.posing import PosedProblem, doubt_of
+    from gpusonde.optimizer.documents.posing import PosedProblem
     from gpusonde.predictor.crossgpu import SourceMeasurement
     from gpusonde.simulator.parallel import Placement
 
@@ -221,16 +222,39 @@ def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
     args.problem = Path(shown(args.trace[0]) if args.trace else str(args.run or args.job or gpu.name))
     with error_context(args.problem):
         if source is not None:
-            posed = PosedProblem.of_source(args.problem.stem, predictions, source, terms)
+            posed = pose_source(args.problem.stem, predictions, source, terms)
         else:
             with connect(args) as client:
                 found = client.list_epochs(run_id_of(args, client))
             seen = SourceMeasurement(gpu, predictions.epoch_latency_s)
-            doubt = doubt_of(found.role, predictions.epoch_latency_s)
+            doubt = _doubt_of(found.role, predictions.epoch_latency_s)
             posed = PosedProblem.of_run(
-                args.problem.stem, predictions, seen, here, terms, cycles=found.cycles, doubt=doubt
+                args.problem.stem, predictions.rows, seen, here, terms, cycles=found.cycles, doubt=doubt
             )
     return replace(posed, assumed=[*predictions.notes, *posed.assumed])
+
+
+def pose_source(name: str, predictions: Predictions, source: SourceRun, terms: Terms) -> PosedProblem:
+    """Pose the problem of a run that was measured here; arguments and errors as for ``PosedProblem.of_run``."""
+    from gpusonde.optimizer.documents.posing import PosedProblem
+    from gpusonde.simulator.parallel import Placement
+
+    here = source.here or Placement(source.measurement.gpu)
+    found = source.detection
+    if found is None:
+        return PosedProblem.of_run(name, predictions.rows, source.measurement, here, terms)
+    doubt = _doubt_of(found.role, found.period_s)
+    return PosedProblem.of_run(
+        name, predictions.rows, source.measurement, here, terms, cycles=found.cycles, doubt=doubt
+    )
+
+
+def _doubt_of(role: str, period_s: float) -> str:
+    """Say why what is told as epochs may be none; nothing of those that are."""
+    if role == "epoch":
+        return ""
+    kind = "cycle" if role in ("unknown", "evaluation") else f"{role} cycle"
+    return f"every {kind} of {formatting.seconds(period_s)} is taken for an epoch. It may be {may_be(role, period_s)}"
 
 
 def _init(args: argparse.Namespace, output: Output, posed: PosedProblem) -> int:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.messages import enum_text, fill
+from gpusonde.collector.planning.posing import RunProblems
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.watch import WatchStream
 from gpusonde.collector.planning.wire import abort, pack_question, raise_errors, refusal_reason
@@ -36,6 +37,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
 
     Args:
         processes: Answer.
+        problems: Poses them.
         results: Where runs and epochs are.
         executor: Runs blocking reads of them.
         guard: Knows callers, whose proof may be withdrawn during a watch.
@@ -46,6 +48,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
     def __init__(
         self,
         processes: PlanningProcesses,
+        problems: RunProblems,
         results: ResultStore,
         executor: Executor,
         guard: Guard,
@@ -53,6 +56,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         refused: Counter[str],
     ) -> None:
         self._processes = processes
+        self._problems = problems
         self._results = results
         self._executor = executor
         self._guard = guard
@@ -64,7 +68,17 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         """Have every watch end."""
         self._draining.set()
 
-    async def SolveProblem(  # noqa: N802 - gRPC's name, as below
+    async def PoseProblem(  # noqa: N802 - gRPC's name, as below
+        self, request: planning_pb2.PoseProblemRequest, context: Context
+    ) -> planning_pb2.PoseProblemResponse:
+        """Return the problem of a run."""
+        await self._check(context, request)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._problems.pose, request)
+        except Exception as error:  # the client must get a status whatever happened
+            await self._abort(context, error)
+
+    async def SolveProblem(  # noqa: N802
         self, request: planning_pb2.SolveProblemRequest, context: Context
     ) -> planning_pb2.SolveProblemResponse:
         """Return the best plan."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, OfferCatalog, Precision, Resolution, UnknownGpuError
 from gpusonde.collector.metrics import CollectorCounters
@@ -133,6 +133,25 @@ _FITS = {
 _MOST_TARGETS = 1000
 
 
+@dataclass(frozen=True)
+class PredictedRun:
+    """What a request asks about, and the answers.
+
+    Attributes:
+        run: The stored run; None where the caller measured.
+        source: What was measured.
+        here: Its GPUs.
+        model_version: Version of the model that answered.
+        predictions: One for each target.
+    """
+
+    run: RunRow | None
+    source: SourceMeasurement
+    here: Placement
+    model_version: str
+    predictions: Sequence[LatencyPrediction]
+
+
 class LatencyPredictor:
     """Answers ``PredictEpochLatency``.
 
@@ -163,7 +182,19 @@ class LatencyPredictor:
         self.model = model
 
     def predict(self, request: query_pb2.PredictEpochLatencyRequest) -> query_pb2.PredictEpochLatencyResponse:
-        """Answer a request.
+        """Answer a request; errors as of ``predict_run``."""
+        found = self.predict_run(request)
+        return query_pb2.PredictEpochLatencyResponse(
+            predictions=[_message(prediction, self._offers) for prediction in found.predictions],
+            model_version=found.model_version,
+            source_gpu_model=found.source.gpu.name,
+            source_epoch_latency=duration(found.source.epoch_latency_s),
+            source_gpu_count=found.here.gpu_count,
+            source_host_count=found.here.host_count,
+        )
+
+    def predict_run(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictedRun:
+        """Return what a request asks for, before it is a message.
 
         Raises:
             RequestError: No such run, or a GPU that the catalogue does not hold (``NOT_FOUND``).
@@ -172,18 +203,19 @@ class LatencyPredictor:
         """
         began_s = self._clock()
         kind = request.WhichOneof("source")
+        run: RunRow | None = None
         members: Sequence[RunRow] = ()
         targets = self._targets(request.target_gpu_models)
         try:
             if kind == "run_id":
-                run = find_run(self._store.results, request.run_id)
-                source = measure_run(run, self._store.facts, self._store.samples, self._gpus)
+                run = stored = find_run(self._store.results, request.run_id)
+                source = measure_run(stored, self._store.facts, self._store.samples, self._gpus)
                 source = replace(source, precision=_precision("precision", request.precision))
                 members = [
                     each
-                    for each in runs_of_job(self._store.results, run)
+                    for each in runs_of_job(self._store.results, stored)
                     # A job that was requeued had other GPUs before.
-                    if each.start_unix_nano <= run.end_unix_nano and each.end_unix_nano >= run.start_unix_nano
+                    if each.start_unix_nano <= stored.end_unix_nano and each.end_unix_nano >= stored.start_unix_nano
                 ]
             elif kind == "measurement":
                 source = self._of_request(request.measurement)
@@ -196,14 +228,7 @@ class LatencyPredictor:
         except MeasurementError as error:
             raise RequestError("INVALID_ARGUMENT", f"field '{kind}': {error}") from None
         self._counters.count_predictions((prediction.status for prediction in predictions), self._clock() - began_s)
-        return query_pb2.PredictEpochLatencyResponse(
-            predictions=[_message(prediction, self._offers) for prediction in predictions],
-            model_version=model.version,
-            source_gpu_model=source.gpu.name,
-            source_epoch_latency=duration(source.epoch_latency_s),
-            source_gpu_count=here.gpu_count,
-            source_host_count=here.host_count,
-        )
+        return PredictedRun(run, source, here, model.version, predictions)
 
     def _place(self, told: query_pb2.Placement, gpu: GpuSpec, members: Sequence[RunRow]) -> Placement:
         """Return what the run has: as its job's runs tell where there are some, else as the caller does."""

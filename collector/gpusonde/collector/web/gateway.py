@@ -45,6 +45,8 @@ _MOST_QUESTIONS_OF_ONE = 8
 _MOST_QUESTIONS = 24
 _TURN_S = 30.0
 _MOST_VIEWERS = 32
+# Each keeps a connection from those who ask.
+_MOST_WAITING = 32
 _WAITING_S = 5.0
 _FIELD = re.compile(r"Failed to parse ([\w.\[\]]+) field: (.*)", re.DOTALL)
 _NO_FIELD = re.compile(r'has no field named "(\w{1,100})"')
@@ -69,6 +71,7 @@ class Gateway:
         self._admit = admit
         self._turns = Turns()
         self._viewers = 0
+        self._waiting: set[contextlib.AsyncExitStack] = set()
         self._body_bytes: Counter[str] = Counter()
 
     async def answer(self, route: ApiRoute, request: Request) -> Response:
@@ -113,7 +116,13 @@ class Gateway:
     async def _watch(self, begin: Callable[[], Any]) -> Response:
         async with contextlib.AsyncExitStack() as held:
             if self._viewers >= _MOST_VIEWERS:
+                if len(self._waiting) >= _MOST_WAITING:
+                    raise ProblemError(
+                        503, "too many watch, or wait to", code="UNAVAILABLE", headers={"Retry-After": "5"}
+                    )
                 later = contextlib.AsyncExitStack()
+                self._waiting.add(later)
+                later.callback(self._waiting.discard, later)
                 return _HoldingResponse(self._wait_for_changes(begin, later), "text/event-stream", later)
             changes = self._open(begin, held)
             # Whoever may not watch is told so by the status.
@@ -138,6 +147,7 @@ class Gateway:
         while self._viewers >= _MOST_VIEWERS:
             yield b"event: waiting\ndata: {}\n\n"
             await asyncio.sleep(_WAITING_S)
+        self._waiting.discard(held)
         changes = self._open(begin, held)
         try:
             first = await _checked(changes.read())

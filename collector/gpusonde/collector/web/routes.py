@@ -111,6 +111,7 @@ ROUTES = (
         "PredictEpochLatency",
         "Predict the epoch latency of a run on other GPUs.",
     ),
+    ApiRoute("POST", "/v1/plans:pose", "PlanningService", "PoseProblem", "Make a problem of a run."),
     ApiRoute("POST", "/v1/plans:solve", "PlanningService", "SolveProblem", "Say what to rent."),
     ApiRoute("POST", "/v1/plans:pareto", "PlanningService", "ListParetoPlans", "List plans by time and cost."),
     ApiRoute("POST", "/v1/plans:estimate", "PlanningService", "EstimatePlan", "Say what a plan takes and costs."),

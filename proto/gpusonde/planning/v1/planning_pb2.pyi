@@ -407,6 +407,32 @@ class Group(_message.Message):
     batch_size: int
     def __init__(self, offer: _Optional[str] = ..., machines: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
 
+class PoseProblemRequest(_message.Message):
+    __slots__ = ("run_id", "epochs", "batch_size", "steps_per_epoch", "quota", "providers", "precision")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    PROVIDERS_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    epochs: int
+    batch_size: int
+    steps_per_epoch: int
+    quota: int
+    providers: _containers.RepeatedScalarFieldContainer[str]
+    precision: str
+    def __init__(self, run_id: _Optional[str] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., quota: _Optional[int] = ..., providers: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ...) -> None: ...
+
+class PoseProblemResponse(_message.Message):
+    __slots__ = ("problem", "assumed")
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_FIELD_NUMBER: _ClassVar[int]
+    problem: Problem
+    assumed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, problem: _Optional[_Union[Problem, _Mapping]] = ..., assumed: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class EstimatePlanRequest(_message.Message):
     __slots__ = ("problem", "plan")
     PROBLEM_FIELD_NUMBER: _ClassVar[int]

@@ -38,6 +38,11 @@ class PlanningServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.PoseProblem = channel.unary_unary(
+                '/gpusonde.planning.v1.PlanningService/PoseProblem',
+                request_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.PoseProblemRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.PoseProblemResponse.FromString,
+                _registered_method=True)
         self.EstimatePlan = channel.unary_unary(
                 '/gpusonde.planning.v1.PlanningService/EstimatePlan',
                 request_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.EstimatePlanRequest.SerializeToString,
@@ -66,6 +71,13 @@ class PlanningServiceServicer(object):
     Fields of Problem, Plan and Solution have the names, units and defaults of the keys of problem, plan and solution
     files (docs/planning.md); what is unset is left to its default.
     """
+
+    def PoseProblem(self, request, context):
+        """PoseProblem makes a problem of a stored run: what its epochs would take elsewhere, and machines of the catalogue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def EstimatePlan(self, request, context):
         """EstimatePlan says what a given plan takes and costs.
@@ -99,6 +111,11 @@ class PlanningServiceServicer(object):
 
 def add_PlanningServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'PoseProblem': grpc.unary_unary_rpc_method_handler(
+                    servicer.PoseProblem,
+                    request_deserializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.PoseProblemRequest.FromString,
+                    response_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.PoseProblemResponse.SerializeToString,
+            ),
             'EstimatePlan': grpc.unary_unary_rpc_method_handler(
                     servicer.EstimatePlan,
                     request_deserializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.EstimatePlanRequest.FromString,
@@ -133,6 +150,33 @@ class PlanningService(object):
     Fields of Problem, Plan and Solution have the names, units and defaults of the keys of problem, plan and solution
     files (docs/planning.md); what is unset is left to its default.
     """
+
+    @staticmethod
+    def PoseProblem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpusonde.planning.v1.PlanningService/PoseProblem',
+            gpusonde_dot_planning_dot_v1_dot_planning__pb2.PoseProblemRequest.SerializeToString,
+            gpusonde_dot_planning_dot_v1_dot_planning__pb2.PoseProblemResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def EstimatePlan(request,

@@ -80,6 +80,7 @@ export class Api {
   // Calls onChange with every change and onLink with "here", "waiting" or "gone"; goes on until the page is closed.
   async watch(onChange, onLink) {
     for (let failures = 0; ; ) {
+      let link = "gone";
       try {
         const answer = await this.open("/v1/watch");
         for await (const [name, document] of events(answer.body)) {
@@ -90,8 +91,9 @@ export class Api {
         }
       } catch (error) {
         console.debug("watch", error.message);
+        if (error.status === 503) link = "waiting";
       }
-      onLink("gone");
+      onLink(link);
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS[Math.min(failures++, AGAIN_MS.length - 1)]));
     }
   }

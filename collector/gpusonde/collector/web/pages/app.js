@@ -5,11 +5,12 @@ import { Elsewhere } from "./elsewhere.js";
 import { Fleet } from "./fleet.js";
 import { JobView } from "./job.js";
 import { el } from "./parts.js";
+import { PlanView } from "./plan.js";
 
 const view = document.getElementById("view");
 const link = document.getElementById("link");
 const gone = document.getElementById("gone");
-const VIEWS = { "": JobView, "/elsewhere": Elsewhere };
+const VIEWS = { "": JobView, "/elsewhere": Elsewhere, "/plan": PlanView };
 let shown = null;
 let goneSince = null;
 
@@ -44,7 +45,7 @@ function decoded(text) {
 
 function show() {
   shown?.close();
-  const job = location.hash.match(/^#\/jobs\/(.+?)(\/elsewhere)?$/);
+  const job = location.hash.match(/^#\/jobs\/(.+?)(\/elsewhere|\/plan)?$/);
   const place = el("div");
   view.replaceChildren(place);
   shown = job ? new (VIEWS[job[2] ?? ""])(api, place, decoded(job[1])) : new Fleet(api, place);

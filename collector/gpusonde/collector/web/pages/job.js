@@ -23,7 +23,8 @@ export class JobView {
     this.box = el("div", { className: "chart", tabIndex: 0, role: "group" });
     this.heading = el("h2", {}, jobId);
     place.append(
-      el("p", { className: "row" }, el("a", { href: "#/" }, "All jobs"), el("a", { href: `${jobAddress(jobId)}/elsewhere` }, "On other GPUs")),
+      el("p", { className: "row" }, el("a", { href: "#/" }, "All jobs"), el("a", { href: `${jobAddress(jobId)}/elsewhere` }, "On other GPUs"),
+        el("a", { href: `${jobAddress(jobId)}/plan` }, "What to rent")),
       this.heading, this.note, this.facts,
       el("div", { className: "row" },
         el("label", {}, "Cycles in all ", this.total),

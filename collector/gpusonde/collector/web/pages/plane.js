@@ -9,8 +9,9 @@ const MINUTE = 60;
 const HOUR = 3600;
 const DAY = 86400;
 const TIMES = [
-  ...[0.001, 0.01, 0.1].flatMap((one) => [one, 2 * one, 5 * one]), 1, 2, 5, 10, 20, MINUTE, 2 * MINUTE, 5 * MINUTE,
-  10 * MINUTE, 20 * MINUTE, HOUR, 2 * HOUR, 5 * HOUR, 10 * HOUR, DAY, 2 * DAY, 5 * DAY, 10 * DAY, 30 * DAY, 100 * DAY, 365 * DAY,
+  ...[0.001, 0.01, 0.1, 1, 10].flatMap((one) => [one, 2 * one, 5 * one]).slice(0, -1),
+  ...[1, 2, 3, 5, 7, 10, 20, 30].map((count) => count * MINUTE), ...[1, 2, 3, 5, 7, 10, 15].map((count) => count * HOUR),
+  ...[1, 2, 3, 5, 7, 10, 20, 30, 100, 365].map((count) => count * DAY),
 ];
 const MONEY = Array.from({ length: 14 }, (_, power) => 10 ** (power - 6)).flatMap((one) => [one, 2 * one, 5 * one]);
 
@@ -24,6 +25,7 @@ export class Plane {
     this.told = el("p", { role: "status", className: "note" });
     this.picture = svg("svg", { class: "plane", role: "img", tabindex: 0, height: HIGH });
     box.append(this.picture, this.told);
+    box.hidden = true;
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(box);
     this.picture.addEventListener("pointermove", (event) => {
@@ -47,10 +49,12 @@ export class Plane {
     this.resized.disconnect();
   }
 
-  // Points by time: { time, cost, text, sign } and, where they are known, timeLow, timeHigh, costLow, costHigh.
+  // Points by time: { time, cost, text, sign }, isFront of those on the line and, where they are known,
+  // timeLow, timeHigh, costLow, costHigh.
   show(points, { line = false, deadline = NaN, label = "" } = {}) {
     const same = points.length === this.points.length && points.every((point, index) => point.text === this.points[index].text);
     Object.assign(this, { points, line, deadline, chosen: same ? this.chosen : -1 });
+    this.box.hidden = !points.length;
     this.picture.setAttribute("aria-label", label);
     if (!same) this.told.textContent = "";
     this.draw();
@@ -90,7 +94,7 @@ export class Plane {
     this.costs = boundsOf(this.points.flatMap(({ cost, costLow, costHigh }) => [cost, costLow, costHigh]));
     const parts = this.axes();
     if (this.line) {
-      const way = this.points.map(({ time, cost }, index) => (
+      const way = this.points.filter(({ isFront }) => isFront).map(({ time, cost }, index) => (
         index ? `H${this.x(time)}V${this.y(cost)}` : `M${this.x(time)} ${this.y(cost)}`
       ));
       parts.push(svg("path", { class: "front", d: way.join("") }));

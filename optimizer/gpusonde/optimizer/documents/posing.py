@@ -11,20 +11,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusonde import formatting
 from gpusonde.catalog import load_offers
-from gpusonde.cli.commands.detect import may_be
 from gpusonde.errors import CommandError
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.parallel import Placement, gradients_per_second
 
 if TYPE_CHECKING:
     from gpusonde.catalog import Offer
-    from gpusonde.cli.measuring import Predictions, SourceRun
-    from gpusonde.collector.client import CycleInfo
-    from gpusonde.epoch_detect import Cycle
     from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement
 
 DEFAULT_QUOTA = 8
@@ -36,6 +32,22 @@ _UNTOLD_STEP_S = 0.25
 _OVERHEAD_S = 180.0
 _SURE_ROLE = 0.7
 _LATENCY_KEYS = [each.name for each in fields(EpochLatency) if each.name not in ("batch_size", "samples_per_epoch")]
+
+
+class RoledCycle(Protocol):
+    """A level of a tree of cycles, whoever found it."""
+
+    @property
+    def period_s(self) -> float:
+        """From start to start."""
+
+    @property
+    def role(self) -> str:
+        """What it is: ``step``, ``epoch`` and so on."""
+
+    @property
+    def role_confidence(self) -> float:
+        """Probability of that, 0..1."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +117,12 @@ class PosedProblem:
     def of_run(
         cls,
         name: str,
-        predictions: Predictions,
+        predictions: Sequence[LatencyPrediction],
         source: SourceMeasurement,
         here: Placement,
         terms: Terms,
         *,
-        cycles: Sequence[Cycle | CycleInfo] = (),
+        cycles: Sequence[RoledCycle] = (),
         doubt: str = "",
     ) -> PosedProblem:
         """Pose the problem of a run.
@@ -131,10 +143,10 @@ class PosedProblem:
         rentable = {offer.gpu_model for offer in offered}
         told_batch = terms.batch_size or here.batch_per_gpu
         batch = int(told_batch or _UNTOLD_BATCH)
-        alone_s = next(row.epoch_latency_s for row in predictions.rows if row.target_gpu == here.gpu.name)
-        steps, of_steps = _steps_per_epoch(terms, cycles, predictions.epoch_latency_s)
+        alone_s = next(row.epoch_latency_s for row in predictions if row.target_gpu == here.gpu.name)
+        steps, of_steps = _steps_per_epoch(terms, cycles, source.epoch_latency_s)
         samples = steps * batch * here.gpu_count
-        rows = [row for row in predictions.rows if row.target_gpu in rentable and math.isfinite(row.epoch_latency_s)]
+        rows = [row for row in predictions if row.target_gpu in rentable and math.isfinite(row.epoch_latency_s)]
         curves = [_curve(row, batch, samples) for row in rows if row.fits != "no"]
         if not curves:
             raise CommandError("no GPU that can be rented is predicted: name others with --targets or --providers")
@@ -170,30 +182,20 @@ class PosedProblem:
         }
         assumed = [f"{quota} machines of each kind" * (terms.quota is None), f"{_OVERHEAD_S:.0f} s to start"]
         if not told_batch:
-            notes["global_batch"] = f"assumed: stands for the run's batch, which --batch-size tells, {batch} per GPU"
+            notes["global_batch"] = f"assumed: stands for the run's batch, which can be told, {batch} per GPU"
             assumed.append(f"batches told as shares of {batch}, which stands for the run's")
         assumed.append("gradients as of most jobs")
         says = [doubt] if doubt else []
         if terms.steps_per_epoch is None:
             assumed.append(f"{steps:,} steps per epoch{' as its metrics show' * ('assumed' not in of_steps)}")
-        says += ["assumed: " + "; ".join(filter(None, assumed)) + " (--quota, --batch-size and --steps-per-epoch tell)"]
+        says += ["assumed: " + "; ".join(filter(None, assumed)) + " (quota, batch size, steps per epoch can be told)"]
         lost = [row.target_gpu for row in rows if row.fits == "no"]
         if lost:
             says.append(f"left out, as what the run holds does not fit into their memory: {', '.join(lost)}")
-        measured = f"an epoch takes {formatting.seconds(predictions.epoch_latency_s)} on {here}"
+        measured = f"an epoch takes {formatting.seconds(source.epoch_latency_s)} on {here}"
         guessed = {row.target_gpu for row in rows if row.extrapolated}
         offers = {f"{offer.provider}/{offer.region}/{offer.instance_type}": offer.gpu_model for offer in offered}
         return cls(document, measured, says, notes, {name: gpu for name, gpu in offers.items() if gpu in guessed})
-
-    @classmethod
-    def of_source(cls, name: str, predictions: Predictions, source: SourceRun, terms: Terms) -> PosedProblem:
-        """Pose the problem of a run that was measured here; arguments and errors as for ``of_run``."""
-        here = source.here or Placement(source.measurement.gpu)
-        found = source.detection
-        if found is None:
-            return cls.of_run(name, predictions, source.measurement, here, terms)
-        doubt = doubt_of(found.role, found.period_s)
-        return cls.of_run(name, predictions, source.measurement, here, terms, cycles=found.cycles, doubt=doubt)
 
     def notes_on(self, plan: Mapping[str, Any] | None) -> list[str]:
         """Return what to say beside an answer: what was assumed, and on which guesses its plan rests."""
@@ -228,15 +230,7 @@ class PosedProblem:
         return "\n".join(lines) + "\n"
 
 
-def doubt_of(role: str, period_s: float) -> str:
-    """Say why what is told as epochs may be none; nothing of those that are."""
-    if role == "epoch":
-        return ""
-    kind = "cycle" if role in ("unknown", "evaluation") else f"{role} cycle"
-    return f"every {kind} of {formatting.seconds(period_s)} is taken for an epoch. It may be {may_be(role, period_s)}"
-
-
-def _steps_per_epoch(terms: Terms, cycles: Sequence[Cycle | CycleInfo], epoch_s: float) -> tuple[int, str]:
+def _steps_per_epoch(terms: Terms, cycles: Sequence[RoledCycle], epoch_s: float) -> tuple[int, str]:
     """Return optimizer steps of an epoch, and where that is from."""
     if terms.steps_per_epoch is not None:
         return terms.steps_per_epoch, "as told"
