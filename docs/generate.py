@@ -111,7 +111,9 @@ def _keys_in(kind: Any) -> dict[str, Any]:
 
 def _of_key(name: str, text: str) -> str:
     """Return the first sentence of what a docstring says of a field, if it is more than its name, as a list has it."""
-    text = re.sub(r"\bNone\b", "null", text.partition(". ")[0]).replace("``", "`").rstrip(".")
+    # That what is not known is null is told once, at the head of the page.
+    text = re.sub(r"; None (?!for all)[^;]*", "", text.partition(". ")[0].rstrip("."))
+    text = re.sub(r"\bNone\b", "null", text).replace("``", "`")
     text = text if text[:2].isupper() else text[:1].lower() + text[1:]
     return "" if text in (f"the {name}", f"how many {name}") else text
 

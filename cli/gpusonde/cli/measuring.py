@@ -61,7 +61,7 @@ class PredictionPayload(TypedDict):
     communication_ratio: Annotated[float, JsonKey("share of the epoch spent waiting for gradients")]
     fits: Annotated[str, JsonKey("into this GPU's memory: `yes`, `likely`, `unknown` or `no`")]
     link: Annotated[str | None, JsonKey("of a host's GPUs: `nvlink` or `pcie`")]
-    network_bytes_per_second: Annotated[float | None, JsonKey("of a host, told or assumed; null on one host")]
+    network_bytes_per_second: Annotated[float | None, JsonKey("of a host, told or assumed")]
     measured_epoch_latency_s: Annotated[float | None, JsonKey("in the runs table, for the same workload")]
     relative_error: Annotated[float | None, JsonKey("predicted / measured - 1")]
 

@@ -87,7 +87,7 @@ class EstimatePayload(TypedDict):
 class TotalsPayload(TypedDict):
     """What epochs tell together."""
 
-    trend: Annotated[TrendPayload | None, JsonKey("of the durations; null for under two epochs")]
+    trend: Annotated[TrendPayload | None, JsonKey("of the durations")]
     idle_share: Annotated[float, JsonKey("share of the run without work")]
     stalled_share: Annotated[float, JsonKey("share lost to unusual idleness, or between epochs")]
 

@@ -126,7 +126,7 @@ class DetectPayload(TotalsPayload):
     trace: str
     gpu_uuid: str | None
     gpu_model: str | None
-    generated: Annotated[str | None, JsonKey("how; null for a recorded trace")]
+    generated: Annotated[str | None, JsonKey("how the trace was")]
     ticks: int
     duration_s: Annotated[float, JsonKey("first tick to last")]
     interval_s: Annotated[float, JsonKey("median")]

@@ -60,7 +60,7 @@ class JobPayload(TypedDict):
     """One job: what a user started, over all its GPUs and hosts."""
 
     job_id: Annotated[str, JsonKey("the scheduler's, else the run's")]
-    scheduler: Annotated[str | None, JsonKey("`slurm`, `kubernetes`, `static`, `container`; null without one")]
+    scheduler: Annotated[str | None, JsonKey("`slurm`, `kubernetes`, `static`, `container`")]
     active: bool
     start_time: Annotated[str, JsonKey("first activity")]
     end_time: Annotated[str, JsonKey("last activity; the latest tick while it is active")]

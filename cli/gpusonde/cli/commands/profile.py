@@ -194,7 +194,7 @@ class ProfilePayload(TypedDict):
     gradient_buckets: int
     gradient_bytes: float
     optimizer_s: float
-    largest_batch: Annotated[float | None, JsonKey("that fits; null when nobody looked")]
+    largest_batch: Annotated[float | None, JsonKey("that fits")]
 
 
 def add_profile_options(parser: Parser) -> None:

@@ -42,7 +42,7 @@ class DemoPayload(PredictPayload):
     mode: Annotated[str, JsonKey("`live` or `replay`")]
     live_note: Annotated[str | None, JsonKey("why no live GPU is shown")]
     trace: str | None
-    generated: Annotated[str | None, JsonKey("how; null for a recording")]
+    generated: Annotated[str | None, JsonKey("how the trace was")]
     speed: Annotated[float | None, JsonKey("25 is 25 times faster than recorded")]
     ticks_sampled: int
     ticks_stored: Annotated[int, JsonKey("that came back out of the store")]

@@ -212,8 +212,8 @@ class TraceScorePayload(TypedDict):
     verdict: Annotated[str, JsonKey("`epochs`, `short_cycle` or `none`")]
     reason: str
     period_s: float | None
-    true_period_s: Annotated[float | None, JsonKey("the nearest right one; null for a negative")]
-    ape: Annotated[float | None, JsonKey("1 without an answer; null for a negative")]
+    true_period_s: Annotated[float | None, JsonKey("the nearest right one")]
+    ape: Annotated[float | None, JsonKey("1 without an answer")]
     confidence: Annotated[float, JsonKey("the detector's")]
     boundary_errors_s: Annotated[list[float], JsonKey("of each true epoch start")]
     boundaries_found: Annotated[float | None, JsonKey("share")]

@@ -75,7 +75,7 @@ class WorkloadScoresPayload(PredictorScoresPayload):
 class RepeatedScoresPayload(PredictorScoresPayload):
     """Scores over all seeds."""
 
-    mape_deviation: Annotated[float | None, JsonKey("standard deviation over the seeds; null for one")]
+    mape_deviation: Annotated[float | None, JsonKey("standard deviation over the seeds")]
 
 
 class ProtocolScoresPayload(RepeatedScoresPayload):

@@ -52,7 +52,7 @@ class StepPayload(TypedDict):
     gpu_count: int | None
     node_count: Annotated[int | None, JsonKey("hosts")]
     agent_ids: Annotated[list[str], JsonKey("of named hosts")]
-    free_cores: Annotated[float | None, JsonKey("of the weakest of these hosts; null where nobody knows")]
+    free_cores: Annotated[float | None, JsonKey("of the weakest of these hosts")]
     free_memory_bytes: Annotated[float | None, JsonKey("likewise")]
     free_disk_throughput: Annotated[float | None, JsonKey("likewise", "bytes per second")]
     free_cpu_flops: Annotated[float | None, JsonKey("likewise", "per second")]
@@ -70,7 +70,7 @@ class StepPayload(TypedDict):
     epoch_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_low_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_high_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
-    tokens_per_second: Annotated[float | None, JsonKey("on all GPUs; null without tokens")]
+    tokens_per_second: Annotated[float | None, JsonKey("on all GPUs")]
     model_flops_utilisation: Annotated[float | None, JsonKey("share of the precision's peak that is used")]
     communication_ratio: Annotated[
         float | None,
