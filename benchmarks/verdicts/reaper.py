@@ -646,8 +646,8 @@ def table(days: Sequence[Verdict]) -> list[str]:
         names = [kind.__name__ for kind in kinds]
         for name in names:
             mine = [day for day in days if day.kind == name]
-            if kinds is HEALTHY and not any(day.works_again and np.isfinite(day.reaped_s) for day in mine):
-                continue  # nothing was taken of it
+            if not any(day.works_again and np.isfinite(day.reaped_s) for day in mine):
+                continue  # nothing was taken of it that went on
             lines.append(row(f"{name}{' (set aside)' if name in SET_ASIDE else ''}", mine))
         lines.append(row(f"**{title}**", [day for day in days if day.kind in names]))
     healthy = [day for day in days if not np.isfinite(day.idle_from_s)]

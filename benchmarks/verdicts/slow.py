@@ -6,7 +6,7 @@ seconds from then on. That the job's cycle has slowed is given: when that is kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,9 +25,6 @@ _SEED = 17
 _JOBS = (  # kind, its name, beginnings of a fault in each job, slow devices for each, seconds of its shortest cycle
     ("gpt3/64", "gpt3, 64 nodes", 4, 2, 10.8), ("h100 checkpoints", "8 H100, checkpoints", 2, 2, 0.0),
     ("llama2_70b_lora/8", "llama2, 8 nodes", 2, 1, 0.0), ("ssd/8", "ssd, 8 nodes", 2, 1, 0.0),
-)  # fmt: skip
-COLUMNS = (
-    "job", "fault", "trials", "30 s", "60 s", "150 s", "top-1 at 60 s", "wrong device",
 )  # fmt: skip
 _FAULTS = (
     ("hot", 0.05, 2.0), ("hot", 0.10, 2.0), ("throttle", 0.05, 2.0), ("throttle", 0.10, 2.0), ("throttle", 0.05, 1.0),
@@ -79,14 +76,11 @@ def _onsets(recording: JobRecording, count: int) -> list[float]:
     return sorted(recording.time_s[chosen].tolist())
 
 
-def rows(
-    recordings: Sequence[JobRecording], name: str, *, onsets: int, devices: int, cycle_s: float
-) -> Iterator[tuple[str, ...]]:
-    """Rows of :data:`COLUMNS`.
+def _column(recordings: Sequence[JobRecording], *, onsets: int, devices: int, cycle_s: float) -> tuple[int, list[str]]:
+    """Trials of each fault in some jobs, and a cell of the table for each fault.
 
     Args:
         recordings: Healthy jobs.
-        name: What they are.
         onsets: Beginnings of a fault per job.
         devices: Slow devices per beginning.
         cycle_s: Shortest cycle of the job.
@@ -107,15 +101,12 @@ def rows(
                         made = replace(made, values={"power_watts": made.power})
                     who = None if kind == "link" else int(device)
                     found.setdefault(fault, []).append(_trial(made, who, at_s, cycle_s))
-    for (kind, slower, exponent), trials in found.items():
-        power = f", power ~ f^{exponent:.0f}" if kind == "throttle" else ""
-        right = np.array([trial[0] for trial in trials]).mean(axis=0)
-        yield (
-            name, f"{kind} {slower:.0%}{power}", str(len(trials)),
-            *(["-"] * 3 if kind == "link" else [f"{share:.2f}" for share in right]),
-            "-" if kind == "link" else f"{np.mean([trial[1] for trial in trials]):.2f}",
-            f"{np.mean([trial[2] for trial in trials]):.2f}",
-        )  # fmt: skip
+    cells = []
+    for (kind, _, _), trials in found.items():
+        right = ", ".join(f"{share:.2f}" for share in np.array([trial[0] for trial in trials]).mean(axis=0))
+        first, wrong = np.mean([trial[1:] for trial in trials], axis=0)
+        cells.append(f"-; -; {wrong:.2f}" if kind == "link" else f"{right}; {first:.2f}; {wrong:.2f}")
+    return len(next(iter(found.values()))), cells
 
 
 def healthy(recordings: Sequence[JobRecording]) -> tuple[int, int]:
@@ -132,11 +123,18 @@ def healthy(recordings: Sequence[JobRecording]) -> tuple[int, int]:
 
 def table(recordings: Sequence[JobRecording]) -> list[str]:
     """The section's lines."""
-    found: list[tuple[str, ...]] = []
+    titles, columns = ["fault"], []
     for kind, name, onsets, devices, cycle_s in _JOBS:
         some = [run for run in recordings if run.kind == kind]
-        found += rows(some, name, onsets=onsets, devices=devices, cycle_s=cycle_s)
-    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ("---",) * len(COLUMNS), *found)]
+        trials, cells = _column(some, onsets=onsets, devices=devices, cycle_s=cycle_s)
+        titles.append(f"{name} ({trials})")
+        columns.append(cells)
+    faults = [
+        f"{kind} {slower:.0%}" + (f", power ~ f^{exponent:.0f}" if kind == "throttle" else "")
+        for kind, slower, exponent in _FAULTS
+    ]
+    rows = zip(faults, *columns, strict=True)
+    lines = ["| " + " | ".join(row) + " |" for row in (titles, ["---"] * len(titles), *rows)]
     kinds = sorted({run.kind for run in recordings if len(run.devices) > 2})
     told = [(kind, healthy([run for run in recordings if run.kind == kind])) for kind in kinds]
     said = ", ".join(f"{kind} {wrong} of {asked}" for kind, (wrong, asked) in told)
