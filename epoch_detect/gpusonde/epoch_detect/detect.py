@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -14,15 +14,19 @@ from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.result import EpochDetection
 from gpusonde.epoch_detect.ticks import IntArray, Ticks, average_ticks, select_values, warn_of_holes
-from gpusonde.telemetry import FloatArray, Trace
+from gpusonde.telemetry import FloatArray, Trace, as_traces
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Mode = Literal["default", "paper", "notebook"]
 Engine = Literal["port", "luminol"]
 
 
 def detect(
-    traces: Trace | Sequence[Trace],
+    traces: Trace | Sequence[Trace] | DataFrame,
     *,
+    columns: Sequence[str] | Mapping[str, str] = (),
     told: Told | None = None,
     marks: Marks | None = None,
     running: bool = False,
@@ -37,7 +41,8 @@ def detect(
 
     Args:
         traces: The ticks of one GPU, or of each GPU of one job, whose times count from the same moment unless each says
-            from which.
+            from which; or a table of them (``gpusonde.telemetry.as_traces``).
+        columns: What columns of other names of such a table are: ``{"util": "gpu_utilization:percent"}``.
         told: What is known of the job; it refutes levels before one of them is chosen.
         marks: What the job's processes did meanwhile, in the first trace's own time; it settles names, and with it the
             framebuffer in the first trace does.
@@ -58,7 +63,7 @@ def detect(
     """
     if engine not in ("port", "luminol"):
         raise ValueError(f"unknown engine {engine!r}; choose port or luminol")
-    job = [traces] if isinstance(traces, Trace) else list(traces)
+    job = as_traces(traces, columns)
     if not job:
         raise ValueError("no trace was given; give that of each GPU of the job")
     if mode in ("paper", "notebook"):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Protocol
+from html import escape
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gpusonde.telemetry import FloatArray
+from gpusonde import formatting
+from gpusonde.telemetry import FloatArray, as_traces
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 
 class Verdict(str, Enum):
@@ -186,3 +192,44 @@ class EpochDetection:
     def end_s(self) -> float:
         """End of the last epoch, in the trace's own time; NaN without epochs."""
         return float(self.epoch_ends_s[-1]) if self.epoch_ends_s.size else float("nan")
+
+    def to_pandas(self) -> DataFrame:
+        """Return the levels of the tree of cycles, a row each: what ``Cycle`` has, but for the starts."""
+        import pandas as pd  # noqa: PLC0415 - an extra
+
+        names = [known.name for known in fields(Cycle) if known.name != "starts_s"]
+        rows = [[getattr(cycle, name) for name in names] for cycle in self.cycles]
+        return pd.DataFrame(rows, columns=names)
+
+    def plot(self, traces: Any, columns: Sequence[str] | Mapping[str, str] = (), *, ax: Axes | None = None) -> Axes:
+        """Draw the first metric that was used, of the first GPU, with the epochs, and return matplotlib's axes.
+
+        Args:
+            traces: What was given to ``detect``.
+            columns: Likewise.
+            ax: Where to draw; None for a figure of its own.
+        """
+        import matplotlib.pyplot as plt  # noqa: PLC0415 - an extra
+
+        trace = as_traces(traces, columns)[0]
+        name = next((name for name in self.metrics if name in trace.values), trace.metrics[0])
+        axes = plt.subplots(figsize=(11.0, 2.8), layout="constrained")[1] if ax is None else ax
+        axes.plot(trace.time_s, trace.values[name], lw=0.8)
+        for start, end in zip(self.epoch_starts_s[::2], self.epoch_ends_s[::2], strict=True):
+            axes.axvspan(start, end, color="tab:red", alpha=0.08, lw=0)
+        for start in self.epoch_starts_s:
+            axes.axvline(start, color="tab:red", lw=0.8)
+        axes.set(xlabel="time (s)", ylabel=name, title=self.reason)
+        return axes
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it."""
+        head = "".join(f"<th>{name}</th>" for name in ("cycle of", "95 % interval (s)", "count", "role", "confidence"))
+        rows = "".join(
+            f"<tr><td>{formatting.seconds(cycle.period_s)}</td>"
+            f"<td>{formatting.interval(cycle.period_low_s, cycle.period_high_s)}</td><td>{cycle.count}</td>"
+            f"<td>{cycle.role}</td><td>{formatting.probability(cycle.confidence)}</td></tr>"
+            for cycle in self.cycles
+        )
+        lines = [f"<b>{escape(str(self.verdict))}</b>: {escape(self.reason)}", *map(escape, self.warnings)]
+        return f"<p>{'<br>'.join(lines)}</p>" + (f"<table><tr>{head}</tr>{rows}</table>" if rows else "")

@@ -24,7 +24,7 @@ from gpusonde.telemetry.metrics import (
 from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
 if TYPE_CHECKING:
-    from gpusonde.telemetry.readers import read_trace, read_traces
+    from gpusonde.telemetry.readers import as_traces, read_trace, read_traces
     from gpusonde.telemetry.writers import TraceWriter, write_trace
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "TraceWriter",
     "Unit",
     "UnknownMetricError",
+    "as_traces",
     "metric",
     "metric_names",
     "read_trace",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "as_traces": "gpusonde.telemetry.readers",
     "read_trace": "gpusonde.telemetry.readers",
     "read_traces": "gpusonde.telemetry.readers",
     "TraceWriter": "gpusonde.telemetry.writers",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from gpusonde.errors import TraceError, TraceFormatError, shown
 from gpusonde.telemetry.readers import dcgmi, nvidia_smi, prometheus, smi_dmon, smi_table
@@ -27,7 +29,7 @@ from gpusonde.telemetry.readers.nvidia_smi import MAX_GPUS, read_nvidia_smi
 from gpusonde.telemetry.readers.own_csv import read_own_csv
 from gpusonde.telemetry.readers.own_parquet import read_own_parquet, read_parquet_columns
 from gpusonde.telemetry.readers.prometheus import read_prometheus, without_password
-from gpusonde.telemetry.readers.records import Records, is_json, read_json, read_table, split_records
+from gpusonde.telemetry.readers.records import Records, check_cells, is_json, read_json, read_table, split_records
 from gpusonde.telemetry.readers.smi_dmon import read_smi_dmon
 from gpusonde.telemetry.readers.smi_table import read_smi_tables
 from gpusonde.telemetry.readers.table import TIME_S, TIMESTAMP, names_a_metric
@@ -40,6 +42,7 @@ _NVIDIA_SMI_MON = re.compile(r"\s*#\s*(?:(?:Date|Time)[,\s]+)*gpu\b(?P<process>[
 _DCGMI_HEADER = re.compile(r"#\s*Entity")
 _NUMBERS = re.compile(r"[-+0-9.eE,;\s]+")
 _STDIN = "-"
+_FRAME = "DataFrame"
 
 
 class Format(Enum):
@@ -301,13 +304,55 @@ def _read_stdin(gpus: int | None, interval_s: float | None, columns: Sequence[st
                 raise TraceFormatError(_STDIN, too_large(size, max_bytes, "bytes or more"))
             kept.write(chunk)
         kept.flush()
-        try:
+        with _named(kept.name, "stdin", _STDIN):
             return read_traces(kept.name, gpus=gpus, interval_s=interval_s, columns=columns, max_bytes=max_bytes)
-        except TraceError as error:
-            error.args = (str(error).replace(kept.name, "stdin"),)
-            if isinstance(error, TraceFormatError):
-                error.path = _STDIN
-            raise
+
+
+@contextlib.contextmanager
+def _named(path: str, name: str, told: str = "") -> Iterator[None]:
+    """Have errors about a file that nobody knows tell what it is of."""
+    try:
+        yield
+    except TraceError as error:
+        error.args = (str(error).replace(path, name),)
+        if isinstance(error, TraceFormatError):
+            error.path = told or name
+        raise
+
+
+def as_traces(given: Any, columns: Sequence[str] | Mapping[str, str] = ()) -> list[Trace]:
+    """Return traces as they were given, or those of a pandas DataFrame.
+
+    A DataFrame is read as a CSV file with its columns is (docs/trace_files.md); an index that has a name, or holds
+    times, is one of them: ``timestamp`` where it is a ``DatetimeIndex``, ``time_s`` where it is a ``TimedeltaIndex``.
+
+    Args:
+        given: A trace, traces, or a DataFrame.
+        columns: What columns of other names of a DataFrame are: as in ``read_traces``, or ``{THEIRS: OURS}``.
+
+    Raises:
+        TraceError: It is no trace.
+        ValueError: One of ``columns`` is of no such form.
+    """
+    if isinstance(given, Trace):
+        return [given]
+    if not hasattr(given, "to_csv"):
+        return list(given)
+    rules = [f"{theirs}={ours}" for theirs, ours in columns.items()] if isinstance(columns, Mapping) else list(columns)
+    index, kind = given.index, type(given.index).__name__
+    is_told = any(rule.startswith(f"{index.name}=") for rule in rules)
+    if kind == "TimedeltaIndex" and not is_told:
+        given = given.set_axis(index.total_seconds(), axis=0).rename_axis(TIME_S).reset_index()
+    elif kind == "DatetimeIndex" and not is_told:
+        given = given.rename_axis(TIMESTAMP).reset_index()
+    elif index.name is not None:
+        given = given.reset_index()
+    check_cells(_FRAME, given.size, DEFAULT_MAX_BYTES)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv", encoding="utf-8", newline="") as kept:
+        given.to_csv(kept, index=False)
+        kept.flush()
+        with _named(kept.name, _FRAME):
+            return read_traces(kept.name, columns=rules)
 
 
 def read_trace(
