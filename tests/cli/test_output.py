@@ -108,7 +108,8 @@ def test_what_names_a_row_is_neither_left_out_nor_wrapped_and_what_is_left_out_i
     run = "20261122T081716-e95949f0"
     cells = (run, "NVIDIA H100 80GB HBM3", "gpu-node-17", "4711", "13.2", "slower since the last evaluation " * 3)
     RichScreen(stream).table(("run", "GPU", "host", "job", "epoch (s)", "why"), [cells], numeric=("epoch (s)",))
-    heading, _, row, *_, told = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    heading, _, row, *below = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    told = "left out " + " ".join(below).rpartition("left out ")[2]
     assert row.startswith(run)
     assert told.startswith("left out for width: ")
     missing = told.removeprefix("left out for width: ").removesuffix("; --wide shows them").split(", ")
@@ -251,3 +252,16 @@ def test_times_of_day_have_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+def test_sentences_end_their_lines_with_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = "takes 11.5 h and costs $130.31; the plan is in /a/folder/of/a/rather/long/name/plan.toml"
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        RichScreen(stream).line(said)
+    assert pipe.getvalue() == said + "\n"
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert [line.rstrip() for line in lines[:2]] == ["takes 11.5 h and costs", "$130.31; the plan is in"]
+    assert " ".join(line.rstrip() for line in lines) == said

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TextIO
@@ -169,17 +170,26 @@ class RichScreen(Screen):
         )
 
     def line(self, text: str = "") -> None:
-        """Print one line."""
-        self._console.print(text, soft_wrap=True)
+        """Print one line; on a terminal it ends with a word."""
+        self._print(text)
 
     def heading(self, text: str) -> None:
         """Print a heading."""
         self._console.print()
-        self._console.print(text, style="bold", soft_wrap=True)
+        self._print(text, "bold")
 
     def note(self, text: str) -> None:
         """Print a remark that matters."""
-        self._console.print(text, style="yellow", soft_wrap=True)
+        self._print(text, "yellow")
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        if self.stream.isatty():
+            # What is longer than a line, such as a path, stays whole for whoever copies it.
+            indent = " " * (len(text) - len(text.lstrip(" ")))
+            text = textwrap.fill(
+                text, self._console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        self._console.print(text, style=style, soft_wrap=True)
 
     def table(
         self,
