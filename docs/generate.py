@@ -203,7 +203,7 @@ def _as_before(payload: str, above: str) -> tuple[set[str], str]:
     (at,) = (index for index, group in enumerate(groups) if group[:2] == (payload, above))
     for other, path, told in groups[:at]:
         alike = {name for name, meaning in groups[at][2].items() if told.get(name) == meaning}
-        if len(alike) > 2:
+        if sum(len(told[name].split()) for name in alike) > 12:
             heading = _listed()[other]
             anchor = re.sub("[^a-z0-9 ]", "", heading.lower()).replace(" ", "-")
             link = f"[{heading.strip('`').removeprefix('gpusonde ').lower()}](#{anchor})"

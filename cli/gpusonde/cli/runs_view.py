@@ -78,7 +78,7 @@ class EstimatePayload(TypedDict):
 
     epochs_done: int
     epochs_left: Annotated[int, JsonKey("the one under way included")]
-    end_s: Annotated[float, JsonKey("of the last epoch, on the trace's axis or from the run's start")]
+    end_s: Annotated[float, JsonKey("of the last epoch")]
     end_low_s: Annotated[float, JsonKey("its 90 % interval")]
     end_high_s: Annotated[float, JsonKey("its 90 % interval")]
     basis: Annotated[str, JsonKey("what it rests on")]
@@ -162,7 +162,7 @@ class RunPayload(TypedDict):
     duration_s: float
     ticks: int
     missed_ticks: int
-    verdict: Annotated[str | None, JsonKey("`epochs`, `short_cycle`, `none`; null before the first analysis")]
+    verdict: Annotated[str | None, JsonKey("`epochs`, `short_cycle` or `none`")]
     epochs: int
     period_s: Annotated[float, JsonKey("of an epoch")]
     period_low_s: Annotated[float, JsonKey("its 95 % interval")]

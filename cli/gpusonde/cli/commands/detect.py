@@ -132,7 +132,7 @@ class DetectPayload(TotalsPayload):
     interval_s: Annotated[float, JsonKey("median")]
     mode: str
     metrics: list[str]
-    verdict: Annotated[str, JsonKey("`epochs`, `short_cycle` (too short to tell an epoch from an iteration) or `none`")]
+    verdict: Annotated[str, JsonKey("`epochs`, `short_cycle` or `none`")]
     reason: str
     period_s: Annotated[float, JsonKey("of an epoch")]
     period_low_s: Annotated[float, JsonKey("its 95 % interval")]
@@ -145,15 +145,13 @@ class DetectPayload(TotalsPayload):
         str | None, JsonKey("`training`, `serving`, `idle` or `other`; null from the published detectors")
     ]
     run_state_confidence: Annotated[float, JsonKey("probability that `run_state` is right")]
-    level: Annotated[int | None, JsonKey("index in `cycles` of the level that `period_s` and the epochs tell")]
-    role: Annotated[
-        str, JsonKey("what is told as the epochs: role of that level if it has 0.7 or more, else `unknown`")
-    ]
+    level: Annotated[int | None, JsonKey("index in `cycles` of the level that the period and the epochs tell")]
+    role: Annotated[str, JsonKey("of that level, from a confidence of 0.7, else `unknown`")]
     cycles: Annotated[list[CyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
     hypotheses: Annotated[
         list[dict[str, Any]],
         JsonKey(
-            "what template matching alone considered, the chosen one first; `cycles` is what the job has",
+            "what template matching alone considered, the chosen one first",
             holds="gpusonde.epoch_detect.result.Hypothesis",
         ),
     ]

@@ -100,9 +100,7 @@ class EpochsPayload(TotalsPayload):
     pending_summaries: Annotated[int, JsonKey("confirmed epochs still without metrics and energy")]
     provisional_epochs: Annotated[int, JsonKey("not sure yet, listed with `--provisional`")]
     level: Annotated[int | None, JsonKey("index in `cycles` of the level that the period and the epochs tell")]
-    role: Annotated[
-        str, JsonKey("what is told as the epochs: role of that level if it has 0.7 or more, else `unknown`")
-    ]
+    role: Annotated[str, JsonKey("of that level, from a confidence of 0.7, else `unknown`")]
     cycles: Annotated[list[RunCyclePayload], JsonKey("levels of the tree of cycles, shortest first, at most five")]
     deviations: Annotated[
         list[dict[str, Any]],

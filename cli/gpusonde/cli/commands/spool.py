@@ -65,10 +65,7 @@ class SpoolFindingPayload(TypedDict):
     file: str
     kind: Annotated[
         str,
-        JsonKey(
-            "`torn_tail`, `lost_records`, `damaged_bytes`, `leftover` (nothing is lost in the last two), `unusable` (a "
-            "person must decide)"
-        ),
+        JsonKey("`torn_tail`, `lost_records`, `damaged_bytes`, `leftover`, `unusable` (a person must decide)"),
     ]
     detail: Annotated[str, JsonKey("what, and what to do")]
     lost_records: int
