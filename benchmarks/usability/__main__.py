@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cases import FILES_OF_THE_FIRST_TRIAL, MISTAKES, MORE_FILES, PLANS, Case, Judgement, Verdict, judge
+from cases import FILES_OF_THE_FIRST_TRIAL, MISTAKES, MORE_FILES, PLANS, WANTED, Case, Judgement, Verdict, judge
 from tool_files import query_log, ticks, write
 
 _HEAD = """# Files that people have, mistakes that they make
@@ -28,7 +28,8 @@ _HEAD = """# Files that people have, mistakes that they make
 sources and documents show ([tool_files.py](../../benchmarks/usability/tool_files.py) names them); the tests read a real
 Prometheus, too. *Right* is a cycle length within 4 % of the file's; *wrong* is any other answer with exit code 0. A
 refusal helps where it has the words that [cases.py](../../benchmarks/usability/cases.py) asks of it. Options are those
-that the refusal without them names.
+that the refusal without them names. *Plans* are what `gpusonde advise` with `{wanted}`
+says of the same files: right where the cycle is, and the plan keeps the deadline.
 """
 
 _LONGEST_WORDS = 110
@@ -57,7 +58,9 @@ def main() -> int:
     print("\n\n".join(parts))
     if arguments.out:
         head = _HEAD.format(
-            date=datetime.datetime.now(datetime.timezone.utc).date(), command="python benchmarks/usability"
+            date=datetime.datetime.now(datetime.timezone.utc).date(),
+            command="python benchmarks/usability",
+            wanted=WANTED,
         )
         arguments.out.write_text("\n".join([head, *parts]) + "\n", encoding="utf-8")
     return int(wrong > 0)
