@@ -71,7 +71,7 @@ def filled(tmp_path_factory):
     with ThreadCollector(directory, web__listen="127.0.0.1:0", store__segment_interval="100ms") as collector:
         streams = feed(collector.target)
         client = WebClient(directory)
-        wait_until(lambda: has_told(client), 120, "states and cycles of all jobs")
+        wait_until(lambda: has_told(client), 300, "states and cycles of all jobs")
         yield "http://{}:{}/".format(*web_address(directory))
         for stream in streams:
             stream.close()
