@@ -360,6 +360,19 @@ def gpus_from_memory() -> str:
 # --- kinds of files: docs/trace_files.md ---
 
 
+def parquet_schema() -> str:
+    """Tell the columns of a Parquet file with every metric, those of one unit in a row."""
+    from gpusonde.telemetry import METRIC_BY_NAME, METRICS
+    from gpusonde.telemetry.writers import parquet_schema as schema_of
+
+    rows: dict[tuple[str, str], list[str]] = {}
+    for field in schema_of([metric.name for metric in METRICS]):
+        unit = METRIC_BY_NAME[field.name].unit.value if field.name in METRIC_BY_NAME else ""
+        told = {"time_s": "seconds after the GPU's `origin_unix_s`"}.get(field.name, unit.replace("_", " "))
+        rows.setdefault((str(field.type), told), []).append(f"`{field.name}`")
+    return table(("column", "type", "unit"), ((", ".join(names), *about) for about, names in rows.items()))
+
+
 def trace_formats() -> str:
     """Draw the kinds of trace files that are told by content."""
     from gpusonde.telemetry.readers.read import formats
@@ -376,6 +389,7 @@ FILES: Mapping[str, Callable[[], str]] = {
 GENERATORS: Mapping[str, Callable[..., str]] = {
     "gpus-from-memory": gpus_from_memory,
     "trace-formats": trace_formats,
+    "parquet-schema": parquet_schema,
     "document-keys": document_keys,
     "keys": keys,
     "object": draw_object,

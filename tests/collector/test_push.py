@@ -12,6 +12,7 @@ import urllib.parse
 import urllib.request
 from collections import Counter
 from concurrent import futures
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -43,6 +44,7 @@ from gpusonde.collector.push.remote_write import RemoteWrite
 
 PROMETHEUS = shutil.which("prometheus")
 needs_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
+ROOT = Path(__file__).parents[2]
 SECOND = 1_000_000_000
 METRICS = ("gpu_utilization", "power_watts", "framebuffer_used_bytes", "energy_joules")
 
@@ -107,8 +109,9 @@ def prometheus(folder):
         process.wait(60)
 
 
-def asked(url, query):
-    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.parse.quote(query)}", timeout=30) as answer:
+def asked(url, query, unix_s=None):
+    words = {"query": query} | ({} if unix_s is None else {"time": unix_s})
+    with urllib.request.urlopen(f"{url}/api/v1/query?{urllib.parse.urlencode(words)}", timeout=30) as answer:
         return json.load(answer)["data"]["result"]
 
 
@@ -154,6 +157,29 @@ def test_a_job_that_is_over_ends_in_prometheus_at_once(tmp_path):
         Pusher("there", form, [jobs("b")], 1.0, counts).push(now + SECOND)
         assert {row["metric"]["job_id"] for row in asked(url, "gpusonde_job_state")} == {"b"}
     assert (counts["sent"] > 0, counts["lost"]) == (True, 0)
+
+
+@needs_prometheus
+def test_the_annotations_of_the_board_mark_ends_of_cycles_and_beginnings_of_states(tmp_path):
+    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "jobs.json").read_text(encoding="utf-8"))
+    marks = {mark["name"]: mark["expr"].replace("$job_id", ".*") for mark in board["annotations"]["list"]}
+    start = time.time_ns() - 150 * SECOND
+    found = {"cycles": [], "states": []}
+    with prometheus(tmp_path / "prometheus") as url:
+        job_metrics = jobs("a")
+        pusher = Pusher("there", RemoteWrite(f"{url}/api/v1/write", "", "c-1"), [job_metrics], 1.0, Counter())
+        job = job_metrics.alerts.jobs[0]
+        job.level.role, job.level.period.seconds = query_pb2.CYCLE_ROLE_EPOCH, 45
+        for number in range(6):
+            job.level.count = 3 + (number >= 2)
+            job.state = query_pb2.JOB_STATE_HUNG if number == 5 else query_pb2.JOB_STATE_TRAINING
+            pusher.push(start + 30 * number * SECOND)
+        for name, times in found.items():
+            for number in range(6):
+                for row in asked(url, marks[name], (start + 30 * number * SECOND) / 1e9 + 1.0):
+                    times.append((number, row["metric"].get("state") or row["metric"]["level"]))
+    assert found["cycles"] == [(2, "epoch"), (3, "epoch")]
+    assert found["states"] == [(0, "training"), (1, "training"), (5, "hung")]
 
 
 class Receiver(metrics_service_pb2_grpc.MetricsServiceServicer):

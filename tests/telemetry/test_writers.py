@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -250,3 +251,23 @@ def test_ticks_that_make_no_trace_are_refused(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "t.csv", ["power"])
     with pytest.raises(TraceError, match="named twice"):
         TraceWriter(tmp_path / "t.csv", ["power_watts", "power_watts"])
+
+
+def test_the_schema_of_parquet_files_stays_as_other_programs_know_it(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    trace = Trace(
+        np.arange(3.0),
+        {"power_watts": np.array([1.0, np.nan, 3.0]), "energy_joules": np.arange(3.0)},
+        gpu_uuid="GPU-0", gpu_model="Tesla T4", origin_unix_s=5.0, attributes={"host": "a"},
+    )  # fmt: skip
+    write_trace(trace, tmp_path / "trace.parquet")
+    schema = pq.read_schema(tmp_path / "trace.parquet")
+    assert {field.name: (str(field.type), field.nullable) for field in schema} == {
+        "time_s": ("double", True),
+        "gpu_uuid": ("string", True),
+        "power_watts": ("double", True),
+        "energy_joules": ("double", True),
+    }
+    assert json.loads(schema.metadata[b"gpusonde.traces"]) == [
+        {"gpu_uuid": "GPU-0", "gpu_model": "Tesla T4", "origin_unix_s": 5.0, "attributes": {"host": "a"}}
+    ]

@@ -257,6 +257,15 @@ def _quoted(text: str) -> str:
     return "" if not text else line.getvalue()
 
 
+def parquet_schema(metrics: Sequence[str], gpus: Sequence[TraceMetadata] = ()) -> Any:
+    """Return the ``pyarrow.Schema`` of a Parquet file of these metrics; it does not change from release to release."""
+    import pyarrow as pa  # noqa: PLC0415 - optional, and slow to import
+
+    fields = [(_TIME, pa.float64()), (_GPU, pa.string()), *((name, pa.float64()) for name in metrics)]
+    stored = json.dumps([gpu.to_json() for gpu in gpus])
+    return pa.schema(fields, metadata={PARQUET_KEY: stored.encode()})
+
+
 class _ParquetSink:
     def __init__(self, path: Path, metrics: Sequence[str], gpus: Sequence[TraceMetadata]) -> None:
         try:
@@ -268,9 +277,7 @@ class _ParquetSink:
         self._pa: Any = pa
         self._held: list[Any] = []
         self._held_rows = 0
-        fields = [(_TIME, pa.float64()), (_GPU, pa.string()), *((name, pa.float64()) for name in metrics)]
-        stored = json.dumps([gpu.to_json() for gpu in gpus])
-        self._schema = pa.schema(fields, metadata={PARQUET_KEY: stored.encode()})
+        self._schema = parquet_schema(metrics, gpus)
         self._file = path.open("wb")
         self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
 
