@@ -137,6 +137,18 @@ def test_a_run_is_predicted_by_the_collector_as_its_trace_is_here(
             assert theirs[key] == pytest.approx(mine[key], rel=1e-5), key
 
 
+def test_a_run_is_planned_by_the_collector_as_its_trace_is_here(
+    collector: CollectorProcess, run: dict[str, Any]
+) -> None:
+    wanted = ["--epochs", "9000", "--deadline", "24h", "--providers", "aws", "--targets", "T4,A10G", "--quota", "2"]
+    here = ask("plan", "solve", "--trace", str(bundled_trace()), *wanted)
+    there = ask("plan", "solve", "--run", run["run_id"], "--collector", collector.address, *wanted)
+    assert there["plan"] == here["plan"]
+    assert there["estimate"]["cost_usd"] == pytest.approx(here["estimate"]["cost_usd"], rel=1e-3)
+    assert there["notes"][:2] == here["notes"][:2]
+    assert "is taken for an epoch" in there["notes"][0]
+
+
 def test_a_measurement_gets_the_same_numbers_here_and_by_grpc(collector: CollectorProcess) -> None:
     arguments = ["predict", "--trace", str(bundled_trace()), "--epoch-s", "12.5"]
     here = ask(*arguments)["predictions"]

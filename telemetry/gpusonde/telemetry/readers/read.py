@@ -384,7 +384,10 @@ def read_trace(
     if gpu is None:
         if len(traces) == 1:
             return traces[0]
-        raise TraceError(f"{without_password(path)}: {len(traces)} GPUs ({_names(traces)}); choose one with --gpu I")
+        raise TraceError(
+            f"{without_password(path)}: {len(traces)} GPUs ({_names(traces)}); choose one with --gpu I, or --gpu all"
+            " where they run one job"
+        )
     found = _chosen(traces, str(gpu))
     if found is None:
         raise TraceError(f"{without_password(path)}: no GPU {str(gpu)!r}; --gpu takes one of {_names(traces)}")
