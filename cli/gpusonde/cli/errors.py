@@ -28,7 +28,7 @@ _EXTRAS = {
 
 
 # Commands that need no more than "cli".
-_SMALL_COMMANDS = frozenset({"detect", "predict", "plan", "monitor", "top", "workload"})
+_SMALL_COMMANDS = frozenset({"detect", "predict", "plan", "monitor", "top", "report", "workload"})
 
 
 class ErrorPayload(TypedDict):
