@@ -381,6 +381,23 @@ def test_the_last_change_of_a_job_is_shown_however_soon_it_comes(page, filled):
     assert loads == ["/v1/jobs/j", "/v1/jobs/j"]
 
 
+def test_who_is_on_a_number_stays_on_it_when_the_page_hears_something_new(page, filled):
+    page.goto(filled)
+    page.get_by_role("link", name="resnet-8").wait_for()
+    focused = page.evaluate(
+        """async () => {
+          const { el, refill } = await import("./parts.js");
+          const box = document.getElementById("view");
+          const numbers = () => [el("button", {}, "1"), el("p", {}, el("button", {}, "2"))];
+          refill(box, ...numbers());
+          box.querySelectorAll("button")[1].focus();
+          refill(box, ...numbers());
+          return document.activeElement.textContent;
+        }"""
+    )
+    assert focused == "2"
+
+
 @pytest.mark.skipif(not AXE, reason="GPUSONDE_TEST_AXE names no axe.min.js (of npm's axe-core)")
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, filled, colours):
