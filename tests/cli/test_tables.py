@@ -172,3 +172,14 @@ def test_tables_look_as_they_were_kept(
         kept.write_text(shown, encoding="utf-8")
     assert shown == kept.read_text(encoding="utf-8")
     assert [line for line in shown.splitlines() if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("name", ["predict", "plan_pareto", "jobs", "detect"])
+def test_an_answer_names_its_picture(name: str, here: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "picture.png"
+    words = [here if word == "PROBLEM" else word for word in COMMANDS[name].split()]
+    assert main([*words, "--plot", str(picture)]) == 0
+    assert f"picture: {picture}\n" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([*words, "--plot", str(picture / "beyond.png")]) == 1
+    assert "picture.png" in capsys.readouterr().err

@@ -300,6 +300,8 @@ def _render(screen: Screen, args: argparse.Namespace, jobs: Sequence[JobInfo]) -
     elif not math.isnan(goodput := _goodput(jobs)):
         hours = sum(job.gpu_s for job in jobs) / 3600
         screen.line(f"goodput of all: {formatting.percent(goodput)} of {hours:.1f} GPU hours")
+    if args.plot is not None:
+        screen.line(f"picture: {args.plot}")
 
 
 def _goodput(jobs: Sequence[JobInfo]) -> float:

@@ -156,7 +156,7 @@ def run_plan(args: argparse.Namespace) -> int:
         front["notes"] = [*([] if posed is None else posed.assumed), *front["notes"]]
         if args.plot is not None:
             _draw(args.plot, problem, front)
-        output.result(front, lambda screen: render_front(screen, front))
+        output.result(front, lambda screen: render_front(screen, front, args.plot))
         return 0 if front["points"] else _EXIT_NO_PLAN
     plan = given_plan(args.plan, args.group) if args.action == "estimate" else None
     solution = _solve(args, problem) if plan is None else _estimate(args, problem, plan)
@@ -595,8 +595,8 @@ def render_solution(screen: Screen, solution: Mapping[str, Any]) -> None:
     render_notes(screen, solution["notes"])
 
 
-def render_front(screen: Screen, front: Mapping[str, Any]) -> None:
-    """Print the plans between which one has to choose."""
+def render_front(screen: Screen, front: Mapping[str, Any], picture: Path | None = None) -> None:
+    """Print the plans between which one has to choose, and where their picture is."""
     points = front["points"]
     columns = ("time", "time kept", "cost ($)", "cost kept ($)", "$ per hour")
     if points:
@@ -614,6 +614,8 @@ def render_front(screen: Screen, front: Mapping[str, Any]) -> None:
     if not front["complete"]:
         screen.note("the search ran out of time: plans may be missing")
     render_notes(screen, front["notes"])
+    if picture is not None:
+        screen.line(f"picture: {picture}")
 
 
 def _draw(path: Path, problem: Mapping[str, Any], front: Mapping[str, Any]) -> None:

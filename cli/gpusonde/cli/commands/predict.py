@@ -107,16 +107,18 @@ def run_predict(args: argparse.Namespace) -> int:
     payload = predictions.payload()
     if args.plot is not None:
         predictions.draw(args.plot)
-    if args.matrix is None:
-        output.result(payload, predictions.render)
-        return 0
-    rates = predictions.exchange_rates()
-    payload["exchange_rates"] = rates.payload()
+    rates = None if args.matrix is None else predictions.exchange_rates()
+    payload["exchange_rates"] = None if rates is None else rates.payload()
 
     def render(screen: Screen) -> None:
-        for note in predictions.notes if args.matrix == "table" else ():
-            screen.note(f"note: {note}")
-        rates.render(screen, args.matrix)
+        if rates is None:
+            predictions.render(screen)
+        else:
+            for note in predictions.notes if args.matrix == "table" else ():
+                screen.note(f"note: {note}")
+            rates.render(screen, args.matrix)
+        if args.plot is not None and args.matrix in (None, "table"):
+            screen.line(f"picture: {args.plot}")
 
     output.result(payload, render)
     return 0
