@@ -305,6 +305,7 @@ def draw_jobs(path: Path, jobs: Sequence[JobMarks], headline: str, detail: str) 
         OSError: The file cannot be written.
     """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     shown = jobs[:_MOST_ROWS]
@@ -322,12 +323,12 @@ def draw_jobs(path: Path, jobs: Sequence[JobMarks], headline: str, detail: str) 
             axis.barh(row, width, left=moment(start_s), height=0.6, color=_STATE_COLOURS.get(state, _BAND), lw=0)
         if job.end_s is not None:
             low, end, high = map(moment, job.end_s)
-            axis.hlines(row, low, high, color=_BOUNDARY, lw=1.6)
-            axis.plot([end], [row], "D", color=_BOUNDARY, ms=6)
+            axis.hlines(row, low, high, color=_INK, lw=1.6)
+            axis.plot([end], [row], "D", color=_INK, ms=6)
     seen = {state for job in shown for state, *_ in job.spans}
-    patches = [Patch(color=colour, label=state) for state, colour in _STATE_COLOURS.items() if state in seen]
+    legend: list[Any] = [Patch(color=colour, label=state) for state, colour in _STATE_COLOURS.items() if state in seen]
     if any(job.end_s is not None for job in shown):
-        patches.append(Patch(color=_BOUNDARY, label="expected end, 90 % interval"))
+        legend.append(Line2D([], [], marker="D", color=_INK, ms=6, label="expected end, 90 % interval"))
     locator = AutoDateLocator(tz=zone)  # type: ignore[no-untyped-call]
     axis.xaxis.set_major_locator(locator)
     axis.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=zone))  # type: ignore[no-untyped-call]
@@ -336,7 +337,7 @@ def draw_jobs(path: Path, jobs: Sequence[JobMarks], headline: str, detail: str) 
     axis.set_xlabel(f"time of day ({datetime.now(zone):%Z})", fontsize=10, color=_INK)
     axis.grid(axis="x", color="#e3e7eb", lw=0.7, zorder=0)
     axis.set_axisbelow(True)
-    _add_legend(axis, patches)
+    _add_legend(axis, legend)
     _save(figure, path)
 
 
