@@ -2,10 +2,10 @@
 
 Usage: ``python benchmarks/planning [SECTION...] [--data DIR] [--out docs/results/planning.md] [--quick]``
 
-Sections: compute, end_to_end, vtrain, allreduce, networks, ddp, exact, oracle, paper_search, regret, continual. With ``--out``, the
-sections that ran replace theirs on the page and the others stay, so that the long ones can be measured apart; every
-section says when it was measured and in how many seconds. A section whose data, root or package is missing says so and
-fails nothing.
+Sections: compute, end_to_end, vtrain, allreduce, networks, ddp, exact, oracle, paper_search, regret, continual. With
+``--out``, the sections that ran replace theirs on the page and the others stay, so that the long ones can be measured
+apart; every section says when it was measured and in how many seconds. A section whose data, root or package is missing
+says so and fails nothing.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def section(args: argparse.Namespace) -> list[str]:
         met=bool(np.mean(every) <= 0.08))  # fmt: skip
     words = (
         f"vTrain's {len(known)} language models on A100 machines with NVLink, {sum(map(len, known.values()))} "
-        f"iterations on two GPUs known, 1 to 16 micro-batches each; none on one. The exchange was {min(factors):.2f} to "
-        f"{max(factors):.2f} times what the ratings say; the optimizer's step is in it."
+        f"iterations on two GPUs known, 1 to 16 micro-batches each; none on one. The exchange was "
+        f"{min(factors):.2f} to {max(factors):.2f} times what the ratings say; the optimizer's step is in it."
     )
     rows = [[gpus, len(each), percent(float(np.mean(each))), percent(float(np.median(each))), percent(max(each))]
             for gpus, each in sorted(errors.items())]  # fmt: skip

@@ -205,13 +205,14 @@ def describe_infeasible(problem: Problem, nearest: Nearest | None, *, proven: bo
 
 def _no_offer_words(problem: Problem) -> str | None:
     """Why no offer can take part at all; None when one can."""
-    offers = problem.offers
+    offers = tuple({offer.name: offer for part in problem.parts() for offer in part.offers}.values())
     if any(part.candidates(offer) and offer.quota for part in problem.parts() for offer in part.offers):
         return None
     if all(offer.largest_batch == 0 for offer in offers):
         return "The model fits into no GPU on offer: not even a batch of 1."
     if all(offer.quota == 0 for offer in offers):
-        return "Every offer is sold out: all quotas are 0."
+        shared = [quota for quota in problem.quotas if any(quota.gpus < each.devices for each in problem.offers)]
+        return "Every offer is sold out: all quotas are 0" + (f", by the {shared[0]}." if shared else ".")
     words = []
     for offer in offers:
         if offer.quota == 0:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,6 +23,9 @@ _NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
 _OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
 _MOST_ROWS = 5_000_000
 _LONGEST_TEXT = 128
+# What a program that prints prices may take and print.
+_COMMAND_S = 60.0
+_MOST_PRINTED = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -55,25 +64,79 @@ def read_spot_rows(path: Path | str) -> Iterator[SpotRow]:
     """
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            missing = [column for column in _NEEDED if column not in (reader.fieldnames or ())]
-            if missing:
-                raise TableError(
-                    f"{path}: lacks column {missing[0]!r}; needed: {','.join(_NEEDED)}; optional: {','.join(_OPTIONAL)}"
-                )
-            for count, row in enumerate(reader):
-                where = f"{path}:{reader.line_num}"
-                if count >= _MOST_ROWS:
-                    raise TableError(f"{where}: more than {_MOST_ROWS:,} rows; keep those of the last weeks")
-                if None in row or None in row.values():
-                    raise TableError(f"{where}: has another number of fields than the header")
-                yield _parse(row, where)
+            yield from _read_rows(file, str(path))
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror}; name an existing file") from error
     except UnicodeDecodeError as error:
         raise TableError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+def ask_spot_rows(command: Sequence[str], folder: Path) -> list[SpotRow]:
+    """Return the rows of the table that a program prints, as ``read_spot_rows`` reads them from a file.
+
+    The program runs in a folder, without a shell and without input. It is ended after a minute, or once it has printed 64 MiB; what
+    it says on stderr is not kept.
+
+    Raises:
+        TableError: It cannot be run, fails, or prints no such table.
+    """
+    name = f"the table of {command[0]!r}"
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise TableError(f"{name}: it cannot be run: {getattr(error, 'strerror', None) or error}") from None
+    ended = threading.Event()
+
+    def end() -> None:
+        ended.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(_COMMAND_S, end)
+    timer.start()
+    try:
+        with process:
+            printed = process.stdout.read(_MOST_PRINTED + 1) if process.stdout else b""
+            if len(printed) > _MOST_PRINTED:
+                end()
+    finally:
+        timer.cancel()
+    if len(printed) > _MOST_PRINTED:
+        raise TableError(f"{name}: more than {_MOST_PRINTED >> 20} MiB; print the prices of the last day")
+    if ended.is_set():
+        raise TableError(f"{name}: it did not end within {_COMMAND_S:.0f} s")
+    if process.returncode:
+        raise TableError(f"{name}: it ended with status {process.returncode}; run it by hand to see why")
+    try:
+        return list(_read_rows(io.StringIO(printed.decode("utf-8"), newline=""), name))
+    except UnicodeDecodeError as error:
+        raise TableError(f"{name}: is not UTF-8 text (byte {error.start})") from error
+
+
+def _read_rows(lines: Iterable[str], name: str) -> Iterator[SpotRow]:
+    reader = csv.DictReader(lines, strict=True)
+    try:
+        missing = [column for column in _NEEDED if column not in (reader.fieldnames or ())]
+        if missing:
+            raise TableError(
+                f"{name}: lacks column {missing[0]!r}; needed: {','.join(_NEEDED)}; optional: {','.join(_OPTIONAL)}"
+            )
+        for count, row in enumerate(reader):
+            where = f"{name}:{reader.line_num}"
+            if count >= _MOST_ROWS:
+                raise TableError(f"{where}: more than {_MOST_ROWS:,} rows; keep those of the last weeks")
+            if None in row or None in row.values():
+                raise TableError(f"{where}: has another number of fields than the header")
+            yield _parse(row, where)
     except csv.Error as error:
-        raise TableError(f"{path}:{reader.line_num}: {error}") from error
+        raise TableError(f"{name}:{reader.line_num}: {error}") from error
 
 
 def spot_offers(
@@ -106,17 +169,25 @@ def spot_offers(
         raise ValueError("now needs a time zone, for example datetime.now(timezone.utc)")
     machines = _machines(catalog)
     newest: dict[tuple[str, str, str, str], SpotRow] = {}
+    future: dict[tuple[str, str, str, str], SpotRow] = {}
     for row in rows:
         key = (row.provider, row.region, row.zone, row.instance_type)
-        if row.time <= now and (key not in newest or row.time >= newest[key].time):
+        if row.time > now:
+            future[key] = row
+        elif key not in newest or row.time >= newest[key].time:
             newest[key] = row
+    left_out = [
+        ExcludedOffer(_name(row), f"its price is of {row.time:%Y-%m-%d %H:%M %Z}, still to come; check the time's zone")
+        for key, row in future.items()
+        if key not in newest
+    ]
     wanted = chosen or OfferFilter()
     models = {offer.gpu_model for gpu in wanted.gpus for offer in catalog.offers(gpu, None, False, known_only=False)}
-    candidates, left_out = [], []
+    candidates = []
     for row in newest.values():
         if not _passes(wanted, row):
             continue
-        name = f"{row.provider}/{row.zone or row.region}/{row.instance_type}/spot"
+        name = _name(row)
         machine = machines.get((row.provider, row.instance_type))
         if machine is None:
             left_out.append(ExcludedOffer(name, "the catalogue does not know this instance type; add a line for it"))
@@ -138,6 +209,10 @@ def spot_offers(
                 )
             )
     return select_offers(candidates, terms, left_out)
+
+
+def _name(row: SpotRow) -> str:
+    return f"{row.provider}/{row.zone or row.region}/{row.instance_type}/spot"
 
 
 def _machines(catalog: OfferCatalog) -> dict[tuple[str, str], Offer]:

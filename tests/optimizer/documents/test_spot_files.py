@@ -1,5 +1,7 @@
 """A problem file may name a table of spot prices; its current rows become offers."""
 
+import json
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pytest
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import parse_problem
-from gpusonde.optimizer.documents.references import read_problem
+from gpusonde.optimizer.documents.references import read_problem, reread_after_s
+from gpusonde.optimizer.documents.watching import start_watch
 from gpusonde.optimizer.problem import Billing
 
 HEADER = "provider,region,zone,instance_type,time,usd_per_hour,available_machines,preemptions_per_hour\n"
@@ -87,3 +90,76 @@ def test_what_is_wrong_is_named_by_its_key(spot, why, tmp_path):
 def test_a_bad_row_is_named_by_its_line(tmp_path):
     with pytest.raises(DocumentError, match=r"spot\.csv:2: usd_per_hour"):
         read(tmp_path, rows="aws,us-east-1,,g4dn.12xlarge,2026-11-21T11:00:00Z,0,,\n")
+
+
+def table(hours: int = 11, price: float = 1.43, region: str = "us-east-1") -> str:
+    return HEADER + f"aws,{region},,g4dn.12xlarge,2026-11-21T{hours}:00:00Z,{price},6,0.05\n"
+
+
+def ask(folder: Path, code: str, more: str = "quota = 4"):
+    """Read a problem whose prices a program prints."""
+    (folder / "prices.py").write_text(code)
+    command = [sys.executable, str(folder / "prices.py"), "$HOME; ls"]
+    (folder / "job.toml").write_text(f"{PROBLEM}[[spot]]\ncommand = {json.dumps(command)}\n{more}\n")
+    return read_problem(folder / "job.toml", noon)
+
+
+def test_a_program_may_print_the_prices(tmp_path: Path):
+    found = ask(tmp_path, f"import sys\nassert sys.argv[1] == '$HOME; ls'\nprint({table()!r}, end='')")
+    assert [offer["usd_per_hour"] for offer in found["offers"]] == [1.43]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit(3)", "ended with status 3"),
+        ("print('no table')", "lacks column 'provider'"),
+        ("import sys; sys.stdout.buffer.write(bytes([255]))", "is not UTF-8"),
+        ("while True: print('x' * 4096)", "more than 0 MiB"),
+        ("import time; time.sleep(60)", "did not end within 1 s"),
+    ],
+)
+def test_a_program_that_prints_no_prices_is_named(tmp_path: Path, monkeypatch, code: str, words: str):
+    monkeypatch.setattr("gpusonde.optimizer.spot_offers._COMMAND_S", 1.0 if "sleep" in code else 30.0)
+    monkeypatch.setattr("gpusonde.optimizer.spot_offers._MOST_PRINTED", 1 << 16)
+    with pytest.raises(DocumentError, match=words) as error:
+        ask(tmp_path, code)
+    assert error.value.field == "spot[0]"
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path):
+    (tmp_path / "job.toml").write_text(PROBLEM + '[[spot]]\ncommand = ["./no-such-program"]\nquota = 4\n')
+    with pytest.raises(DocumentError, match="cannot be run"):
+        read_problem(tmp_path / "job.toml", noon)
+
+
+@pytest.mark.parametrize("spot", ["quota = 4", 'quota = 4\nfile = "spot.csv"\ncommand = ["prices"]'])
+def test_prices_come_from_a_file_or_a_program(tmp_path: Path, spot: str):
+    (tmp_path / "job.toml").write_text(f"{PROBLEM}[[spot]]\n{spot}\n")
+    with pytest.raises(DocumentError, match="file, or the command"):
+        read_problem(tmp_path / "job.toml", noon)
+
+
+def test_a_command_in_a_document_that_was_sent_is_none(tmp_path: Path):
+    found = ask(tmp_path, f"print({table()!r}, end='')")
+    assert "spot" not in found
+    with pytest.raises(DocumentError, match="spot"):
+        parse_problem(found | {"spot": [{"command": ["true"], "quota": 4}]}, load_gpus(), load_offers())
+
+
+def test_prices_from_the_future_and_regions_misspelt_are_named(tmp_path: Path):
+    with pytest.raises(DocumentError, match="2026-11-21 13:00 UTC, still to come"):
+        ask(tmp_path, f"print({table(13)!r}, end='')")
+    with pytest.raises(DocumentError, match="did you mean 'us-east-1'"):
+        ask(tmp_path, f"print({table()!r}, end='')", 'quota = 4\nregions = ["us-eats-1"]')
+
+
+def test_a_watched_job_follows_prices_that_are_read_again(tmp_path: Path):
+    first = ask(tmp_path, f"print({table()!r}, end='')", "quota = 4\nreread_s = 60")
+    assert reread_after_s(tmp_path / "job.toml") == 60.0
+    watch = start_watch(parse_problem(first, load_gpus(), load_offers()), {})
+    watch.follow(parse_problem(ask(tmp_path, f"print({table(11, 0.5)!r}, end='')"), load_gpus(), load_offers()))
+    assert [offer.usd_per_hour for offer in watch.problem.offers] == [0.5]
+    elsewhere = ask(tmp_path, f"print({table(region='us-west-2')!r}, end='')")
+    watch.follow(parse_problem(elsewhere, load_gpus(), load_offers()))
+    assert [offer.quota for offer in watch.problem.offers] == [0]

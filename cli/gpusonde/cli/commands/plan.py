@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import math
 import re
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gpusonde.optimizer.documents.problem import ProblemDocument
 
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
+_LOG = logging.getLogger(__name__)
 _EXIT_NO_PLAN = 1
 KEEPS_LIMITS = ("optimal", "feasible")
 # What only a job of which no problem file tells is described by.
@@ -495,16 +497,25 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
 def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     from gpusonde.catalog import load_gpus, load_offers
     from gpusonde.optimizer.documents.problem import parse_problem
+    from gpusonde.optimizer.documents.references import read_problem, reread_after_s
     from gpusonde.optimizer.documents.watching import start_watch, take_report
 
     gpus = load_gpus()
     with error_context(args.problem):
         watch = start_watch(parse_problem(problem, gpus, load_offers(gpus=gpus)), start)
+        reread_s = reread_after_s(args.problem)
     looked_s = float(start.get("elapsed_s", 0.0))
     waiting_s = None
+    read_s = time.monotonic()
     with _reports(args) as reports:
         yield (found := watch.recommend(looked_s))
         for report in reports:
+            if reread_s is not None and time.monotonic() >= read_s + reread_s:
+                read_s = time.monotonic()
+                try:
+                    watch.follow(parse_problem(read_problem(args.problem), gpus, load_offers(gpus=gpus)))
+                except (DocumentError, OSError) as error:
+                    _LOG.warning("%s: the last prices stay: %s", args.problem, error)
             now_s = max(looked_s, take_report(watch, report) or 0.0)
             if now_s < looked_s + _LOOK_INTERVAL_S and "completed_iterations" in report:
                 waiting_s = now_s

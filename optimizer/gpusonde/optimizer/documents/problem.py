@@ -279,6 +279,9 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
             f"a checkpoint of {len(preempted)} spot offers is assumed to stop the work for {options.save_s:g} s and a"
             f" restart to take {options.restart_s:g} s; save_s, restore_s and launch_s of [continual] say better"
         )
+    endless = [offer.name for offer in offers if offer.billing is Billing.SPOT and not offer.preemption_rate]
+    if endless:
+        notes.append(f"spot offers are planned as if never taken away ({_listed(endless)}): give preemptions_per_hour")
     modes, spare_modes = keys.job.modes(keys.global_batch)
     if {mode.sharding for mode in modes} - {Sharding.NONE}:
         notes.append("what sharding exchanges is simulated; nobody measured it here, and the margins do not know")

@@ -7,9 +7,10 @@ of reading. ``FileReferences`` and ``SpotKeys`` are the keys that only files hav
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,7 +33,7 @@ from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
 from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
-from gpusonde.optimizer.spot_offers import read_spot_rows, spot_offers
+from gpusonde.optimizer.spot_offers import SpotRow, ask_spot_rows, read_spot_rows, spot_offers
 from gpusonde.predictor.workload.engine import Optimizer, StepMemory, WorkloadPrediction
 from gpusonde.predictor.workload.graph import WorkloadGraph, read_graph
 from gpusonde.simulator.compute import EpochLatency
@@ -129,14 +130,25 @@ class SpotKeys(QueryKeys):
     """The keys of ``spot``: spot machines of a table with prices.
 
     Attributes:
-        file: The table, relative to the problem file.
+        file: The table, relative to the problem file; this or ``command``.
+        command: Program, with its arguments, that prints the table; it runs in the file's folder for a minute at most.
+        reread_s: ``gpusonde monitor``, computing by itself, reads the prices again after so many seconds.
         preemptions_per_hour: How often a machine is taken away where the table does not say.
         longest_age_hours: Prices older than this are left out.
+
+    Raises:
+        DocumentError: Not exactly one of file and command.
     """
 
-    file: _FileName
+    file: _FileName | None = None
+    command: Annotated[tuple[str, ...], ListOf(64, element=Text(longest=4096))] = ()
+    reread_s: Annotated[float, Number(least=1.0, most=86_400.0)] | None = None
     preemptions_per_hour: PreemptionRate | None = None
     longest_age_hours: Annotated[float, Number(most=1e6)] = 24.0
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (not self.command):
+            raise DocumentError("file", "give a table's file, or the command that prints one")
 
 
 @dataclass(frozen=True)
@@ -198,6 +210,18 @@ def read_problem(
     if document.get("spot") is None:
         return {key: value for key, value in document.items() if key != "spot"}
     return _add_spot_offers(document, folder, clock)
+
+
+def reread_after_s(path: Path) -> float | None:
+    """Return after how many seconds a problem file wants its prices to be read again; None where it does not.
+
+    Raises:
+        DocumentError: It cannot be used.
+        OSError: It cannot be read.
+    """
+    tables = ListOf(_MOST_SPOT_FILES).read(read_document(path).get("spot") or (), "spot")
+    every = [parse(SpotKeys, element, f"spot[{place}]").reread_s for place, element in enumerate(tables)]
+    return min((seconds for seconds in every if seconds is not None), default=None)
 
 
 def _read(folder: Path, name: str, at: str) -> dict[str, Any]:
@@ -455,10 +479,16 @@ def _curve_gpus(document: Mapping[str, Any], gpus: GpuCatalog) -> set[str]:
     return {device_name(name, gpus) for name in names if isinstance(name, str)}
 
 
+def _note_places(rows: Iterable[SpotRow], places: set[str]) -> Iterator[SpotRow]:
+    for row in rows:
+        places |= {row.region, row.zone}
+        yield row
+
+
 def _spot_offers(
     keys: SpotKeys, at: str, folder: Path, catalog: OfferCatalog, devices: set[str], now: datetime
 ) -> list[dict[str, Any]]:
-    path = folder / Path(keys.file).expanduser()
+    path = f"what {keys.command[0]!r} prints" if keys.file is None else str(folder / Path(keys.file).expanduser())
     rate = keys.preemptions_per_hour
     try:
         terms = Terms(
@@ -467,13 +497,20 @@ def _spot_offers(
             preemptions_per_hour={} if rate is None else {"*": rate},
         )
         age = timedelta(seconds=_HOUR_S * keys.longest_age_hours)
-        selection = spot_offers(catalog, read_spot_rows(path), terms, now, keys.offer_filter(), longest_age=age)
+        rows = ask_spot_rows(keys.command, folder) if keys.file is None else read_spot_rows(path)
+        places: set[str] = set()
+        selection = spot_offers(catalog, _note_places(rows, places), terms, now, keys.offer_filter(), longest_age=age)
     except (TableError, ProblemError, UnknownGpuError) as error:
         raise DocumentError(at, str(error)) from None
+    for region in set(keys.regions) - places:
+        near = difflib.get_close_matches(region, places, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise DocumentError(f"{at}.regions", f"{path} has no row of {region!r}{meant}")
     for reason, count in selection.reasons().items():
         _LOG.warning("%s: %d offers are left out: %s", path, count, reason)
     if not selection.offers:
-        raise DocumentError(f"{at}.file", f"{path}: none of its machines can be rented now; the log says why")
+        why = "; ".join(selection.reasons()) or "it has no row that is asked for"
+        raise DocumentError(at, f"{path}: none of its machines can be rented now: {why}")
     own = {key: value for key, value in (("fabric", keys.fabric), ("machine_fabric", keys.machine_fabric)) if value}
     # A document leaves out what it does not say.
     said = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from gpusonde.documents import ListOf, Number, Whole, parse, parse_json, to_plain
@@ -222,6 +222,14 @@ class JobWatch:
         elif plan != self._controller.running:
             self._controller.attach(plan, self._for_plan(plan))
             self._controller.window.clear()
+
+    def follow(self, document: ProblemDocument) -> None:
+        """Go on with the prices and quotas of the same problem read anew; what is no longer offered is sold out."""
+        now = {offer.name: offer for offer in document.problem.offers}
+        offers = [now.get(offer.name, replace(offer, quota=0)) for offer in self.problem.offers]
+        if tuple(offers) != self.problem.offers:
+            self._controller.replace_offers(offers)
+            self._standing = None
 
     def recommend(self, now_s: float) -> dict[str, Any]:
         """Return what to do now, as plain values.
