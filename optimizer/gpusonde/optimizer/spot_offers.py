@@ -74,8 +74,8 @@ def read_spot_rows(path: Path | str) -> Iterator[SpotRow]:
 def ask_spot_rows(command: Sequence[str], folder: Path) -> list[SpotRow]:
     """Return the rows of the table that a program prints, as ``read_spot_rows`` reads them from a file.
 
-    The program runs in a folder, without a shell and without input. It is ended after a minute, or once it has printed 64 MiB; what
-    it says on stderr is not kept.
+    The program runs in a folder, without a shell and without input. It is ended after a minute, or once it has printed
+    64 MiB; what it says on stderr is not kept.
 
     Raises:
         TableError: It cannot be run, fails, or prints no such table.
