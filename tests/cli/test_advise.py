@@ -155,9 +155,12 @@ def test_a_trace_that_does_not_name_its_gpu_still_says_what_the_job_is(
     assert answered(capsys, "advise", unnamed, *JOB[2:], "--gpu-model", "T4")["plan"]["status"] == "optimal"
 
 
-def test_a_deadline_that_nothing_keeps_is_answered_with_the_nearest_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_plan_can_do_is_answered_with_the_nearest_one_or_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     found = answered(capsys, "advise", TRACE, *JOB, "--deadline", "1s", code=1)
     assert "overhead" in found["missing"]
+    found = answered(capsys, "advise", TRACE, "--epochs", "9", "--targets", "H20", code=1)
+    assert found["detection"]["verdict"] == "epochs"
+    assert "no GPU that can be rented is predicted" in found["missing"]
     found = answered(capsys, "advise", TRACE, *JOB, "--deadline", "10m", code=1)
     assert found["plan"]["status"] == "infeasible"
     assert found["plan"]["nearest"]["plan"] is not None

@@ -93,8 +93,8 @@ def run_advise(args: argparse.Namespace) -> int:
                 missing = "what to rent: --epochs N says how long the job is, --deadline 24h by when it must end"
             else:
                 alone = predict_here(source, [Placement(spec) for spec in chosen], args.model)
-                posed = pose_source(Path(shown(args.trace[0])).stem, alone, source, terms)
                 try:
+                    posed = pose_source(Path(shown(args.trace[0])).stem, alone, source, terms)
                     plan = solve_problem(parsed(posed.document))
                 except GpusondeError as error:
                     missing = f"what to rent: {error}"
