@@ -1,5 +1,6 @@
 """A problem file may name a table of spot prices; its current rows become offers."""
 
+import io
 import json
 import sys
 from datetime import datetime, timezone
@@ -145,6 +146,15 @@ def test_a_command_in_a_document_that_was_sent_is_none(tmp_path: Path):
     assert "spot" not in found
     with pytest.raises(DocumentError, match="spot"):
         parse_problem(found | {"spot": [{"command": ["true"], "quota": 4}]}, load_gpus(), load_offers())
+
+
+def test_a_command_in_a_problem_on_stdin_is_not_run(tmp_path: Path, monkeypatch):
+    text = f'{PROBLEM}[[spot]]\ncommand = ["touch", "{tmp_path / "ran"}"]\nquota = 4\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    with pytest.raises(DocumentError, match="is not run for a problem on stdin") as error:
+        read_problem(Path("-"), noon)
+    assert error.value.field == "spot[0].command"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_prices_from_the_future_and_regions_misspelt_are_named(tmp_path: Path):

@@ -199,6 +199,8 @@ def read_problem(
     document = read_document(path)
     check_format(document, PROBLEM)
     folder = path.parent
+    if str(path) == "-":
+        _refuse_commands(document)
     job = document.get("job")
     if isinstance(job, Mapping):
         own = {field.name for field in fields(FileReferences)}
@@ -210,6 +212,16 @@ def read_problem(
     if document.get("spot") is None:
         return {key: value for key, value in document.items() if key != "spot"}
     return _add_spot_offers(document, folder, clock)
+
+
+def _refuse_commands(document: Mapping[str, Any]) -> None:
+    """Refuse programs of a document that came through a pipe: who runs it need not have read it."""
+    tables = document.get("spot")
+    for place, table in enumerate(tables if isinstance(tables, list) else []):
+        if isinstance(table, Mapping) and table.get("command"):
+            raise DocumentError(
+                f"spot[{place}].command", "is not run for a problem on stdin; keep the problem in a file"
+            )
 
 
 def reread_after_s(path: Path) -> float | None:
