@@ -65,7 +65,7 @@ def test_what_people_see(tmp_path: Path, own: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "index.csv").write_text(aws_file())
     assert main(["prices", "aws", "--from", str(tmp_path / "index.csv"), "--dry-run"]) == 0
     shown = capsys.readouterr()
-    assert "-10.0%" in shown.out
+    assert "-10.0 %" in shown.out
     assert "gone" in shown.out
     assert "2 as before" in shown.out
     assert "nothing was written" in shown.out

@@ -399,7 +399,7 @@ def test_a_real_slurm_has_its_jobs_bound_by_our_prolog_and_commented_by_us(slurm
     assert told["failure"] is None
     comment = next(line for line in slurm("scontrol", "show", "job", job).splitlines() if "Comment=" in line)
     assert comment.strip().startswith("Comment=gpusonde: hung since ")
-    assert "epochs of 60.0 s, goodput 75 %, all  wait  for one, training 100% so far" in comment
+    assert "epochs of 60.0 s, goodput 75 %, all  wait  for one, training 100 % so far" in comment
     slurm("scancel", job)
     wait_until(lambda: not [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 120, "the epilog")
     # Slurm refuses to change it from now on, and keeps it.
@@ -420,7 +420,7 @@ def test_the_accounts_of_a_slurm_get_the_summary_of_a_job_that_is_over(tmp_path,
     *called, comment = (tmp_path / "called").read_text().splitlines()
     assert called == ["-i", "modify", "job", "where", "jobid=12", "set"]
     assert comment.startswith("AdminComment=gpusonde: ended at ")
-    assert comment.endswith(" after 1.00 h, 59 epochs of 60.0 s, goodput 75 %, training 75%, hung 25%, 2 kWh")
+    assert comment.endswith(" after 1.00 h, 59 epochs of 60.0 s, goodput 75 %, training 75 %, hung 25 %, 2 kWh")
 
 
 @pytest.mark.needs_root

@@ -111,7 +111,7 @@ def test_what_cannot_be_used_is_counted_by_its_reason(written):
     assert found.left_out == {
         "still running": 1,
         "fewer than 3 epochs found": 2,
-        "with an epoch latency that is not known to 40% (width of its interval)": 1,
+        "with an epoch latency that is not known to 40 % (width of its interval)": 1,
         "on a GPU that the catalogue does not hold": 1,
         "without gpu_utilization, memory_utilization, power_watts, sm_clock_mhz": 1,
         "not in segments yet": 1,

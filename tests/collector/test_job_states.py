@@ -180,7 +180,7 @@ def test_a_job_whose_cycles_take_longer_is_slower_and_says_by_how_much(setup):
     spans, now, found = told(subject)
     assert "slower" in {name for _, name in [*spans, now]}
     reasons = [row.reason for run in subject.runs() for row in subject.results.states([run.run_id]).get(run.run_id, [])]
-    assert any("30% longer than the 20 s before" in reason for reason in reasons), reasons
+    assert any("30 % longer than the 20 s before" in reason for reason in reasons), reasons
     assert found.active
 
 

@@ -56,7 +56,7 @@ def test_a_job_is_slower_since_its_steps_take_longer_and_the_gpu_that_does_not_w
     job = asked(store_of(slow=2))
     assert job.state == query_pb2.JOB_STATE_SLOWER
     assert job.state_time.ToNanoseconds() == pytest.approx(START + SLOW_FROM_S * 1e9, abs=2 * STEP_S * 1e9)
-    assert "10% longer than the 6 s before" in job.reason
+    assert "10 % longer than the 6 s before" in job.reason
     assert "drags: " in job.reason
     first = job.slow_devices[0]
     assert (first.gpu_uuid, first.agent_id) == ("GPU-2", "agent-1")

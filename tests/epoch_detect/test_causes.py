@@ -47,7 +47,7 @@ def test_clocks_that_fell_are_told_with_the_gpu_and_whether_it_is_hot():
     values = healthy()
     values["sm_clock_mhz"][2, AFTER] *= 0.92
     (cool,) = causes(values)
-    assert cool.startswith("the SM clock of host/GPU-2 fell by 8.0% (1980 to 182")
+    assert cool.startswith("the SM clock of host/GPU-2 fell by 8.0 % (1980 to 182")
     assert cool.endswith("not for heat (61 degrees)")
     values["gpu_temperature_celsius"][2, AFTER] = 87.0
     assert causes(values)[0].endswith("at 87 degrees")
@@ -72,7 +72,7 @@ def test_power_that_fell_while_the_gpus_work_is_throttling_where_no_clock_is_kno
     values = {name: row for name, row in healthy().items() if name in ("power_watts", "gpu_utilization")}
     values["power_watts"][:, AFTER] *= 0.9
     (cause,) = causes(values)
-    assert cause.startswith("each of the 4 GPUs draws 10.0% less power where it works, as if throttled")
+    assert cause.startswith("each of the 4 GPUs draws 10.0 % less power where it works, as if throttled")
 
 
 def test_longer_pauses_are_waits_for_data_or_within_a_kernel_for_the_others():

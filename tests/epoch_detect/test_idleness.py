@@ -52,8 +52,8 @@ def test_a_job_whose_gpus_all_rest_is_idle_and_says_by_what():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"gpu_utilization": bursts(100, 0.9)}, "GPU GPU-1: in use by up to 90%"),
-        ({"sm_active": bursts(200, 0.2)}, "GPU GPU-1: in use by up to 20%"),
+        ({"gpu_utilization": bursts(100, 0.9)}, "GPU GPU-1: in use by up to 90 %"),
+        ({"sm_active": bursts(200, 0.2)}, "GPU GPU-1: in use by up to 20 %"),
         ({"power_watts": 70.0 + bursts(60, 200.0)}, "GPU GPU-1: power between 70 and 270 W"),
         ({"pcie_rx_bytes_per_second": 5e7}, "GPU GPU-1: 50 MB/s over PCIe"),
     ],

@@ -51,7 +51,7 @@ def test_five_percent_are_told_within_five_cycles_where_they_have_ten_ticks(cycl
     assert 0 < told <= 6 + 1.0 / cycle_s  # a cycle is over once the next has begun; ticks come a second at a time
     assert pace.change.after_s / pace.change.before_s == pytest.approx(1.05, abs=0.01)
     assert pace.change.since_s == pytest.approx(each[:60].sum(), abs=2 * cycle_s)
-    assert "5% longer than the" in pace.change.reason
+    assert "5 % longer than the" in pace.change.reason
 
 
 def test_ten_percent_are_told_where_cycles_have_eight_ticks():

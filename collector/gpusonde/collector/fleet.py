@@ -14,6 +14,7 @@ from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.tracking.jobs import NO_JOBS
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import RequestError, StoreCorruptError
+from gpusonde.formatting import percent
 from gpusonde.predictor.crossgpu import REQUIRED_METRICS, MeasurementError, Run, RunConfiguration, RunsTable
 
 _PAGE = 1000
@@ -136,7 +137,7 @@ def _stay(
     elif run.verdict != "epochs" or run.epoch_count < _MINIMUM_EPOCHS:
         reason = f"fewer than {_MINIMUM_EPOCHS} epochs found"
     elif run.period_high_s - run.period_low_s > _WIDEST_INTERVAL * run.period_s:
-        reason = f"with an epoch latency that is not known to {_WIDEST_INTERVAL:.0%} (width of its interval)"
+        reason = f"with an epoch latency that is not known to {percent(_WIDEST_INTERVAL)} (width of its interval)"
     elif not store.contains(run):
         reason = "not in segments yet"
     elif described.mig_uuid:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 from gpusonde.errors import CatalogError, UsageError
+from gpusonde.formatting import percent
 
 if TYPE_CHECKING:
     from gpusonde.catalog.price_lists import PriceList
@@ -210,4 +211,4 @@ def _render(screen: Screen, refreshed: Refreshed, payload: PricesPayload) -> Non
 def _in_words(before: float | None, change: float | None) -> str:
     if before is None:
         return "new"
-    return "gone" if change is None else f"{change:+.1%}"
+    return "gone" if change is None else f"{percent(change, 1, sign='+')}"

@@ -28,6 +28,7 @@ from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UsageError
+from gpusonde.formatting import percent
 from gpusonde.service.config import parse_duration_s
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _summary(job: JobInfo) -> list[str]:
     longest = sorted(spent.items(), key=lambda each: -each[1])
     # In twentieths: a job that goes on is told anew when they change.
     shares = [(state, round(20 * part / total) / 20) for state, part in longest] if total else []
-    return [f"{state} {share:.0%}" for state, share in shares if share]
+    return [f"{state} {percent(share)}" for state, share in shares if share]
 
 
 def _energy_j(client: Client, job: JobInfo) -> float | None:

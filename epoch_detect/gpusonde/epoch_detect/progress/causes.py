@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gpusonde.epoch_detect.progress.seconds import MEMORY, POWER, SM_CLOCK, TEMPERATURE, UTILIZATION
 from gpusonde.epoch_detect.progress.slow_device import mean_of_known, median_of_known
+from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
 REPLAYS, XIDS, REASONS = "pcie_replay_count", "xid_count", "clock_event_reason_bits"
@@ -80,7 +81,7 @@ def _clocks(devices: Sequence[str], before: _Side, after: _Side) -> str:
         slow = fell >= _LEAST_CLOCK
         if slow.any():
             worst = int(np.nanargmax(fell))
-            said = f"the SM clock of {_named(devices, slow)} fell by {fell[worst]:.1%} ({old[worst]:.0f} to"
+            said = f"the SM clock of {_named(devices, slow)} fell by {percent(fell[worst], 1)} ({old[worst]:.0f} to"
             return f"{said} {new[worst]:.0f} MHz){_heat(before, after, slow)}{_reasons(before, after, slow)}"
         if np.isfinite(fell).all():
             return ""
@@ -93,7 +94,8 @@ def _clocks(devices: Sequence[str], before: _Side, after: _Side) -> str:
     slow = fell >= _LEAST_POWER
     if not slow.any():
         return ""
-    said = f"{_named(devices, slow)} draws {np.nanmean(fell[slow]):.1%} less power where it works, as if throttled"
+    less = percent(float(np.nanmean(fell[slow])), 1)
+    said = f"{_named(devices, slow)} draws {less} less power where it works, as if throttled"
     return said + _heat(before, after, slow) + _reasons(before, after, slow)
 
 
@@ -132,7 +134,7 @@ def _pauses(before: _Side, after: _Side) -> str:
     if UTILIZATION in before:
         old, new = (float(mean_of_known(side[UTILIZATION])) for side in (before, after))
         if old - new >= _LEAST_WAITS:
-            return f"the GPUs are without work in {old - new:.1%} more of the time: they wait for data"
+            return f"the GPUs are without work in {percent(old - new, 1)} more of the time: they wait for data"
     if POWER in before:
         common = [mean_of_known(side[POWER], axis=0) for side in (before, after)]
         if not all(np.isfinite(each).any() for each in common):
@@ -142,7 +144,7 @@ def _pauses(before: _Side, after: _Side) -> str:
         shares = [each.sum() / np.isfinite(side).sum() for each, side in zip(low, common, strict=True)]
         more = float(shares[1] - shares[0])
         if more >= _LEAST_WAITS:
-            said = f"the GPUs pause in {more:.1%} more of the time"
+            said = f"the GPUs pause in {percent(more, 1)} more of the time"
             use = after[UTILIZATION][:, low[1]] if UTILIZATION in after else np.empty(0)
             if float(mean_of_known(use)) >= _WAITS_IN_KERNEL:
                 said += ", within a kernel: they wait for communication"

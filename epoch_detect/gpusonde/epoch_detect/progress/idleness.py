@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
 # The most that a GPU shows without work, in 999 of 1,000 ticks: a desktop draws, a monitor looks.
@@ -176,7 +177,7 @@ def _witnesses(time_s: FloatArray, values: Mapping[str, FloatArray], wanted_s: f
     use = [known[name] for name in _USE if name in known and known[name].size]
     if use:
         most = max(float(np.quantile(column, 0.999)) for column in use)
-        judge(most <= _MOST_USE, whole.intersection(_USE), _NOT_IN_USE, f"in use by up to {most:.0%}")
+        judge(most <= _MOST_USE, whole.intersection(_USE), _NOT_IN_USE, f"in use by up to {percent(most)}")
     bus = [known[name] for name in _BUS if name in known and known[name].size]
     if bus:
         most = sum(float(np.quantile(column, 0.99)) for column in bus)

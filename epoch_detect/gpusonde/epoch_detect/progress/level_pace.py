@@ -15,6 +15,7 @@ import numpy as np
 from gpusonde.epoch_detect.progress.changes import duration_trend
 from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
 from gpusonde.epoch_detect.result import Cycle
+from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
 _LEAST_SLOWER = 0.04  # of the usual duration: less is real, perhaps, but of no use to anybody
@@ -55,8 +56,8 @@ class PaceChange:
     @property
     def reason(self) -> str:
         """In words."""
-        longer = f"{self.after_s / self.before_s - 1:.0%} longer than the {self.before_s:.3g} s before"
-        drift = f", {self.drift_per_cycle:.2%} more with each" if self.drift_per_cycle else ""
+        longer = f"{percent(self.after_s / self.before_s - 1)} longer than the {self.before_s:.3g} s before"
+        drift = f", {percent(self.drift_per_cycle, 2)} more with each" if self.drift_per_cycle else ""
         return f"its cycles take {self.after_s:.3g} s, {longer}{drift}"
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from scipy.special import ndtr, stdtrit
 
 from gpusonde.epoch_detect.progress.seconds import POWER, SM_CLOCK, TEMPERATURE, UTILIZATION
+from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
 _CELL_S = 0.5  # readings of a cell are averaged; what is within a step is seen where ticks allow
@@ -296,15 +297,15 @@ def _words(row: FloatArray, window_s: float) -> str:
     least, middle, most, busy, clock, warmer = row.tolist()
     words = []
     if np.isfinite(clock) and abs(clock) > 2 * _CLOCK_FLOOR:
-        words.append(f"runs its clock {abs(clock):.1%} {'lower' if clock < 0 else 'higher'}")
+        words.append(f"runs its clock {percent(abs(clock), 1)} {'lower' if clock < 0 else 'higher'}")
     if np.isfinite(busy) and busy < -2 * _UTILISATION_FLOOR:
-        words.append(f"is without work in {-busy:.0%} more of the time")
+        words.append(f"is without work in {percent(-busy)} more of the time")
     if least > 2 * _POWER_FLOOR:
-        words.append(f"draws {np.expm1(least):.1%} more where the others draw least, as if it did not wait")
+        words.append(f"draws {percent(np.expm1(least), 1)} more where the others draw least, as if it did not wait")
     elif least < -2 * _POWER_FLOOR:
-        words.append(f"draws {-np.expm1(least):.1%} less where the others draw least")
+        words.append(f"draws {percent(-np.expm1(least), 1)} less where the others draw least")
     if min(middle, most) < -2 * _POWER_FLOOR:
-        words.append(f"draws {-np.expm1(min(middle, most)):.1%} less where they work")
+        words.append(f"draws {percent(-np.expm1(min(middle, most)), 1)} less where they work")
     if np.isfinite(warmer) and abs(warmer) >= 3:
         words.append(f"is {abs(warmer):.0f} degrees {'warmer' if warmer > 0 else 'colder'}")
     return f"{', '.join(words) or 'does as before'}, in {window_s:.0f} s against its own time before"

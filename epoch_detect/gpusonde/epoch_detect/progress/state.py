@@ -23,6 +23,7 @@ from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, Trainin
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
 from gpusonde.epoch_detect.progress.seconds import JobSecond
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
+from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
 _VERSION = 2
@@ -374,7 +375,7 @@ class StateWatch:
             if self._held_bytes and held > 2 * _RELEASED * self._held_bytes:
                 self._begin_anew()
         elif self._range.has_begun and held < _RELEASED * self._held_bytes:
-            self._end(second.time_s, f"its GPUs have let go of {1 - held / self._held_bytes:.0%} of their memory")
+            self._end(second.time_s, f"its GPUs have let go of {percent(1 - held / self._held_bytes)} of their memory")
             return
         self._held_bytes = max(self._held_bytes, held)
 
@@ -472,7 +473,7 @@ class StateWatch:
         cycles = f", {quiet_s / self._cycles.period_s:.1f} of its cycles" if self._cycles.cyclic else ""
         longest = f"the longest of {self._pauses.count} pauses before took {self._pauses.longest_s:.0f} s"
         before = longest if self._pauses.count else "it had no pause before"
-        reason = f"the load is at {share:.0%} of its range for {quiet_s:.0f} s{cycles}; {before}; {evidence}"
+        reason = f"the load is at {percent(share)} of its range for {quiet_s:.0f} s{cycles}; {before}; {evidence}"
         self._replace_from(pause.begin_s, (state, reason, 0.9 if state == JobState.HUNG else 0.6))
 
     def _evidence(self, pause: Pause, second: JobSecond, known: _Processes) -> str:
@@ -527,7 +528,7 @@ class StateWatch:
             return JobState.UNKNOWN, "it works, but not in the cycles of a training", cycles.run_confidence
         depth = self._level.depth(time_s, load, smooth, after)
         if depth:
-            return JobState.EVALUATING, f"the load is {depth:.0%} below that of its training", 0.7
+            return JobState.EVALUATING, f"the load is {percent(depth)} below that of its training", 0.7
         if self._slower:
             return JobState.SLOWER, self._slower, _SURE_SLOWER
         if cycles.cyclic and math.isfinite(cycles.period_s):
@@ -540,7 +541,7 @@ class StateWatch:
         known = self._processes.at(second.time_s, since_s)
         if self._kind_of_run == RunState.SERVING:
             return JobState.SERVING, "waits for requests", self._cycles.run_confidence
-        said = f"the load is at {max(share, 0.0):.0%} of its range"
+        said = f"the load is at {percent(max(share, 0.0))} of its range"
         if known.written_per_s > _WRITES:
             return JobState.CHECKPOINTING, f"{said}, and {known.written_per_s / 1e6:.0f} MB/s are written", 0.9
         if second.spinning and second.unused and not second.is_partly_used:
