@@ -32,8 +32,8 @@ from gpusonde.epoch_detect.cycles.roles import (
     describe_guesses,
     describe_roles,
 )
-from gpusonde.epoch_detect.cycles.run_state import RUN_FEATURES, RUN_STATES, Use, describe_run
-from gpusonde.epoch_detect.cycles.tree import LEVEL_FEATURES, JudgedLevel, Level, keep_likeliest
+from gpusonde.epoch_detect.cycles.run_state import RUN_FEATURES, RUN_STATES, Use, describe_run, judge_run
+from gpusonde.epoch_detect.cycles.tree import LEVEL_FEATURES, JudgedLevel, Level, judge_levels, keep_likeliest
 from gpusonde.epoch_detect.detect import gather_ticks
 from gpusonde.telemetry import Trace
 
@@ -41,12 +41,17 @@ RIGHT = 0.06  # a level within this ratio of a true one is real
 RIGHT_GUESS = 0.10
 _PARTS_OF_JOBS, _PARTS_OF_KINDS = 3, 7
 _FAMILIES = 0.2  # share of the traces that are of families
-_OF_FAMILIES = 1  # a stream of its own: what decides on a family must not decide which one
+_BEGINNINGS = 0.3  # share of the traces that stop on the way, as a tracker sees them
+# Streams of their own: what decides on a family must not decide which one.
+_OF_FAMILIES, _OF_BEGINNINGS = 1, 2
 _FAMILY = "family "
 # Of those without epochs; the others do some other work.
 _OF_FAMILY = {
     "idle": RunState.IDLE, "requests": RunState.SERVING, "bursts": RunState.SERVING, "steady": RunState.TRAINING,
 }  # fmt: skip
+# What an epoch of a family has not, and what nothing of a family without epochs has.
+_NO_ROLES_OF_EPOCHS = frozenset({CycleRole.STEP, CycleRole.TRIAL})
+_NO_ROLES_WITHOUT = frozenset({CycleRole.EPOCH, CycleRole.TRIAL})
 _LONGEST_RIPPLE_S = 3.3  # of a family: up to there what repeats may be its steps
 _REPEATS = "timer"  # a family that has a cycle, and no epochs
 # The more of it, the likelier the level is real, all else being equal: what is known is not left to the data.
@@ -68,7 +73,6 @@ class Sample:
         load: What it does.
         levels: All that some reading speaks for.
         real: (period in seconds, roles) of each true level.
-        shown_s: Periods of the true levels that the recording shows.
         guesses: Periods that are a right best guess.
         all_known: Whether all true levels are known.
         kind: Of the job; of a family its name.
@@ -80,7 +84,6 @@ class Sample:
     load: Load
     levels: tuple[Level, ...]
     real: tuple[tuple[float, frozenset[CycleRole]], ...]
-    shown_s: tuple[float, ...]
     guesses: tuple[float, ...]
     all_known: bool
     kind: str
@@ -90,12 +93,13 @@ class Sample:
 
 def sample(number: int, seed: int) -> Sample | None:
     """Simulate a job and read its levels; None where there is nothing to read."""
+    until = _seen(number, seed)
     if np.random.default_rng([seed, number, _OF_FAMILIES]).random() < _FAMILIES:
         made = example(seed, number)
         periods = truths(made)
         state = RunState.TRAINING if periods else _OF_FAMILY.get(made.family, RunState.OTHER)
         real = tuple((p, frozenset({CycleRole.EPOCH})) for p in periods)
-        return _read(number, [made.trace], real, periods, periods, _FAMILY + made.family, state)
+        return _read(number, [made.trace], until, real, periods, _FAMILY + made.family, state)
     (job,) = jobs.fit_jobs(seed, [number])
     traces = job.traces if number % 3 == 0 else job.traces[:1]
     real = tuple(
@@ -103,27 +107,34 @@ def sample(number: int, seed: int) -> Sample | None:
         for level in job.levels
         for period in (level.period_s, *level.regimes_s)
     )
-    shown = tuple(p for level in job.visible for p in (level.period_s, *level.regimes_s))
-    return _read(number, traces, real, shown, job.periods_s, job.kind, RunState(job.run_state))
+    return _read(number, traces, until, real, job.periods_s, job.kind, RunState(job.run_state))
+
+
+def _seen(number: int, seed: int) -> float:
+    """Which share of a trace is looked at: 1 or, of a beginning, less."""
+    rng = np.random.default_rng([seed, number, _OF_BEGINNINGS])
+    return float(rng.uniform(0.05, 0.95)) if rng.random() < _BEGINNINGS else 1.0
 
 
 def _read(
     number: int,
     traces: Sequence[Trace],
+    until: float,
     real: tuple[tuple[float, frozenset[CycleRole]], ...],
-    shown_s: tuple[float, ...],
     guesses: tuple[float, ...],
     kind: str,
     run_state: RunState,
 ) -> Sample | None:
-    ticks, devices = gather_ticks(traces)
-    found = find_readings(ticks, devices, ended=number % 3 > 0)
+    stop_s = traces[0].time_s[0] + until * traces[0].duration_s
+    whole = until == 1
+    ticks, devices = gather_ticks(traces if whole else [trace.window(trace.time_s[0], stop_s) for trace in traces])
+    found = find_readings(ticks, devices, ended=whole and number % 3 > 0)
     if found is None:
         return None
     load, levels = found
     small = replace(load, values=load.values.astype(np.float32), traffic=load.traffic.astype(np.float32))
     known = not kind.startswith(_FAMILY)
-    return Sample(number, small, tuple(levels), real, shown_s, guesses, known, kind, run_state, Use.measure(ticks))
+    return Sample(number, small, tuple(levels), real, guesses, known, kind, run_state, Use.measure(ticks))
 
 
 def fit(
@@ -233,14 +244,31 @@ def fit_run_states(samples: Sequence[Sample], told: Sequence[list[JudgedLevel]],
     return np.asarray(likely / likely.sum(axis=1, keepdims=True))
 
 
-def fit_roles(
-    samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], training: np.ndarray, folder: Path
-) -> tuple[np.ndarray, np.ndarray]:
-    """Fit what says which role a level has, and which level is the best guess.
+@dataclass(frozen=True)
+class ToldLevels:
+    """The levels that the jobs would be told to have, one after the other.
 
-    Returns:
-        The probability of each role, shape (levels, roles), and of the best guess, shape (levels,).
+    Attributes:
+        table: Shape (levels, features) for the scorers of roles.
+        parts: Shape (levels, 3), of their jobs (:func:`part_jobs`).
+        job: Shape (levels,), which job each is of.
+        roles: What each is.
+        known: The roles of which it is known whether the level has them.
+        guess: Shape (levels,), whether each is a right best guess.
     """
+
+    table: np.ndarray
+    parts: np.ndarray
+    job: np.ndarray
+    roles: Sequence[frozenset[CycleRole]]
+    known: Sequence[frozenset[CycleRole]]
+    guess: np.ndarray
+
+
+def describe_told(
+    samples: Sequence[Sample], told: Sequence[list[JudgedLevel]], training: Sequence[float]
+) -> ToldLevels:
+    """Say of each level that is told what the scorers of roles see, and what it is."""
     rows, part, job, roles, guess, known = [], [], [], [], [], []
     for number, (each, judged, kind, trains) in enumerate(
         zip(samples, told, part_jobs(samples), training, strict=True)
@@ -251,25 +279,32 @@ def fit_roles(
             near = [r for p, r in each.real if abs(j.level.period_s / p - 1) < RIGHT_GUESS]
             roles.append(frozenset().union(*near))
             guess.append(_is_near(j.level.period_s, each.guesses, RIGHT_GUESS))
-            known.append(each.all_known)
+            # An epoch of a family is neither a step nor a trial, and one without epochs has none. That the others are
+            # epochs is true and would teach too much: what looks like one is, elsewhere, an evaluation in a stream.
+            of_family = _NO_ROLES_OF_EPOCHS if near else frozenset() if each.real else _NO_ROLES_WITHOUT
+            known.append(frozenset(JUDGED_ROLES) if each.all_known else of_family)
             part.append(kind)
             job.append(number)
-    table, parts, jobs_, sure = np.concatenate(rows), np.array(part), np.array(job), np.array(known)
-    likely = np.full((len(roles), len(JUDGED_ROLES)), np.nan)
-    for column, role in enumerate(JUDGED_ROLES):
-        has = np.array([role in r for r in roles])
-        out = folder / f"role_{role}.npz"
-        likely[sure, column] = _mixed(
-            fit_all(table[sure], has[sure], parts[sure], ROLE_FEATURES, out, 100), parts[sure]
-        )
-    first = fit_all(table, np.array(guess), parts, ROLE_FEATURES, folder / "guess.npz", 100)
-    return likely, fit_sure(table, first, np.array(guess), parts, jobs_, folder)
+    return ToldLevels(np.concatenate(rows), np.array(part), np.array(job), roles, known, np.array(guess))
+
+
+def fit_roles(levels: ToldLevels, folder: Path) -> None:
+    """Fit what says which role a level has."""
+    for role in JUDGED_ROLES:
+        has, sure = np.array([role in r for r in levels.roles]), np.array([role in r for r in levels.known])
+        fit_all(levels.table[sure], has[sure], levels.parts[sure], ROLE_FEATURES, folder / f"role_{role}.npz", 100)
+
+
+def fit_guess(levels: ToldLevels, folder: Path) -> None:
+    """Fit what says which level is the best guess, by itself and beside the others."""
+    alone = fit_all(levels.table, levels.guess, levels.parts, ROLE_FEATURES, folder / "guess.npz", 100)
+    fit_sure(levels.table, alone, levels.guess, levels.parts, levels.job, folder)
 
 
 def fit_sure(
     table: np.ndarray, guess: np.ndarray, right: np.ndarray, parts: np.ndarray, job: np.ndarray, folder: Path
-) -> np.ndarray:
-    """Fit how sure the best guess is beside the other levels of its job; return its probability, shape (levels,).
+) -> None:
+    """Fit how sure the best guess is beside the other levels of its job.
 
     Args:
         table: Shape (levels, features).
@@ -284,8 +319,7 @@ def fit_sure(
     best = np.concatenate([_best_of(each, job) for each in guess])
     twice = np.tile(parts, (2, 1))
     twice[:, 1] = twice[:, 0]  # of a kind that was set aside it says how often such a guess is right
-    both = fit_all(found, np.tile(right, 2), twice, GUESS_FEATURES, folder / "sure.npz", 80, told=best)
-    return _mixed(both[0].reshape(2, -1), parts)
+    fit_all(found, np.tile(right, 2), twice, GUESS_FEATURES, folder / "sure.npz", 80, told=best)
 
 
 def _best_of(guess: np.ndarray, job: np.ndarray) -> np.ndarray:
@@ -301,10 +335,11 @@ def _is_near(period_s: float, others: Iterable[float], ratio: float) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=4_000)
-    parser.add_argument("--seed", type=int, default=900)
+    parser.add_argument("--jobs", type=int, default=6_000)
+    parser.add_argument("--seed", type=int, default=901)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--cache", type=Path, help="keep the levels here, to fit again without simulating")
+    parser.add_argument("--roles", action="store_true", help="only these, to what the shipped scorers say of the rest")
     parser.add_argument("--out", type=Path, default=Path(scorer_module.__file__).parent)
     arguments = parser.parse_args()
     if arguments.cache and arguments.cache.exists():
@@ -315,10 +350,18 @@ def main() -> None:
             samples = [s for s in pool.imap(read, range(arguments.jobs), chunksize=8) if s]
         if arguments.cache:
             arguments.cache.write_bytes(pickle.dumps(samples))
-    told = fit_levels(samples, arguments.out)
-    states = fit_run_states(samples, told, arguments.out)
-    fit_roles(samples, told, states[:, RUN_STATES.index(RunState.TRAINING)], arguments.out)
-    print(f"{len(samples)} jobs, {sum(len(t) for t in told)} levels told -> {arguments.out}")
+    out = arguments.out
+    if arguments.roles:
+        told = [judge_levels(each.levels) for each in samples]
+        states = np.array([judge_run(describe_run(s.load, s.use, t)) for s, t in zip(samples, told, strict=True)])
+    else:
+        told = fit_levels(samples, out)
+        states = fit_run_states(samples, told, out)
+    levels = describe_told(samples, told, states[:, RUN_STATES.index(RunState.TRAINING)])
+    fit_roles(levels, out)
+    if not arguments.roles:
+        fit_guess(levels, out)
+    print(f"{len(samples)} jobs, {levels.job.size} levels told -> {out}")
 
 
 if __name__ == "__main__":

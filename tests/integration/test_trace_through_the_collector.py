@@ -104,7 +104,7 @@ def test_the_screen_tells_of_a_run_what_detect_tells_of_its_trace(
         "mean ",
         "no lasting change of the duration",
         "lost in stalls",
-        "12 epochs done, 28 left",
+        "12 cycles done, 28 left",
     ):
         assert said in screen, said
     assert "the run is over before the job was" in screen

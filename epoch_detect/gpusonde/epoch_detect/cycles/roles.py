@@ -462,7 +462,8 @@ def settle(found: Sequence[NamedLevel], told: Told, *, ended: bool, span_s: floa
 def _excluded(level: NamedLevel, at: int, epoch: int | None, refuted: bool, told: Told, ended: bool) -> set[CycleRole]:
     """Roles that a level cannot have by what was told."""
     excluded = set()
-    if refuted or epoch is not None:
+    # Of a run that is over the level with as many cycles as it had epochs was looked for.
+    if refuted or epoch is not None or (ended and told.total_epochs is not None):
         excluded.add(CycleRole.EPOCH)
     if epoch is not None:
         excluded |= {CycleRole.STEP} if at > epoch else {CycleRole.TRIAL}
