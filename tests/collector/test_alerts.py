@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -284,10 +285,15 @@ def test_what_a_dead_webhook_does_not_take_is_bounded_and_counted(tmp_path):
     world.subject.store.close()
 
 
-@pytest.mark.parametrize("address", ["ftp://host/", "host:9093", "https://user:secret@host/"])
-def test_an_address_that_cannot_be_used_is_refused_with_its_key(address):
-    with pytest.raises(ConfigError, match=r"alerts\.webhook"):
-        CollectorConfig.load(overrides={"alerts.webhook": address})
+@pytest.mark.parametrize("key", ["alerts.webhook", "otlp.endpoint", "remote_write.url"])
+@pytest.mark.parametrize(
+    "address",
+    ["ftp://host/", "host:9093", "https://user:secret@host/", "https://host/?token=secret", "https://h?secret"],
+)
+def test_an_address_that_cannot_be_used_is_refused_with_its_key_and_not_shown(key, address):
+    with pytest.raises(ConfigError, match=re.escape(key)) as caught:
+        CollectorConfig.load(overrides={key: address})
+    assert "secret" not in str(caught.value)
 
 
 def test_a_running_collector_tells_the_webhook(tmp_path):

@@ -264,6 +264,8 @@ def _check_address(value: str) -> None:
         raise ValueError("is no address; write http://host:port/path or https://...")
     if "@" in value.partition("://")[2].partition("/")[0]:
         raise ValueError("holds a user or password, which --print-config would show; let the receiver do without")
+    if "?" in value:
+        raise ValueError('holds a query ("?..."), which --print-config would show; let the receiver do without')
 
 
 @dataclass(frozen=True)
