@@ -21,7 +21,7 @@ COPY optimizer optimizer
 COPY collector collector
 COPY cli cli
 COPY tests/data/demo_trace.parquet tests/data/
-ARG EXTRAS=collector
+ARG EXTRAS=collector,push
 RUN python -m venv /opt/gpusonde && /opt/gpusonde/bin/pip install --no-cache-dir --no-compile -c constraints.txt ".[${EXTRAS}]"
 
 FROM python:${PYTHON}

@@ -116,7 +116,7 @@ def _add_libraries(base: Path, libraries: Path, wheel: Path, python: str) -> Non
     """Lay out what the collector needs and the base has not."""
     whole = libraries.with_name("whole")
     shutil.copytree(base, whole, symlinks=True)
-    _install(whole / HOME, f"{wheel}[collector,web,sql]")
+    _install(whole / HOME, f"{wheel}[collector,web,sql,push]")
     _clean(whole, python)
     for path in sorted(whole.rglob("*")):
         inside = path.relative_to(whole)

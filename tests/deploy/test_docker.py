@@ -79,6 +79,15 @@ def test_the_environment_holds_options_only(name):
     assert ours
 
 
+def test_image_and_package_of_the_collector_have_the_extras_that_its_options_take():
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (image,) = [rest for _, word, rest in instructions("collector") if word == "ARG" and rest.startswith("EXTRAS=")]
+    package = re.search(r"\{wheel\}\[(.*?)\]", (ROOT / "deploy" / "packages" / "build.py").read_text())
+    assert package is not None
+    for extras in (image.removeprefix("EXTRAS="), package[1]):
+        assert {"collector", "push"} <= set(extras.split(",")) <= set(known)
+
+
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
 @pytest.mark.parametrize("name", FILES)
 def test_hadolint_finds_nothing(name):

@@ -126,6 +126,15 @@ def test_values_set_options_images_storage_and_what_a_cluster_asks_of_pods(tmp_p
     assert "gpusonde-collector.watch.svc" in objects["Certificate", "gpusonde-collector"]["spec"]["dnsNames"]
 
 
+@needs_helm
+def test_a_receiver_outside_is_let_through_beside_what_the_daemons_call_anyway(tmp_path):
+    receiver = {"to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}], "ports": [{"port": 4317}]}
+    before = render(tmp_path, {})["NetworkPolicy", "gpusonde-agent"]["spec"]["egress"]
+    objects = render(tmp_path, {"collector": {"egress": [receiver]}, "agent": {"egress": [receiver]}})
+    assert objects["NetworkPolicy", "gpusonde-collector"]["spec"]["egress"] == [receiver]
+    assert objects["NetworkPolicy", "gpusonde-agent"]["spec"]["egress"] == [*before, receiver]
+
+
 def test_a_misspelt_value_is_refused(tmp_path):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -134,6 +143,7 @@ def test_a_misspelt_value_is_refused(tmp_path):
         {"network_policy": True},
         {"agent": {"configuration": {}}},
         {"agent": {"config": {"source": "200ms"}}},
+        {"collector": {"egress": "192.0.2.7/32"}},
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
