@@ -14,6 +14,7 @@ from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.cli.commands.train import LearnPayload, RollbackPayload
 from gpusonde.cli.main import main
+from gpusonde.collector.storage.model import CycleRow, CycleTree
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning import ModelVersions
 
@@ -134,3 +135,18 @@ def test_a_folder_that_is_no_store_is_named_and_left_as_it_is(
         assert code == 1
         assert str(tmp_path) in answer["error"]["message"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("role", "noun"), [("epoch", "epoch"), ("step", "step cycle"), ("evaluation", "cycle"), (None, "cycle")]
+)
+def test_what_a_prediction_is_of_is_called_as_the_collector_knows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str | None, noun: str
+) -> None:
+    tree = role and CycleTree((CycleRow(60.0, 59.0, 61.0, 10, 0.9, role, 0.9, None, (), True),), 0)
+    run_id = write_fleet(tmp_path / "data", jobs=1, batches=1, tree=tree)[0]
+    with ThreadCollector(tmp_path / "data") as collector:
+        assert main(["predict", "--run", run_id, "--targets", "A10G", "--collector", collector.target]) == 0
+    said = capsys.readouterr().out.lstrip()
+    assert said.startswith(f"one {noun} takes ")
+    assert f"{noun} (s)" in said

@@ -19,7 +19,9 @@ _NS = 10**9
 _PRODUCTS = {"p100": "Tesla P100-PCIE-16GB", "p3": "Tesla V100-SXM2-16GB", "g4dn": "Tesla T4", "g5": "NVIDIA A10G"}
 
 
-def write_fleet(directory, jobs=5, gpus=("p100", "g4dn", "g5"), *, age_days=1.0, seed=3, first_job=0, batches=2):
+def write_fleet(
+    directory, jobs=5, gpus=("p100", "g4dn", "g5"), *, age_days=1.0, seed=3, first_job=0, batches=2, tree=None
+):
     """Store runs of ``jobs * batches`` jobs, each on the given instances one after the other; returns the run ids."""
     store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
@@ -31,15 +33,16 @@ def write_fleet(directory, jobs=5, gpus=("p100", "g4dn", "g5"), *, age_days=1.0,
         end_ns = int((time.time() - age_days * DAY_S) * _NS) - (len(rows) - number) * 600 * _NS
         run_id = f"run-{seed}-{first_job}-{number}"
         store_run(
-            store, results, run_id, job, _trace(row), end_ns - _TICKS * _NS, float(row["one_epoch_average_second"])
-        )
+            store, results, run_id, job, _trace(row), end_ns - _TICKS * _NS, float(row["one_epoch_average_second"]),
+            tree=tree,
+        )  # fmt: skip
         found.append(run_id)
     store.flush()
     store.close()
     return found
 
 
-def store_run(store, results, run_id, job_id, trace, start_ns, period_s, *, host=None, **changed):
+def store_run(store, results, run_id, job_id, trace, start_ns, period_s, *, host=None, tree=None, **changed):
     """Append the records of a trace as a run that is over and whose epochs are known."""
     agent, spool_id = f"agent-{host or run_id}", f"spool-{run_id}"
     records = incoming(trace_records(trace, start_ns, gpu_uuid=f"GPU-{run_id}"), agent, spool_id)
@@ -53,7 +56,7 @@ def store_run(store, results, run_id, job_id, trace, start_ns, period_s, *, host
         period_high_s=1.01 * period_s, confidence=1.0, epoch_count=10,
     )  # fmt: skip
     run = RunRow(**{**vars(run), **changed})
-    results.save([RunUpdate(run, None)], {})
+    results.save([RunUpdate(run, None, tree)], {})
 
 
 def _trace(row):

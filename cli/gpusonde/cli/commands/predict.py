@@ -260,6 +260,7 @@ def _ask_collector(
     args: argparse.Namespace, gpus: GpuCatalog, output: Output, targets: Sequence[Placement], notes: Sequence[str]
 ) -> tuple[Predictions, SourceRun | None]:
     from gpusonde.cli.measuring import from_answer
+    from gpusonde.cli.runs_view import noun_of
 
     names_of_targets = [target.gpu.name for target in targets]
     placements = [_place_on_wire(target) for target in targets]
@@ -267,7 +268,7 @@ def _ask_collector(
         if args.run is not None or args.job is not None:
             run_id = run_id_of(args, client)
             answer = client.predict_run(run_id, names_of_targets, args.precision or "", placements=placements)
-            return from_answer(answer, notes), None
+            return from_answer(answer, notes, noun=noun_of(client.list_epochs(run_id).role)), None
         source = _source(args, gpus, output)
         here = None if source.here is None else _place_on_wire(source.here)
         answer = client.predict_measurement(
