@@ -218,6 +218,17 @@ def test_cycles_that_are_more_than_the_epochs_told_are_not_the_epochs(capsys: py
     assert answer["estimate_reason"]
 
 
+def test_a_total_that_did_not_tell_what_a_cycle_is_is_not_asked_for_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", str(bundled_trace())]) == 0
+    assert "; --total-epochs N or --role 17.5s=epoch says" in capsys.readouterr().out
+    job = ("--epochs", "100", "--deadline", "24h", "--providers", "aws")
+    for command in (["detect", str(bundled_trace())], ["plan", "solve", "--trace", str(bundled_trace()), *job]):
+        assert main([*command, "--total-epochs", "40"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "--total-epochs" not in said
+        assert "nor does the total: 40 epochs, and 12 of these were seen; --role 17.5s=epoch says" in said
+
+
 def test_one_epoch_more_than_told_leaves_the_end_open(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = run_json(capsys, "detect", str(bundled_trace()), "--total-epochs", "11")
     assert code == 0

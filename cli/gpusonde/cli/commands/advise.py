@@ -94,7 +94,7 @@ def run_advise(args: argparse.Namespace) -> int:
             else:
                 alone = predict_here(source, [Placement(spec) for spec in chosen], args.model)
                 try:
-                    posed = pose_source(Path(shown(args.trace[0])).stem, alone, source, terms)
+                    posed = pose_source(Path(shown(args.trace[0])).stem, alone, source, terms, args.total_epochs)
                     plan = solve_problem(parsed(posed.document))
                 except GpusondeError as error:
                     missing = f"what to rent: {error}"

@@ -318,10 +318,18 @@ def told_as(detection: EpochDetection) -> str:
     return noun_of(detection.role if detection.mode == "default" else "epoch")
 
 
-def may_be(role: str, period_s: float) -> str:
-    """Say what a cycle can be that the metrics do not tell apart, and what does."""
+def may_be(role: str, period_s: float, total: str = "") -> str:
+    """Say what a cycle can be that the metrics do not tell apart, and what does; ``total`` is that of ``unsettled``."""
     period = formatting.seconds(period_s).replace(" ", "").replace(",", "")
-    return f"{doubt(role)}; --total-epochs N or --role {period}=epoch says what it is"
+    return f"{doubt(role)}{total or '; --total-epochs N or'} --role {period}=epoch says what it is"
+
+
+def unsettled(detection: EpochDetection, total_epochs: int | None) -> str:
+    """Say why a total that was told does not tell what a cycle is; nothing where none was."""
+    if total_epochs is None:
+        return ""
+    seen = f"{len(detection.epoch_starts_s):,} of these were seen"
+    return f", nor does the total: {formatting.count(total_epochs, 'epoch')}, and {seen};"
 
 
 def headline(detection: EpochDetection) -> str:
@@ -430,7 +438,7 @@ def render_verdict(screen: Screen, args: argparse.Namespace, trace: Trace, detec
     if detection.reason:
         screen.line(detection.reason)
     if detection.verdict == "epochs" and told_as(detection) == "cycle":
-        screen.line(may_be(detection.role, detection.period_s))
+        screen.line(may_be(detection.role, detection.period_s, unsettled(detection, args.total_epochs)))
     if detection.run_state is not None:
         screen.line(
             f"the GPU: {detection.run_state}, confidence {formatting.probability(detection.run_state_confidence)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde import formatting
-from gpusonde.cli.commands.detect import may_be, shown
+from gpusonde.cli.commands.detect import may_be, shown, unsettled
 from gpusonde.cli.commands.predict import add_run_options, check_run, predict_run_of, run_id_of
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
@@ -224,7 +224,7 @@ def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
     args.problem = Path(shown(args.trace[0]) if args.trace else str(args.run or args.job or gpu.name))
     with error_context(args.problem):
         if source is not None:
-            posed = pose_source(args.problem.stem, predictions, source, terms)
+            posed = pose_source(args.problem.stem, predictions, source, terms, args.total_epochs)
         else:
             with connect(args) as client:
                 found = client.list_epochs(run_id_of(args, client))
@@ -236,8 +236,13 @@ def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
     return replace(posed, assumed=[*predictions.notes, *posed.assumed])
 
 
-def pose_source(name: str, predictions: Predictions, source: SourceRun, terms: Terms) -> PosedProblem:
-    """Pose the problem of a run that was measured here; arguments and errors as for ``PosedProblem.of_run``."""
+def pose_source(
+    name: str, predictions: Predictions, source: SourceRun, terms: Terms, total_epochs: int | None
+) -> PosedProblem:
+    """Pose the problem of a run that was measured here; arguments and errors as for ``PosedProblem.of_run``.
+
+    ``total_epochs`` is what was told when its epochs were looked for.
+    """
     from gpusonde.optimizer.documents.posing import PosedProblem
     from gpusonde.simulator.parallel import Placement
 
@@ -245,18 +250,19 @@ def pose_source(name: str, predictions: Predictions, source: SourceRun, terms: T
     found = source.detection
     if found is None:
         return PosedProblem.of_run(name, predictions.rows, source.measurement, here, terms)
-    doubt = _doubt_of(found.role, found.period_s)
+    doubt = _doubt_of(found.role, found.period_s, unsettled(found, total_epochs))
     return PosedProblem.of_run(
         name, predictions.rows, source.measurement, here, terms, cycles=found.cycles, doubt=doubt
     )
 
 
-def _doubt_of(role: str, period_s: float) -> str:
+def _doubt_of(role: str, period_s: float, total: str = "") -> str:
     """Say why what is told as epochs may be none; nothing of those that are."""
     if role == "epoch":
         return ""
     kind = "cycle" if role in ("unknown", "evaluation") else f"{role} cycle"
-    return f"every {kind} of {formatting.seconds(period_s)} is taken for an epoch. It may be {may_be(role, period_s)}"
+    taken = f"every {kind} of {formatting.seconds(period_s)} is taken for an epoch"
+    return f"{taken}. It may be {may_be(role, period_s, total)}"
 
 
 def _init(args: argparse.Namespace, output: Output, posed: PosedProblem) -> int:
