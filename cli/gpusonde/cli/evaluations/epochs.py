@@ -327,7 +327,7 @@ class _Pictures:
         """Draw one trace with its epochs, true and found; returns the file."""
         import numpy as np
 
-        from gpusonde.cli.commands.detect import headline
+        from gpusonde.cli.commands.detect import headline, told_as
         from gpusonde.cli.picture import EpochMarks, draw
 
         stem = re.sub(r"[^\w.-]", "_", trace_id)
@@ -345,6 +345,7 @@ class _Pictures:
                 detail=f"true (green): {describe_truth(truth)} · "
                 f"confidence {formatting.probability(found.confidence)} · {found.mode} mode",
                 true_starts_s=np.array(truth.epoch_starts_s),
+                noun=told_as(found),
             ),
         )
         return path
