@@ -1,6 +1,6 @@
 """What the agent's adaptive rate saves and costs: recorded and generated traces, thinned as it would have read them.
 
-Usage: ``python benchmarks/epochs/adaptive.py [--out docs/results/adaptive.md] [--per-family 2] [--set NAME]``
+Usage: ``python benchmarks/epochs/adaptive.py [--out build/adaptive.md] [--per-family 2] [--set NAME]``
 """
 
 from __future__ import annotations

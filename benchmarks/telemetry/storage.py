@@ -1,6 +1,6 @@
 """What samples cost on disk at every stage, and how long reading them takes.
 
-    python benchmarks/telemetry/storage.py --gpus 64 --out docs/results/telemetry_storage.md
+    python benchmarks/telemetry/storage.py --gpus 64 --out build/telemetry_storage.md
 
 Fills a store with an hour of records as agents send them, flushes a segment a minute, compacts, and reads.
 """
@@ -35,7 +35,7 @@ SPARE_SECONDS = 200
 PAGE = """\
 # What samples cost on disk, and how long reading takes
 
-Printed by `python benchmarks/telemetry/storage.py --gpus {gpus} --out docs/results/telemetry_storage.md` on {date},
+Printed by `python benchmarks/telemetry/storage.py --gpus {gpus} --out FILE` on {date},
 {cores} cores, busy with other work: CPU times can be trusted, wall times are upper bounds.
 
 An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 ms. Data:
