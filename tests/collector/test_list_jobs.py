@@ -1,5 +1,6 @@
 """``ListJobs``: runs are jobs, over GPUs, hosts and time, with what they do and when they will be done."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from support.running_collector import ThreadCollector
 from support.trace_records import incoming
 from support.tracked_store import TrackedStore
 
+from gpusonde.cli.main import main
 from gpusonde.collector.client import Client
 from gpusonde.collector.query.jobs import get_job, list_jobs
 from gpusonde.collector.query.runs import list_epochs, timestamp
@@ -269,6 +271,25 @@ def test_a_client_gets_plain_values_and_refusals_by_name(tmp_path):
             client.list_jobs(total_cycles=3)
         with pytest.raises(ValueError, match="CYCLE_ROLE_NONSENSE"):
             client.list_jobs(job_id="x", total_cycles=3, total_role="nonsense")
+
+
+def test_a_run_without_a_job_is_found_by_the_beginning_of_its_name_and_no_number_is_taken_for_one(tmp_path, capsys):
+    subject = TrackedStore(tmp_path / "data")
+    alone = [
+        run_of(name, job="", scheduler=0) for name in ("20261123T101500-aa11", "20261123T111500-bb22", "4712-dd44")
+    ]
+    save(subject, *alone, run_of("20261124T090000-cc33"))
+    subject.store.close()
+    with ThreadCollector(tmp_path / "data") as collector:
+        asked = {
+            word: (main(["jobs", word, "--json", "--collector", collector.target]), json.loads(capsys.readouterr().out))
+            for word in ("20261123T10", "20261123T", "20261124T", "4712", "4711")
+        }
+    code, found = asked["20261123T10"]
+    assert (code, [job["job_id"] for job in found["jobs"]]) == (0, ["20261123T101500-aa11"])
+    assert [job["job_id"] for job in asked["4711"][1]["jobs"]] == ["4711"]
+    for refused in ("20261123T", "20261124T", "4712"):
+        assert f"no job '{refused}'" in asked[refused][1]["error"]["message"]
 
 
 def test_replacing_a_run_keeps_its_states(subject):

@@ -111,7 +111,8 @@ class AlertsPayload(TypedDict):
 
 def add_jobs_options(parser: Parser) -> None:
     """Declare ``gpusonde jobs``."""
-    parser.add_argument("job", nargs="?", default="", metavar="JOB", help="job id, or run id of a run without a job")
+    run = "run without a job, of whose name the beginning is enough"
+    parser.add_argument("job", nargs="?", default="", metavar="JOB", help=f"job id, or {run}")
     parser.add_argument("--all", action="store_true", help="also jobs, or alerts, that are over")
     parser.add_argument("--alerts", action="store_true", help="the alerts there were, about jobs or the JOB")
     parser.add_argument("--limit", type=positive_integer, default=50, metavar="N", help="at most N (default: 50)")
@@ -195,8 +196,22 @@ def _ask(client: Client, args: argparse.Namespace) -> list[JobInfo]:
         like_job_id=args.like,
     )
     if args.job and not jobs:
-        raise CommandError(f"the collector has seen no job {args.job!r}; 'gpusonde jobs --all' lists them")
+        args.job = _run_without_job(client, args.job)
+        return _ask(client, args)
     return jobs
+
+
+def _run_without_job(client: Client, begin: str) -> str:
+    """Return the whole name of the only run without a job whose name begins so.
+
+    Raises:
+        CommandError: There is none, or more than one.
+    """
+    found = [run.run_id for run in client.list_runs() if not run.job_id and run.run_id.startswith(begin)]
+    # A number is a scheduler's: a run that happens to begin so is no answer about that job.
+    if begin.isdigit() or len(found) != 1 or found == [begin]:
+        raise CommandError(f"the collector has seen no job {begin!r}; 'gpusonde jobs --all' lists them")
+    return found[0]
 
 
 def _print(args: argparse.Namespace, jobs: Sequence[JobInfo]) -> None:
