@@ -7,9 +7,10 @@ import csv
 import io
 import math
 import os
+import selectors
 import signal
 import subprocess
-import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -26,6 +27,7 @@ _LONGEST_TEXT = 128
 # What a program that prints prices may take and print.
 _COMMAND_S = 60.0
 _MOST_PRINTED = 64 << 20
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -92,32 +94,45 @@ def ask_spot_rows(command: Sequence[str], folder: Path) -> list[SpotRow]:
         )
     except (OSError, ValueError) as error:
         raise TableError(f"{name}: it cannot be run: {getattr(error, 'strerror', None) or error}") from None
-    ended = threading.Event()
-
-    def end() -> None:
-        ended.set()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    timer = threading.Timer(_COMMAND_S, end)
-    timer.start()
     try:
-        with process:
-            printed = process.stdout.read(_MOST_PRINTED + 1) if process.stdout else b""
-            if len(printed) > _MOST_PRINTED:
-                end()
-    finally:
-        timer.cancel()
+        printed = _read_output(process)
+    except subprocess.TimeoutExpired:
+        raise TableError(f"{name}: it, or what it started, did not end within {_COMMAND_S:.0f} s") from None
     if len(printed) > _MOST_PRINTED:
         raise TableError(f"{name}: more than {_MOST_PRINTED >> 20} MiB; print the prices of the last day")
-    if ended.is_set():
-        raise TableError(f"{name}: it did not end within {_COMMAND_S:.0f} s")
     if process.returncode:
         raise TableError(f"{name}: it ended with status {process.returncode}; run it by hand to see why")
     try:
         return list(_read_rows(io.StringIO(printed.decode("utf-8"), newline=""), name))
     except UnicodeDecodeError as error:
         raise TableError(f"{name}: is not UTF-8 text (byte {error.start})") from error
+
+
+def _read_output(process: subprocess.Popen[bytes]) -> bytes:
+    """Return what a program prints until it ends, and a little more than ``_MOST_PRINTED`` of one that prints more.
+
+    Raises:
+        subprocess.TimeoutExpired: It takes longer than ``_COMMAND_S``.
+    """
+    printed, ends_at = bytearray(), time.monotonic() + _COMMAND_S
+    with process.stdout or io.BytesIO() as pipe, selectors.DefaultSelector() as readable:
+        try:
+            readable.register(pipe, selectors.EVENT_READ)
+            while len(printed) <= _MOST_PRINTED:
+                # What left the program's session may keep the pipe open for ever: only the clock ends that.
+                if not readable.select(max(ends_at - time.monotonic(), 0.0)):
+                    raise subprocess.TimeoutExpired(process.args, _COMMAND_S)
+                chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
+                if not chunk:
+                    process.wait(max(ends_at - time.monotonic(), 0.0))
+                    break
+                printed += chunk
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return bytes(printed)
 
 
 def _read_rows(lines: Iterable[str], name: str) -> Iterator[SpotRow]:

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -118,14 +119,22 @@ def test_a_program_may_print_the_prices(tmp_path: Path):
         ("import sys; sys.stdout.buffer.write(bytes([255]))", "is not UTF-8"),
         ("while True: print('x' * 4096)", "more than 0 MiB"),
         ("import time; time.sleep(60)", "did not end within 1 s"),
+        ("import os, time; os.close(1); time.sleep(60)", "did not end within 1 s"),
+        # It keeps the pipe, in a session of its own.
+        (
+            "import subprocess; subprocess.Popen(['sleep', '40'], start_new_session=True)",
+            "what it started, did not end within 1 s",
+        ),
     ],
 )
 def test_a_program_that_prints_no_prices_is_named(tmp_path: Path, monkeypatch, code: str, words: str):
     monkeypatch.setattr("gpusonde.optimizer.spot_offers._COMMAND_S", 1.0 if "sleep" in code else 30.0)
     monkeypatch.setattr("gpusonde.optimizer.spot_offers._MOST_PRINTED", 1 << 16)
+    began = time.monotonic()
     with pytest.raises(DocumentError, match=words) as error:
         ask(tmp_path, code)
     assert error.value.field == "spot[0]"
+    assert time.monotonic() - began < 30
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path):
