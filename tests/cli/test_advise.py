@@ -99,6 +99,18 @@ def test_a_job_on_eight_gpus_keeps_its_batch_on_others(capsys: pytest.CaptureFix
     assert answered(capsys, "plan", "solve", *run)["status"] == "optimal"
 
 
+def test_what_the_run_itself_shows_is_not_said_to_be_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ("--gpu-model", "2xT4", "--epochs", "4000", "--targets", "T4", "--providers", "aws")
+    group = ("--group", "aws/us-east-1/g4dn.xlarge=2@256")
+    guessed = answered(capsys, "plan", "estimate", "--epoch-s", "13", *told, *group)
+    assert not any("nobody measured" in note for note in guessed["notes"])
+    assert "gradients as of most jobs" in guessed["notes"][0]
+    seen = answered(capsys, "plan", "estimate", "--trace", TRACE, "--role", "17.5s=epoch", *told, *group)
+    assert not any("gradients as of most jobs" in note for note in seen["notes"])
+    assert main(["plan", "init", "--trace", TRACE, *told]) == 0
+    assert "as seen, from PCIe rates" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -47,7 +47,7 @@ def _detect(trace: Trace | list[Trace], told: Told | None = None) -> None:
         warnings.simplefilter("error")
         found = detect(trace, told=told)
     assert len(found.cycles) <= 5
-    assert found.run_state in tuple(RunState)
+    assert found.run_state in (None, *RunState)
     assert 0 <= found.run_state_confidence <= 1
     assert 0 <= found.confidence <= 1
     assert found.reason
@@ -77,6 +77,16 @@ def test_a_gpu_of_a_job_may_be_like_no_other(kind: str) -> None:
 @pytest.mark.parametrize("ticks", [0, 1, 2, 31, 32, 33])
 def test_a_few_ticks_get_an_answer(ticks: int) -> None:
     _detect(Trace(np.arange(ticks, dtype=np.float64), {"sm_active": np.ones(ticks)}))
+
+
+@pytest.mark.parametrize("seen", [0, 1, 31])
+def test_what_is_hardly_seen_is_not_called_idle(seen: int) -> None:
+    few = Trace(np.arange(seen, dtype=np.float64), {"gpu_utilization": np.full(seen, 0.5)})
+    values = np.where(np.arange(_TICKS) < seen, 0.5, np.nan)
+    for trace in (few, Trace(np.arange(_TICKS, dtype=np.float64), {"gpu_utilization": values})):
+        assert detect(trace).run_state is None
+    rested = Trace(np.arange(_TICKS, dtype=np.float64), {"gpu_utilization": np.zeros(_TICKS)})
+    assert detect(rested).run_state is RunState.IDLE
 
 
 @pytest.mark.parametrize("steps", ["uneven", "far apart", "bursts", "huge"])

@@ -410,12 +410,15 @@ def _usual_gradients(gpu: GpuSpec, precision: Precision | None) -> float:
     return 1e9 * math.exp(_LOG_EXCHANGE + rate / 2)
 
 
-def gradients_per_second(source: SourceMeasurement, here: Placement) -> float:
-    """Return the bytes of a run's gradients for each second that one of its GPUs computes: seen where links tell it."""
+def gradients_per_second(source: SourceMeasurement, here: Placement) -> tuple[float, str]:
+    """Return the bytes of a run's gradients for each second that one of its GPUs computes, and where they are from.
+
+    That is the rates of the links where they tell it, ``assumed`` else.
+    """
     if here.gpu_count == 1:
-        return _usual_gradients(here.gpu, source.precision)
-    seen = float(np.median(_measure_exchange(source, here).ratio))
-    return seen * here.bus_bytes_per_second / here.traffic_share
+        return _usual_gradients(here.gpu, source.precision), "assumed"
+    exchange = _measure_exchange(source, here)
+    return float(np.median(exchange.ratio)) * here.bus_bytes_per_second / here.traffic_share, exchange.basis
 
 
 def _measure_exchange(source: SourceMeasurement, here: Placement) -> _Exchange:

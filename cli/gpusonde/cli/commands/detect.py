@@ -142,7 +142,10 @@ class DetectPayload(TotalsPayload):
     epoch_starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
     end_s: Annotated[float, JsonKey("end of the last epoch")]
     run_state: Annotated[
-        str | None, JsonKey("`training`, `serving`, `idle` or `other`; null from the published detectors")
+        str | None,
+        JsonKey(
+            "`training`, `serving`, `idle` or `other`; null where too little is seen, and from the published detectors"
+        ),
     ]
     run_state_confidence: Annotated[float, JsonKey("probability that `run_state` is right")]
     level: Annotated[int | None, JsonKey("index in `cycles` of the level that the period and the epochs tell")]

@@ -130,10 +130,11 @@ def analyse_in_steps(
     activity = find_activity(ticks)
     use = Use.measure(ticks)
     if isinstance(activity, str):
+        nothing = EpochDetection(Verdict.NONE, activity, metrics=ticks.names)
+        if np.isfinite(ticks.values).any(axis=0).sum() < LEAST_TICKS:
+            return nothing, None
         state = judge_unread(use)
-        return EpochDetection(
-            Verdict.NONE, activity, metrics=ticks.names, run_state=state[0], run_state_confidence=state[1]
-        ), None
+        return replace(nothing, run_state=state[0], run_state_confidence=state[1]), None
     found = yield from find_hypotheses(activity, ended=ended, scope=scope)
     if isinstance(found, str):
         detection, cached = EpochDetection(Verdict.NONE, found, metrics=ticks.names), None

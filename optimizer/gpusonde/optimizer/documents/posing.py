@@ -150,7 +150,8 @@ class PosedProblem:
         curves = [_curve(row, batch, samples) for row in rows if row.fits != "no"]
         if not curves:
             raise CommandError("no GPU that can be rented is predicted: name others with --targets or --providers")
-        gradients = gradients_per_second(source, here) * alone_s / (steps * here.gpu_count)
+        rate, basis = gradients_per_second(source, here)
+        gradients = rate * alone_s / (steps * here.gpu_count)
         quota = terms.quota or DEFAULT_QUOTA
         document = {
             "format": "gpusonde.problem/1",
@@ -175,7 +176,7 @@ class PosedProblem:
             "global_batch": "samples of an iteration; a run's batch is kept, whatever it is split over",
             "samples_per_epoch": f"{steps:,} steps of that batch{'' if terms.steps_per_epoch else ', ' + of_steps}",
             "overhead_s": "assumed: to start machines and load data",
-            "gradients": "assumed: as most jobs exchange",
+            "gradients": "assumed: as most jobs exchange" if basis == "assumed" else f"as seen, {basis}",
             "quota": "machines of each kind"
             if terms.quota
             else "assumed: machines of each kind; say what you may rent",
@@ -184,7 +185,7 @@ class PosedProblem:
         if not told_batch:
             notes["global_batch"] = f"assumed: stands for the run's batch, which can be told, {batch} per GPU"
             assumed.append(f"batches told as shares of {batch}, which stands for the run's")
-        assumed.append("gradients as of most jobs")
+        assumed.append("gradients as of most jobs" * (basis == "assumed"))
         says = [doubt] if doubt else []
         if terms.steps_per_epoch is None:
             assumed.append(f"{steps:,} steps per epoch{' as its metrics show' * ('assumed' not in of_steps)}")
@@ -193,7 +194,7 @@ class PosedProblem:
         if lost:
             says.append(f"left out, as what the run holds does not fit into their memory: {', '.join(lost)}")
         measured = f"an epoch takes {formatting.seconds(source.epoch_latency_s)} on {here}"
-        guessed = {row.target_gpu for row in rows if row.extrapolated}
+        guessed = {row.target_gpu for row in rows if row.extrapolated} - {here.gpu.name}
         offers = {f"{offer.provider}/{offer.region}/{offer.instance_type}": offer.gpu_model for offer in offered}
         return cls(document, measured, says, notes, {name: gpu for name, gpu in offers.items() if gpu in guessed})
 
