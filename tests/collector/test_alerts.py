@@ -30,7 +30,7 @@ class Webhook:
     """A receiver that keeps what it is sent, and refuses while it is told to."""
 
     def __init__(self):
-        self.bodies, self.refuses = [], 0
+        self.bodies, self.refuses, self.refusal = [], 0, b""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,10 +38,10 @@ class Webhook:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if outer.refuses:
                     outer.refuses -= 1
-                    self.send_response(503)
-                else:
-                    outer.bodies.append(json.loads(body))
-                    self.send_response(200)
+                    self.wfile.write(outer.refusal)
+                    return
+                outer.bodies.append(json.loads(body))
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *_):
@@ -184,8 +184,10 @@ async def deliver(world, until):
         task.cancel()
 
 
-def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counted(tmp_path):
+@pytest.mark.parametrize("refusal", [b"HTTP/1.0 503 Later\r\n\r\n", b"SSH-2.0-no-HTTP\r\n"])
+def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counted(tmp_path, refusal):
     webhook = Webhook()
+    webhook.refusal = refusal
     world = World(tmp_path / "data", webhook=webhook.address)
     with ThreadPoolExecutor(1) as executor:
         world.alerts = JobAlerts(world.subject.store, executor, world.config, lambda: world.now)

@@ -5,6 +5,7 @@ import http.server
 import json
 import math
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -29,7 +30,7 @@ from support.wire_agent import batch, block, inventory, wait_until
 from gpusonde.collector import CollectorConfig
 from gpusonde.collector.alerts import AlertCounters
 from gpusonde.collector.metrics import JobMetrics
-from gpusonde.collector.push.outgoing import read_headers
+from gpusonde.collector.push.outgoing import post, read_headers
 from gpusonde.collector.push.pusher import Pusher
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.errors import ConfigError
@@ -38,9 +39,11 @@ from gpusonde.query.v1 import query_pb2
 
 pytest.importorskip("cramjam", reason="the extra push is not installed")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="the extra push is not installed")
+import cramjam
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 
 from gpusonde.collector.push.remote_write import RemoteWrite
+from gpusonde.formats.v1 import remote_write_pb2 as pb
 
 PROMETHEUS = shutil.which("prometheus")
 needs_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
@@ -273,11 +276,17 @@ def test_a_receiver_that_is_gone_costs_counts_and_nothing_else(data):
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """Sends elsewhere who comes."""
+    """Sends elsewhere who comes, says no, or keeps what it is told."""
 
     def do_POST(self):
         self.server.asked[self.path] += 1
-        self.send_response(307 if self.path == "/moved" else 500)
+        told = pb.WriteRequest.FromString(
+            bytes(cramjam.snappy.decompress_raw(self.rfile.read(int(self.headers["Content-Length"]))))
+        )
+        taken = self.path == "/choosy" and not self.server.refuses(self.server.asked[self.path])
+        if taken:
+            self.server.taken += told.timeseries
+        self.send_response(204 if taken else 307 if self.path == "/moved" else 500)
         self.send_header("Location", "/elsewhere")
         self.end_headers()
 
@@ -285,20 +294,119 @@ class Refusing(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_points_that_are_refused_are_lost_once_and_follow_no_redirect():
+@pytest.fixture
+def refusing():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    server.asked = Counter()
+    server.asked, server.taken, server.refuses = Counter(), [], lambda number: False
+    server.address = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        for path in ("/moved", "/broken"):
-            counts = Counter()
-            form = RemoteWrite(f"http://127.0.0.1:{server.server_port}{path}", "", "c-1")
-            Pusher("there", form, [jobs("a")], 1.0, counts).push(time.time_ns())
-            assert (counts["sent"], counts["lost"]) == (0, len(form.batches(jobs("a").collect(), 0)[0]))
-        assert server.asked == {"/moved": 1, "/broken": 1}
-    finally:
-        server.shutdown()
-        server.server_close()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_points_that_are_refused_are_lost_once_and_follow_no_redirect(refusing):
+    for path in ("/moved", "/broken"):
+        counts = Counter()
+        form = RemoteWrite(refusing.address + path, "", "c-1")
+        Pusher("there", form, [jobs("a")], 1.0, counts).push(time.time_ns())
+        assert (counts["sent"], counts["lost"]) == (0, len(form.batches(jobs("a").collect(), 0)[0]))
+    assert refusing.asked == {"/moved": 1, "/broken": 1}
+
+
+def test_a_message_that_is_refused_keeps_the_next_ones_from_nothing(refusing, monkeypatch):
+    monkeypatch.setattr("gpusonde.collector.push.remote_write.MOST_POINTS", 7)
+    refusing.refuses = lambda number: number == 2
+    form, counts = RemoteWrite(f"{refusing.address}/choosy", "", "c-1"), Counter()
+    Pusher("there", form, [jobs(*"abcdefgh")], 1.0, counts).push(time.time_ns())
+    assert refusing.asked["/choosy"] >= 5
+    assert (counts["lost"], counts["sent"]) == (7, len(refusing.taken))
+
+
+def test_a_receiver_that_answers_too_late_is_asked_once_in_a_round(monkeypatch):
+    monkeypatch.setattr("gpusonde.collector.push.remote_write.MOST_POINTS", 7)
+    for module in ("pusher", "remote_write"):
+        monkeypatch.setattr(f"gpusonde.collector.push.{module}.TIMEOUT_S", 0.5)
+    with Dripping(ANSWER) as server:
+        counts = Counter()
+        form = RemoteWrite(f"http://{server.place}/", "", "c-1")
+        Pusher("there", form, [jobs("a", "b", "c", "d")], 1.0, counts).push(time.time_ns())
+        wait_until(lambda: server.ended, 60, "the end of the connection")
+        assert (server.came, counts["sent"]) == (1, 0)
+        assert counts["lost"] == sum(map(len, form.batches(jobs("a", "b", "c", "d").collect(), 0)))
+
+
+def test_the_end_of_a_series_is_told_until_it_is_taken_or_needs_no_telling(refusing):
+    form, start = RemoteWrite(f"{refusing.address}/choosy", "", "c-1"), time.time_ns()
+
+    def ends(at_s, *names):
+        refusing.taken.clear()
+        Pusher("there", form, [jobs(*names)], 1.0, Counter()).push(start + at_s * SECOND)
+        over = [series for series in refusing.taken if math.isnan(series.samples[0].value)]
+        return {label.value for series in over for label in series.labels if label.name == "job_id"}
+
+    assert ends(0, "a", "b", "c") == set()
+    refusing.refuses = lambda number: number <= 3
+    assert ends(1, "b", "c") == ends(2, "c") == set()
+    assert ends(3, "b", "c") == {"a"}
+    assert ends(4, "b", "c") == set()
+    refusing.refuses = lambda number: number <= 6
+    assert ends(5, "c") == set()
+    assert ends(400, "c") == set()
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nX-A: "
+HANDSHAKE = b"\x16\x03\x03\x40\x00"
+
+
+class Dripping:
+    """Begins to answer, and adds a byte now and then for as long as anybody waits."""
+
+    def __init__(self, begins):
+        self.came = self.ended = 0
+        self._begins = begins
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.place = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.came += 1
+                threading.Thread(target=self._drip, args=(connection,), daemon=True).start()
+
+    def _drip(self, connection):
+        with contextlib.suppress(OSError), connection:
+            connection.sendall(self._begins)
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.1)
+        self.ended += 1
+
+
+@pytest.mark.parametrize(("scheme", "begins"), [("http", ANSWER), ("https", HANDSHAKE)], ids=["answer", "handshake"])
+def test_who_answers_a_byte_now_and_then_holds_nobody_and_no_connection(scheme, begins):
+    with Dripping(begins) as server:
+        with pytest.raises(OSError, match="longer than 1 s"):
+            post(f"{scheme}://{server.place}/", b"told", {}, 1.0)
+        wait_until(lambda: server.ended, 60, "the end of the connection")
+
+
+def test_a_receiver_that_drips_is_asked_again_and_holds_no_end_of_the_collector(data, monkeypatch):
+    monkeypatch.setattr("gpusonde.collector.push.remote_write.TIMEOUT_S", 1.0)
+    with Dripping(ANSWER) as server:
+        settings = {"remote_write.url": f"http://{server.place}/", "remote_write.interval": "1s"}
+        with ThreadCollector(data, **settings) as running:
+            wait_until(lambda: server.came >= 2, 120, "another attempt")
+        assert running.error is None
+        wait_until(lambda: server.ended == server.came, 60, "the end of all connections")
 
 
 def test_many_series_go_in_several_messages_and_no_nan_does(monkeypatch):
@@ -306,7 +414,7 @@ def test_many_series_go_in_several_messages_and_no_nan_does(monkeypatch):
     form = RemoteWrite("http://127.0.0.1:1/", "", "c-1")
     sent = form.batches(jobs(*map(str, range(20))).collect(), 5_000_000)
     assert {len(each) for each in sent[:-1]} == {7}
-    series = [series for each in sent for series in each.series]
+    series = [series for each in sent for series in each.series()]
     assert len(series) > 60
     for each in series:
         names = [label.name for label in each.labels]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.client
+import queue
 import re
+import socket
+import threading
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -20,15 +27,92 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _EndableConnection(http.client.HTTPConnection):
+    """Ends when another thread says so: a socket's timeout is one of silence, which a byte now and then prolongs."""
+
+    _line: socket.socket | None = None
+    _is_ended = False
+
+    def connect(self) -> None:
+        super().connect()
+        # A second name: the handshake of TLS takes the first one away.
+        self._line = self.sock.dup()
+        if self._is_ended:
+            raise TimeoutError("connected too late")
+
+    def close(self) -> None:
+        super().close()
+        if self._line is not None:
+            self._line.close()
+
+    def end(self) -> None:
+        """Have what goes on fail."""
+        self._is_ended = True
+        line = self._line or self.sock
+        if line is not None:
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+
+class _EndableTlsConnection(http.client.HTTPSConnection, _EndableConnection):
+    """The same with TLS."""
+
+
+class _Connecting(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Keeps the connection of its request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection: _EndableConnection | None = None
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(functools.partial(self._made, _EndableConnection), req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(functools.partial(self._made, _EndableTlsConnection), req)
+
+    def _made(self, kind: type[_EndableConnection], host: str, *, timeout: float) -> _EndableConnection:
+        self.connection = kind(host, timeout=timeout)
+        return self.connection
+
+
 def post(address: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> None:
-    """Send one body; redirections are not followed.
+    """Send one body within a time, whoever answers how slowly; redirections are not followed.
 
     Raises:
         OSError: It was not taken.
     """
-    request = urllib.request.Request(address, body, dict(headers))  # noqa: S310 - the configuration checks the scheme
-    with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s):
-        pass
+    connecting = _Connecting()
+    failed: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def send() -> None:
+        error: Exception | None = None
+        try:
+            request = urllib.request.Request(address, body, dict(headers))  # noqa: S310 - the configuration checks it
+            with urllib.request.build_opener(_NoRedirect, connecting).open(request, timeout=timeout_s):
+                pass
+        except urllib.error.HTTPError as refused:
+            refused.close()
+            error = refused
+        except Exception as other:
+            error = other
+        finally:
+            if connecting.connection is not None:
+                connecting.connection.close()
+            failed.put(error)
+
+    # Names are looked up without a limit: not even that holds the caller, or the end of the process.
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        error = failed.get(timeout=timeout_s)
+    except queue.Empty:
+        if connecting.connection is not None:
+            connecting.connection.end()
+        raise TimeoutError(f"it took longer than {timeout_s:g} s") from None
+    if isinstance(error, OSError):
+        raise error
+    if error is not None:  # what came was no HTTP, or the address is none
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def read_headers(path: str) -> dict[str, str]:

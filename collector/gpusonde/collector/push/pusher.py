@@ -1,7 +1,7 @@
 """``Pusher``: collects the series of ``/metrics`` at an interval and has them sent.
 
-What a receiver does not take is lost and counted: series are of now, and the next ones are newer. Nothing waits, so a
-receiver that is gone costs an attempt per interval and no memory.
+What a receiver does not take is lost and counted: series are of now, and the next ones are newer. A message that is
+refused keeps the next ones from nothing; a receiver that is gone costs little time per interval, and no memory.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Pusher:
         self._interval_s = interval_s
         self._counts = counts
         self._fails = False
+        self._is_over = False
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -88,6 +89,7 @@ class Pusher:
                 took = time.monotonic() - began
                 await asyncio.sleep(max(self._interval_s - took, took))
         finally:
+            self._is_over = True
             self._form.close()
 
     def _attempt(self) -> None:
@@ -100,20 +102,29 @@ class Pusher:
         """Send once; blocks."""
         families = [family for collector in self._collectors for family in collector.collect()]
         batches: Sequence[Batch] = ()
-        done = 0
+        failed: OSError | StoreError | None = None
+        lost, failing_s = 0, 0.0
         try:
             batches = self._form.batches(families, now_unix_nano)
-            for batch in batches:
-                batch.send()
-                done += 1
-                self._counts["sent"] += len(batch)
         except (OSError, StoreError) as error:
-            lost = sum(map(len, batches[done:]))
-            self._counts["lost"] += lost
-            if not self._fails:
-                _LOG.warning("%s did not get %d points, and is asked again: %s", self._name, lost, error)
-            self._fails = True
-            return
-        if self._fails:
+            failed = error
+        for batch in batches:
+            # What fails fast was refused, and the next one may be taken; what takes its time reaches nobody.
+            if self._is_over or failing_s >= TIMEOUT_S:
+                lost += len(batch)
+                continue
+            began = time.monotonic()
+            try:
+                batch.send()
+            except OSError as error:
+                failing_s += time.monotonic() - began
+                failed = failed or error
+                lost += len(batch)
+            else:
+                self._counts["sent"] += len(batch)
+        self._counts["lost"] += lost
+        if failed and not self._fails:
+            _LOG.warning("%s did not get %d points, and is asked again: %s", self._name, lost, failed)
+        elif self._fails and not failed:
             _LOG.info("%s takes points again", self._name)
-        self._fails = False
+        self._fails = failed is not None

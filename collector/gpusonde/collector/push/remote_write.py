@@ -5,10 +5,9 @@ https://prometheus.io/docs/specs/prw/remote_write_spec/
 
 from __future__ import annotations
 
-import itertools
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import cramjam
@@ -26,6 +25,9 @@ _HEADERS = {
 }
 # The NaN by which a sender says that a series has ended.
 _STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
+# A series that nobody adds to ends after this time, as Prometheus has it; so long its end is worth telling.
+_ENDS_BY_ITSELF_NS = 300 * 1_000_000_000
+_MOST_ENDS = 100_000
 _Labels = tuple[tuple[str, str], ...]
 
 
@@ -43,6 +45,8 @@ class RemoteWrite:
         self._headers_file = headers_file
         self._own = {"job": "gpusonde-collector", "instance": instance}
         self._before: set[_Labels] = set()
+        # Series whose end was not taken yet -> since when they are gone.
+        self._ended: dict[_Labels, int] = {}
 
     def batches(self, families: Sequence[Metric], now_unix_nano: int) -> Sequence[WriteBatch]:
         """Return all series with their values, and the end of those that are gone.
@@ -52,20 +56,26 @@ class RemoteWrite:
         """
         headers = {**_HEADERS, **read_headers(self._headers_file)}
         series = dict(self._series(families))
-        ended = dict.fromkeys(self._before - series.keys(), _STALE)
-        self._before = set(series)
-        at = now_unix_nano // 1_000_000
-        made = [
-            pb.TimeSeries(
-                labels=[pb.SeriesLabel(name=name, value=label) for name, label in labels],
-                samples=[pb.SeriesSample(value=value, timestamp=at)],
-            )
-            for labels, value in itertools.chain(series.items(), ended.items())
+        gone = self._ended | dict.fromkeys(self._before - series.keys(), now_unix_nano)
+        waiting = [
+            (labels, since)
+            for labels, since in gone.items()
+            if labels not in series and now_unix_nano - since < _ENDS_BY_ITSELF_NS
         ]
-        return [WriteBatch(self._url, headers, made[i : i + MOST_POINTS]) for i in range(0, len(made), MOST_POINTS)]
+        self._ended = dict(waiting[-_MOST_ENDS:])
+        self._before = set(series)
+        told = [*series.items(), *((labels, _STALE) for labels in self._ended)]
+        at = now_unix_nano // 1_000_000
+        return [
+            WriteBatch(self._url, headers, at, told[i : i + MOST_POINTS], self._note_taken)
+            for i in range(0, len(told), MOST_POINTS)
+        ]
 
     def close(self) -> None:
-        """Do nothing: a request ends by itself."""
+        """Do nothing: a request has its time."""
+
+    def _note_taken(self, labels: _Labels) -> None:
+        self._ended.pop(labels, None)
 
     def _series(self, families: Sequence[Metric]) -> Iterator[tuple[_Labels, float]]:
         for family in families:
@@ -82,10 +92,22 @@ class WriteBatch:
 
     url: str
     headers: dict[str, str]
-    series: list[pb.TimeSeries]
+    at_unix_ms: int
+    points: list[tuple[_Labels, float]]
+    note_taken: Callable[[_Labels], None]
 
     def __len__(self) -> int:
-        return len(self.series)
+        return len(self.points)
+
+    def series(self) -> list[pb.TimeSeries]:
+        """Return the points as they are sent."""
+        return [
+            pb.TimeSeries(
+                labels=[pb.SeriesLabel(name=name, value=label) for name, label in labels],
+                samples=[pb.SeriesSample(value=value, timestamp=self.at_unix_ms)],
+            )
+            for labels, value in self.points
+        ]
 
     def send(self) -> None:
         """Send it.
@@ -93,5 +115,7 @@ class WriteBatch:
         Raises:
             OSError: It was not taken.
         """
-        body = pb.WriteRequest(timeseries=self.series).SerializeToString()
+        body = pb.WriteRequest(timeseries=self.series()).SerializeToString()
         post(self.url, bytes(cramjam.snappy.compress_raw(body)), self.headers, TIMEOUT_S)
+        for labels, _ in self.points:
+            self.note_taken(labels)
