@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -11,6 +12,8 @@ ABSENT = "-"
 _SECONDS_BELOW_S, _MINUTES_BELOW_S = 120.0, 7200.0
 # So many can be counted at a glance.
 _MOST_NAMES = 6
+# Tabs and line ends are text; marks that turn the direction of writing are not, nor is what no encoding has.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -88,6 +91,11 @@ def join_names(names: Sequence[str], noun: str) -> str:
     if len(names) > _MOST_NAMES:
         return f"{count(len(names), noun)} ({', '.join(names)})"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere, such as a name; what a terminal would obey is written out, an escape as four characters."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def iso_time(unix_nano: int) -> str:

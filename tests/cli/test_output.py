@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import enum
+import fcntl
 import io
 import json
+import os
+import pty
 import re
+import shutil
+import struct
 import subprocess
 import sys
+import termios
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -265,3 +273,66 @@ def test_sentences_end_their_lines_with_words_on_a_terminal_only(monkeypatch: py
     lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
     assert [line.rstrip() for line in lines[:2]] == ["takes 11.5 h and costs", "$130.31; the plan is in"]
     assert " ".join(line.rstrip() for line in lines) == said
+
+
+def on_terminal(folder: Path, *words: str) -> str:
+    """What a terminal of 200 columns gets of a command."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpusonde.cli", *words],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+    ) as command:
+        os.close(writer)
+        got = b""
+        with contextlib.suppress(OSError):  # it ends with its last writer
+            while part := os.read(reader, 65536):
+                got += part
+        os.close(reader)
+        command.wait(timeout=120)
+    return got.decode()
+
+
+def test_a_terminal_obeys_nothing_that_a_trace_or_the_name_of_a_file_says(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
+    ticks = "".join(f"{at},GPU-{evil},{100 + at % 10}\n" for at in range(200))
+    (tmp_path / f"{evil}.csv").write_text(f"time_s,gpu_uuid,power_watts\n{ticks}", encoding="utf-8")
+    for words in (("detect", f"{evil}.csv", "--plot", "x.png"), ("detect", f"no{evil}.csv")):
+        got = on_terminal(tmp_path, *words)
+        assert r"\x1b]0;owned\x07" in got, words
+        assert not {"\x07", "\x9b", "\u202e"} & set(got), words
+        assert "\x1b]0" not in got, words
+        assert "\x1b[31m" not in got, words
+        assert "Glyph" not in got
+
+
+def test_a_file_whose_name_no_encoding_has_is_answered_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = os.fsdecode(b"\xff.parquet")
+    shutil.copy(bundled_trace(), named)
+    still = os.fsdecode(b"\xff.csv")
+    Path(still).write_text("time_s,power_watts\n" + "".join(f"{at},{100 + at % 10}\n" for at in range(200)))
+    for words in (
+        ("report", still, "-o", "x.html"), ("report", still, "-o", os.fsdecode(b"\xfe.pftrace"), "--json"),
+        ("plan", "init", "--trace", named, "--epochs", "9", "--targets", "T4", "--providers", "aws"),
+    ):  # fmt: skip
+        code = main(list(words))
+        assert (code, capsys.readouterr().err) == (0, ""), words
+    assert "\\udcff.csv" in Path("x.html").read_text(encoding="utf-8")
+
+
+def test_the_line_of_an_error_ends_with_a_word_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["report", "a-run", "-o", "page.pdf"]) == 2
+    lines = stderr.getvalue().splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 50
+    assert " ".join(lines) == "gpusonde: error: page.pdf: the file ends with .html, or with .pftrace for Perfetto"

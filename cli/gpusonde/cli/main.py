@@ -386,10 +386,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(report: ErrorReport, *, as_json: bool, has_traceback: bool) -> int:
-    print(f"gpusonde: error: {report.message}", file=sys.stderr)
+    from gpusonde.cli.output import complain
+
+    complain(f"gpusonde: error: {report.message}")
     if report.is_bug:
         hint = "please report it" if has_traceback else "please report it with the output of the same command --verbose"
-        print(f"gpusonde: this is a fault in gpusonde: {hint}", file=sys.stderr)
+        complain(f"gpusonde: this is a fault in gpusonde: {hint}")
     if as_json:
         _print_error_object(report)
     return EXIT_FAILED
@@ -397,8 +399,9 @@ def _report(report: ErrorReport, *, as_json: bool, has_traceback: bool) -> int:
 
 def _report_usage(error: UsageError, *, as_json: bool) -> int:
     from gpusonde.cli.errors import ErrorReport, one_line
+    from gpusonde.cli.output import complain
 
-    print(f"gpusonde: error: {one_line(str(error))}", file=sys.stderr)
+    complain(f"gpusonde: error: {one_line(str(error))}")
     if error.usage:
         print(error.usage, file=sys.stderr)
     if as_json:

@@ -12,13 +12,14 @@ import enum
 import json
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TextIO
 
-from gpusonde.formatting import ABSENT
+from gpusonde.formatting import ABSENT, printable
 
 # Tables that go to a file or pipe are not squeezed, unless COLUMNS says into what; with --wide into a terminal neither.
 _WIDE = 10_000
@@ -27,6 +28,8 @@ _GAP = 3
 _SAYS_NOTHING = ("", ABSENT)
 # A column of longer cells is wrapped, to no less than this; a shorter one never.
 _SHORT_TEXT = 18
+# What JSON may hold as it is, but a terminal obeys or no encoding has.
+_NOT_IN_JSON = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
 
 class JsonKey(NamedTuple):
@@ -81,9 +84,9 @@ class Output:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(file=self._stderr), transient=True) as bar:
-            task = bar.add_task(label, total=total)
+            task = bar.add_task(printable(label), total=total)
             yield lambda done: bar.update(task, completed=done)
 
 
@@ -96,7 +99,7 @@ class Screen:
 
     def line(self, text: str = "") -> None:
         """Print one line."""
-        self.stream.write(text + "\n")
+        self.stream.write(printable(text) + "\n")
         self.stream.flush()
 
     def heading(self, text: str) -> None:
@@ -126,6 +129,7 @@ class Screen:
             optional: Columns to leave out first, in this order, while a terminal is too narrow for the table.
             naming: How many columns from the left name the row: they are neither left out nor wrapped.
         """
+        rows = _printable(rows)
         widths = _widths(columns, rows)
 
         def joined(cells: Sequence[str]) -> str:
@@ -183,6 +187,7 @@ class RichScreen(Screen):
         self._print(text, "yellow")
 
     def _print(self, text: str, style: str | None = None) -> None:
+        text = printable(text)
         if self.stream.isatty():
             # What is longer than a line, such as a path, stays whole for whoever copies it.
             indent = " " * (len(text) - len(text.lstrip(" ")))
@@ -204,6 +209,7 @@ class RichScreen(Screen):
         from rich import box
         from rich.table import Table
 
+        rows = _printable(rows)
         short = dict(zip(columns, _widths(columns, rows), strict=True))
         for name in columns[naming:]:
             # What is left out is told; in narrow columns it would be hard to read.
@@ -287,6 +293,7 @@ class TableScreen(Screen):
         naming: int = 1,
     ) -> None:
         """Print a table."""
+        rows = _printable(rows)
         if self._tables or self._form is TableFormat.MARKDOWN:
             self.stream.write("\n")
         self._tables += 1
@@ -308,9 +315,15 @@ def make_screen(stream: TextIO, remarks: TextIO | None = None) -> Screen:
     return RichScreen(stream) if _rich_is_installed() else Screen(stream)
 
 
+def complain(text: str) -> None:
+    """Say on stderr what went wrong; on a terminal a line ends with a word."""
+    (make_screen if sys.stderr.isatty() else Screen)(sys.stderr).line(text)
+
+
 def to_json(payload: Mapping[str, Any]) -> str:
     """Serialise a result: NaN and infinities become null, arrays lists, enumerations their values."""
-    return json.dumps(_plain(payload), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(_plain(payload), allow_nan=False, ensure_ascii=False)
+    return _NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:
@@ -327,6 +340,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     raise TypeError(f"a {type(value).__name__} has no place in a JSON result")
+
+
+def _printable(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[printable(cell) for cell in row] for row in rows]
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:

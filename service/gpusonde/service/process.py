@@ -23,6 +23,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from gpusonde.formatting import printable
+
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: ``time`` (ISO 8601, UTC), ``level``, ``logger``, ``message``, ``exception`` if any."""
@@ -49,7 +51,7 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         """Leave the distribution's own name out of our loggers' names."""
         record.name = record.name.removeprefix("gpusonde.")
-        return super().formatMessage(record)
+        return printable(super().formatMessage(record))
 
 
 def configure(log_format: str, *, verbose: bool, level: int, stream: TextIO | None = None) -> None:

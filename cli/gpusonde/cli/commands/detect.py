@@ -288,7 +288,7 @@ def plot(path: Path, trace: Trace, detection: EpochDetection, advice: str = "") 
     """Draw a trace with what was found in it, and what follows from it in a few words."""
     from gpusonde.cli.picture import EpochMarks, LevelMarks, draw
 
-    name = trace.gpu_model or trace.gpu_uuid
+    name = formatting.printable(trace.gpu_model or trace.gpu_uuid)
     facts = (
         [f"confidence {formatting.probability(detection.confidence)}"]
         if detection.verdict == "epochs"

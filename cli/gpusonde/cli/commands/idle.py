@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.output import JsonKey, Output, Screen, to_json
+from gpusonde.cli.output import JsonKey, Output, Screen, complain, to_json
 from gpusonde.cli.parsing import Parser
 from gpusonde.errors import CollectorError, ConfigError, UsageError
 from gpusonde.service.config import parse_duration_s
@@ -152,7 +151,7 @@ def run_idle(args: argparse.Namespace) -> int:
     Output(as_json=args.json).result(payload, render)
     failures = [each.failure for each in judged if each.failure]
     for failure in failures:
-        print(f"gpusonde: error: {failure}", file=sys.stderr)
+        complain(f"gpusonde: error: {failure}")
     return 1 if failures else 0
 
 

@@ -13,7 +13,6 @@ import math
 import re
 import ssl
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
 from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.exchange_rates import ExchangeRates
-from gpusonde.cli.output import JsonKey, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen, complain
 from gpusonde.cli.parsing import Parser
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UsageError
 from gpusonde.formatting import percent
@@ -107,7 +106,7 @@ def run_tell(args: argparse.Namespace) -> int:
             except CollectorError as error:
                 if every_s is None:
                     raise
-                print(f"gpusonde: error: {error}", file=sys.stderr)
+                complain(f"gpusonde: error: {error}")
             else:
                 if every_s is None:
                     return 1 if failed else 0
@@ -158,7 +157,7 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
             known[job.job_id] = text
         except CommandError as error:
             failure = str(error)
-            print(f"gpusonde: error: job {job.job_id}: {failure}", file=sys.stderr)
+            complain(f"gpusonde: error: job {job.job_id}: {failure}")
         told.append({"job_id": job.job_id, "text": text, "failure": failure})
 
     def render(screen: Screen) -> None:
@@ -423,7 +422,7 @@ class _Kueue(_Pods):
                 # Before there are cycles there is nothing to predict from; whatever else it is, is said once.
                 said = f"job {job.job_id} is told without exchange rates: {error}"
                 if self._without_rates.get(job.job_id) != said:
-                    print(f"gpusonde: warning: {said}", file=sys.stderr)
+                    complain(f"gpusonde: warning: {said}")
                 self._without_rates[job.job_id] = said
                 return ""
             self._without_rates.pop(job.job_id, None)

@@ -78,7 +78,7 @@ def write_page(story: RunStory, path: Path, command: str) -> None:
 
 
 def _text(text: object) -> str:
-    told = str(text)
+    told = formatting.printable(str(text))
     return html.escape(told if len(told) <= _MOST_TEXT else f"{told[: _MOST_TEXT - 1]}…")
 
 

@@ -95,6 +95,7 @@ def _packet(track: pb.TrackDescriptor) -> pb.TracePacket:
 
 
 def _cut(text: str) -> str:
+    text = formatting.printable(text)
     return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 1]}…"
 
 

@@ -155,7 +155,7 @@ class PosedProblem:
         quota = terms.quota or DEFAULT_QUOTA
         document = {
             "format": "gpusonde.problem/1",
-            "name": "".join(filter(str.isprintable, name))[:128],
+            "name": "".join(filter(str.isprintable, name))[:128] or "job",
             "objective": terms.objective,
             "global_batch": batch * here.gpu_count,
             "epochs": terms.epochs,
