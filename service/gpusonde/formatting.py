@@ -10,6 +10,10 @@ from datetime import datetime, timezone
 ABSENT = "-"
 # A time is told in seconds and in minutes up to here.
 _SECONDS_BELOW_S, _MINUTES_BELOW_S = 120.0, 7200.0
+# Digits of a number outside of these would say nothing.
+_SMALLEST, _LARGEST = 1e-9, 1e15
+# From here on a ratio is told as times.
+_MOST_AS_PERCENT = 10.0
 # So many can be counted at a glance.
 _MOST_NAMES = 6
 # Tabs and line ends are text; marks that turn the direction of writing are not, nor is what no encoding has.
@@ -17,11 +21,13 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number to so many significant digits, without an exponent; a dash for None and NaN."""
+    """A number to so many significant digits, without an exponent up to 1e15; a dash for None and NaN."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
         return "0"
+    if not _SMALLEST <= abs(value) < _LARGEST:
+        return f"{value:.{digits}g}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"
 
@@ -47,9 +53,14 @@ def duration(value: float | None) -> str:
 
 
 def percent(ratio: float | None, digits: int | None = 0, sign: str = "") -> str:
-    """A ratio as percent with so many decimals, with None as it was given; a ``sign`` of ``+`` shows both."""
+    """A ratio as percent with so many decimals, with None as it was given; a ``sign`` of ``+`` shows both.
+
+    Above 1,000 % it says ``more than 10 times``.
+    """
     if ratio is None or not math.isfinite(ratio):
         return ABSENT
+    if ratio > _MOST_AS_PERCENT:
+        return "more than 10 times"
     return f"{100 * ratio:{sign}.6g} %" if digits is None else f"{100 * ratio:{sign}.{digits}f} %"
 
 
@@ -67,7 +78,7 @@ def gibibytes(value: float | None) -> str:
 
 def money(value: float | None) -> str:
     """A price below a heading that names its unit, to three significant digits but at least cents."""
-    return f"{value:,.2f}" if value is not None and math.isfinite(value) and value >= 1 else number(value)
+    return f"{value:,.2f}" if value is not None and 1 <= value < _LARGEST else number(value)
 
 
 def dollars(value: float | None) -> str:

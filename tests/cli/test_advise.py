@@ -121,6 +121,10 @@ def test_what_the_run_itself_shows_is_not_said_to_be_assumed(capsys: pytest.Capt
         (("plan", "solve", "--epochs", "3"), "give one of --trace"),
         (("plan", "solve", "--run", "3f", "--epochs", "3"), "--run needs --collector"),
         (("advise", TRACE, "--epochs", "0"), "'0' is not above zero"),
+        (("advise", TRACE, "--epochs", "999999999999"), "at most 10,000,000 epochs"),
+        (("advise", TRACE, "--epoch-s", "1e9"), "at most 366 days"),
+        (("advise", TRACE, *JOB, "--quota", "99999"), "at most 10,000 machines"),
+        (("advise", TRACE, "--deadline", "24h", "--budget", "3"), "--deadline is for a plan, which needs --epochs N"),
         (("advise", TRACE, "--deadline", "soon"), "'soon' is no time above zero"),
     ],
     ids=" ".join,
@@ -172,10 +176,25 @@ def test_what_no_plan_can_do_is_answered_with_the_nearest_one_or_the_reason(caps
     assert "overhead" in found["missing"]
     found = answered(capsys, "advise", TRACE, "--epochs", "9", "--targets", "H20", code=1)
     assert found["detection"]["verdict"] == "epochs"
-    assert "no GPU that can be rented is predicted" in found["missing"]
+    assert "nobody rents out H20-96GB" in found["missing"]
     found = answered(capsys, "advise", TRACE, *JOB, "--deadline", "10m", code=1)
     assert found["plan"]["status"] == "infeasible"
     assert found["plan"]["nearest"]["plan"] is not None
+
+
+def test_what_nobody_rents_out_is_predicted_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "advise", TRACE, "--targets", "TITAN X", "--epochs", "9", code=1)
+    assert {row["gpu_model"] for row in found["predictions"]["predictions"]} > {"T4"}
+    assert "nobody rents out" in found["missing"]
+    found = answered(capsys, "advise", TRACE, *JOB[:4], "--targets", "TITAN X,T4", "--providers", "aws")
+    assert any(note.startswith("nobody rents out") for note in found["plan"]["notes"])
+
+
+def test_more_gpus_than_the_assumed_quota_has_are_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ("--gpu-model", "1000x8xT4", "--epochs", "9", "--targets", "T4")
+    assert "say with --quota N" in answered(capsys, "advise", TRACE, *run, code=1)["missing"]
+    told = answered(capsys, "plan", "init", "--epoch-s", "600", *run, "--quota", "10000")
+    assert told["catalog"][0]["quota"] == 10_000
 
 
 def test_rubbish_is_refused_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,6 +252,12 @@ def test_durations_of_jobs_have_the_unit_that_people_use() -> None:
     assert formatting.percent(-0.125, 1, sign="+") == "-12.5 %"
 
 
+def test_figures_beyond_all_sense_stay_short() -> None:
+    assert [formatting.number(value) for value in (1e300, -1e300, 1e-300)] == ["1e+300", "-1e+300", "1e-300"]
+    assert [formatting.percent(value) for value in (9.99, 1e300)] == ["999 %", "more than 10 times"]
+    assert formatting.dollars(1e300) == "$1e+300"
+
+
 def test_times_of_day_have_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()

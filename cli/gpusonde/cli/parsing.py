@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from gpusonde.errors import ConfigError, UsageError
 
@@ -14,6 +14,7 @@ DEFAULT_COLLECTOR = "127.0.0.1:7433"
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 OptionGroup: TypeAlias = "argparse._ArgumentGroup"
+_Number = TypeVar("_Number", int, float)
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -137,6 +138,18 @@ def whole_number(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is negative")
     return value
+
+
+def at_most(kind: Callable[[str], _Number], most: _Number, what: str) -> Callable[[str], _Number]:
+    """Argument type: a number of some kind that is not absurd; ``what`` says the largest in words."""
+
+    def parse(text: str) -> _Number:
+        value = kind(text)
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is too much: at most {what}")
+        return value
+
+    return parse
 
 
 def names(text: str) -> list[str]:

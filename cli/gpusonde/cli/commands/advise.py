@@ -34,7 +34,7 @@ from gpusonde.cli.measuring import PredictPayload
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.cli.runs_view import render_levels, summarise_trace
-from gpusonde.errors import GpusondeError
+from gpusonde.errors import GpusondeError, UsageError
 
 
 class AdvisePayload(TypedDict):
@@ -75,6 +75,9 @@ def run_advise(args: argparse.Namespace) -> int:
     from gpusonde.optimizer.documents.watching import solve_problem
     from gpusonde.simulator.parallel import Placement
 
+    dropped = [f"--{name}" for name in ("deadline", "budget", "objective", "quota") if getattr(args, name) is not None]
+    if args.epochs is None and dropped:
+        raise UsageError(f"{dropped[0]} is for a plan, which needs --epochs N: how many are to be trained")
     output = Output(as_json=args.json)
     job = read_job(args)
     detection = detect_job(args, job, output)
@@ -86,7 +89,8 @@ def run_advise(args: argparse.Namespace) -> int:
         except GpusondeError as error:
             missing = f"where it would run and what to rent: {error}"
         else:
-            rentable = {offer.gpu_model for offer in terms.offers()} | {source.measurement.gpu.name}
+            asked = {*(terms.gpus or ()), source.measurement.gpu.name}
+            rentable = {offer.gpu_model for offer in terms.offers()} | asked
             chosen = [spec for spec in gpus.specs if spec.name in rentable]
             predictions = predict_here(source, [Placement(spec, counted=False) for spec in chosen], args.model)
             if args.epochs is None:

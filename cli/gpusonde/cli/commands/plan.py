@@ -20,7 +20,7 @@ from gpusonde.cli.commands.predict import add_run_options, check_run, predict_ru
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen, to_json
-from gpusonde.cli.parsing import Parser, add_plot_option, duration_s, names, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, add_plot_option, at_most, duration_s, names, positive_integer, positive_number
 from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
@@ -102,13 +102,26 @@ def add_plan_options(parser: Parser) -> None:
 def add_terms_options(parser: Parser) -> None:
     """Declare what ``terms_of`` makes of the arguments: what is wanted of a job that no problem file tells."""
     group = parser.add_argument_group("what is wanted of the run's job")
-    group.add_argument("--epochs", type=positive_integer, metavar="N", help="epochs to train")
+    group.add_argument(
+        "--epochs",
+        type=at_most(positive_integer, 10_000_000, "10,000,000 epochs"),
+        metavar="N",
+        help="epochs to train",
+    )
     group.add_argument("--deadline", type=duration_s, metavar="TIME", help="in which to end from now, such as 24h")
     group.add_argument("--budget", type=positive_number, metavar="USD", help="most that it may cost on average")
     group.add_argument("--objective", choices=["cost", "time"], help="what is to be small (default: cost)")
-    group.add_argument("--batch-size", type=positive_integer, metavar="N", help="batch per GPU of the run")
     group.add_argument(
-        "--quota", type=positive_integer, metavar="N", help="machines of each kind you may rent (default: 8)"
+        "--batch-size",
+        type=at_most(positive_integer, 1 << 20, "1,048,576 samples"),
+        metavar="N",
+        help="batch per GPU of the run",
+    )
+    group.add_argument(
+        "--quota",
+        type=at_most(positive_integer, 10_000, "10,000 machines"),
+        metavar="N",
+        help="machines of each kind you may rent (default: 8)",
     )
     group.add_argument("--providers", type=names, metavar="A,B", help="clouds to rent from (default: all)")
     group.add_argument("--targets", type=names, metavar="A,B", help="GPUs to rent (default: all)")

@@ -12,7 +12,7 @@ from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.exchange_rates import FORMATS
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import OptionGroup, Parser, add_plot_option, duration_s, names, whole_number
+from gpusonde.cli.parsing import OptionGroup, Parser, add_plot_option, at_most, duration_s, names, whole_number
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -77,7 +77,12 @@ def add_gpu_options(group: OptionGroup) -> None:
         metavar="SRC",
         help="GPU of the trace, where the file does not say; 8xSRC or 2x8xSRC for a job on several",
     )
-    group.add_argument("--epoch-s", type=duration_s, metavar="TIME", help="seconds per epoch, instead of detecting")
+    group.add_argument(
+        "--epoch-s",
+        type=at_most(duration_s, 366 * 86_400.0, "366 days"),
+        metavar="TIME",
+        help="seconds per epoch, instead of detecting",
+    )
     group.add_argument(
         "--precision",
         choices=PRECISIONS,

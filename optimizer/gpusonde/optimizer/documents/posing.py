@@ -137,10 +137,15 @@ class PosedProblem:
             doubt: Why its epochs may be none; empty where they are told or sure.
 
         Raises:
-            CommandError: Nothing is predicted on any GPU that can be rented.
+            CommandError: Nothing is predicted on any GPU that can be rented, or the run has more GPUs than there are.
         """
         offered = terms.offers()
         rentable = {offer.gpu_model for offer in offered}
+        unrented = [name for name in terms.gpus or () if name not in rentable]
+        if not offered:
+            who = f"no provider of {', '.join(terms.providers)}" if terms.providers else "nobody"
+            raise CommandError(f"{who} rents out {' or '.join(unrented)}; 'gpusonde offers' lists what can be rented")
+        _check_machines(offered, here, terms)
         told_batch = terms.batch_size or here.batch_per_gpu
         batch = int(told_batch or _UNTOLD_BATCH)
         alone_s = next(row.epoch_latency_s for row in predictions if row.target_gpu == here.gpu.name)
@@ -190,6 +195,8 @@ class PosedProblem:
         if terms.steps_per_epoch is None:
             assumed.append(f"{steps:,} steps per epoch{' as its metrics show' * ('assumed' not in of_steps)}")
         says += ["assumed: " + "; ".join(filter(None, assumed)) + " (quota, batch size, steps per epoch can be told)"]
+        if unrented:
+            says.append(f"nobody rents out {' or '.join(unrented)}{' there' * bool(terms.providers)}")
         lost = [row.target_gpu for row in rows if row.fits == "no"]
         if lost:
             says.append(f"left out, as what the run holds does not fit into their memory: {', '.join(lost)}")
@@ -229,6 +236,23 @@ class PosedProblem:
         lines += ["", "[[catalog]]", *(_key(key, value, note.get(key, "")) for key, value in query.items())]
         lines += [] if "providers" in query else ['# providers = ["aws"]  # all without']
         return "\n".join(lines) + "\n"
+
+
+def _check_machines(offered: Sequence[Offer], here: Placement, terms: Terms) -> None:
+    """Refuse a run that has far more GPUs than the assumed quota leaves, which a search would find out after long."""
+    if terms.quota is not None:
+        return
+    machines: dict[tuple[str, str], int] = {}
+    for offer in offered:
+        place = (offer.provider, offer.region)
+        machines[place] = machines.get(place, 0) + offer.gpu_count
+    most = max(machines.values())
+    if here.gpu_count > DEFAULT_QUOTA * most:
+        raise CommandError(
+            f"the run has {here.gpu_count:,} GPUs; {DEFAULT_QUOTA} machines of each kind, which is assumed, have "
+            f"{DEFAULT_QUOTA * most:,} in one region at most: say with --quota N how many you may rent, such as "
+            f"{-(-here.gpu_count // most):,}"
+        )
 
 
 def _steps_per_epoch(terms: Terms, cycles: Sequence[RoledCycle], epoch_s: float) -> tuple[int, str]:

@@ -1,7 +1,7 @@
 // What an epoch of a job takes and costs on every GPU of the catalogue, each with its interval.
 
 import { evident } from "./evidence.js";
-import { dollarText, el, jobAddress, lengthOf, lengthText, refill, runOf, shareText, svg, table } from "./parts.js";
+import { dollarText, el, jobAddress, lengthOf, lengthText, nounOf, refill, runOf, shareText, svg, table } from "./parts.js";
 import { Plane, signOf } from "./plane.js";
 
 const PRECISIONS = ["fp32", "tf32", "fp16", "bf16", "mixed", "fp8", "fp64"];
@@ -35,7 +35,7 @@ export class Elsewhere {
         svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: `mark ${sign}` }, signOf(sign, 8, 8, 5)), text))),
       this.box, this.list,
     );
-    this.plane = new Plane(this.box, "time of an epoch, and its cost");
+    this.plane = new Plane(this.box, "time that one takes, and its cost");
   }
 
   close() {
@@ -51,7 +51,12 @@ export class Elsewhere {
       this.runId = runOf(job);
       if (!this.runId) throw new Error("no GPU has worked for this job yet");
       this.body = { run_id: this.runId, precision: this.precision.value };
-      this.answer = await this.api.post("/v1/predictions", this.body, this.stop.signal);
+      const [answer, { cycles, level }] = await Promise.all([
+        this.api.post("/v1/predictions", this.body, this.stop.signal),
+        this.api.get(`/v1/runs/${encodeURIComponent(this.runId)}/epochs`, { page_size: 1 }, this.stop.signal),
+      ]);
+      this.answer = answer;
+      this.noun = nounOf(cycles[level]);
       this.show();
     } catch (error) {
       if (error.name !== "AbortError") this.note.textContent = `Not predicted: ${error.message}.`;
@@ -68,13 +73,13 @@ export class Elsewhere {
     const priced = rows.filter((row) => Number.isFinite(row.cost)).sort((a, b) => a.time - b.time);
     const here = this.answer;
     const count = here.source_gpu_count > 1 ? `${here.source_gpu_count} x ` : "";
-    this.note.textContent = `An epoch takes ${lengthText(lengthOf(here.source_epoch_latency))} on ${count}${here.source_gpu_model}.`
+    this.note.textContent = `${this.noun === "epoch" ? "An" : "A"} ${this.noun} takes ${lengthText(lengthOf(here.source_epoch_latency))} on ${count}${here.source_gpu_model}.`
       + ` Extrapolated: beyond what the model was fitted on. Cost: the cheapest whole machines on demand that hold as many GPUs; ${rows.length - priced.length} of ${rows.length} GPUs here have no such offer.`
       + (known.length < found.length ? ` ${found.length - known.length} more cannot be predicted: ${found.find((row) => !Number.isFinite(row.time)).reason}.` : "");
     const best = priced.reduce((least, row) => (least && least.cost <= row.cost ? least : row), null);
-    this.plane.show(priced, { label: `Time and cost of an epoch on ${priced.length} GPUs`
+    this.plane.show(priced, { label: `Time and cost of one ${this.noun} on ${priced.length} GPUs`
       + (best ? `; the fastest is ${priced[0].name}, the cheapest ${best.name}` : "") + ". Arrow keys choose one; the table below has all." });
-    refill(this.list, table("every GPU", ["GPU", "Epoch", "Interval", "$ per epoch", "Interval", "How", "Memory fits", "Offer"],
+    refill(this.list, table("every GPU", ["GPU", `One ${this.noun}`, "Interval", `$ per ${this.noun}`, "Interval", "How", "Memory fits", "Offer"],
       rows.map((row) => [
         el("td", {}, row.name), this.number(row, lengthText(row.time)), row.between,
         Number.isFinite(row.cost) ? this.number(row, dollarText(row.cost)) : "",
@@ -85,11 +90,11 @@ export class Elsewhere {
 
   number(row, text) {
     return evident(this.api, text, () => ({
-      title: `An epoch on ${row.name}: ${lengthText(row.time)}`,
+      title: `One ${this.noun} on ${row.name}: ${lengthText(row.time)}`,
       facts: [
         ["Interval", `${row.between} (${shareText(row.coverage)})`], ["Model", `${this.answer.model_version}: ${row.method}`],
         ["Why so", row.reason], ["Price", row.offer],
-        ["Waits for gradients", row.waits ? `${shareText(row.waits)} of the epoch` : ""],
+        ["Waits for gradients", row.waits ? `${shareText(row.waits)} of the time` : ""],
       ],
       path: "/v1/predictions", body: { ...this.body, target_gpu_models: [row.model] }, runId: this.runId,
     }));
@@ -107,6 +112,6 @@ function rowOf(one) {
     model: one.gpu_model, name, time, timeLow, timeHigh, cost: rate * time, costLow: rate * timeLow, costHigh: rate * timeHigh,
     between, how, fits, method: one.method, reason: one.reason, offer: one.offer, waits: one.communication_ratio, coverage: one.interval_coverage,
     sign: fits === "no" ? "unfit" : { measured: "here", extrapolated: "beyond", predicted: "known" }[how],
-    text: `${name}: ${lengthText(time)} (${between}), ${dollarText(rate * time)} per epoch, ${how}, memory fits: ${fits}; ${one.offer}`,
+    text: `${name}: ${lengthText(time)} (${between}), ${dollarText(rate * time)}, ${how}, memory fits: ${fits}; ${one.offer}`,
   };
 }

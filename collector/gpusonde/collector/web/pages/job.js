@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { evident } from "./evidence.js";
-import { el, jobAddress, lengthOf, lengthText, refill, runOf, secondsOf, shareText, stateMark, stateOf, table, timeText } from "./parts.js";
+import { el, jobAddress, lengthOf, lengthText, refill, roleOf, runOf, secondsOf, shareText, stateMark, stateOf, table, timeText } from "./parts.js";
 
 const MOST_SHOWN = 8;
 const REFRESH_MS = 5000;
@@ -131,7 +131,6 @@ export class JobView {
   }
 }
 
-const roleOf = (cycle) => cycle.role.replace("CYCLE_ROLE_", "").toLowerCase().replace("unspecified", "unknown");
 const cycleText = (cycle) => `${roleOf(cycle)} cycles of ${lengthText(lengthOf(cycle.period))}, ${cycle.count} seen`;
 
 function endText(job) {

@@ -76,6 +76,16 @@ export function table(caption, head, rows) {
       )))))));
 }
 
+export const roleOf = (cycle) => cycle.role.replace("CYCLE_ROLE_", "").toLowerCase().replace("unspecified", "unknown");
+const SURE_ROLE = 0.7;
+
+// What a level's cycles are called; an epoch only where it is known to be one.
+export function nounOf(level) {
+  const role = level && level.role_confidence >= SURE_ROLE ? roleOf(level) : "unknown";
+  if (role === "epoch") return role;
+  return role === "unknown" || role === "evaluation" ? "cycle" : `${role} cycle`;
+}
+
 export const jobAddress = (jobId) => `#/jobs/${encodeURIComponent(jobId)}`;
 
 // The run that speaks for a job.

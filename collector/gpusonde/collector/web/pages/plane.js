@@ -49,7 +49,7 @@ export class Plane {
     this.resized.disconnect();
   }
 
-  // Points by time: { time, cost, text, sign }, isFront of those on the line and, where they are known,
+  // Points by time: { time, cost, text, sign } and, where they are known,
   // timeLow, timeHigh, costLow, costHigh.
   show(points, { line = false, deadline = NaN, label = "" } = {}) {
     const same = points.length === this.points.length && points.every((point, index) => point.text === this.points[index].text);
@@ -94,7 +94,7 @@ export class Plane {
     this.costs = boundsOf(this.points.flatMap(({ cost, costLow, costHigh }) => [cost, costLow, costHigh]));
     const parts = this.axes();
     if (this.line) {
-      const way = this.points.filter(({ isFront }) => isFront).map(({ time, cost }, index) => (
+      const way = this.points.map(({ time, cost }, index) => (
         index ? `H${this.x(time)}V${this.y(cost)}` : `M${this.x(time)} ${this.y(cost)}`
       ));
       parts.push(svg("path", { class: "front", d: way.join("") }));
