@@ -48,11 +48,13 @@ class ScriptedClient:
 
     def __init__(self, *jobs):
         self.jobs = list(jobs)
-        self.gone = False
+        self.gone = self.broken = False
         self.asked = []
 
     def list_jobs(self, *, job_id="", active_only=False, limit=None):
         self.asked.append((job_id, active_only))
+        if self.broken:
+            raise ValueError("no such role")
         if self.gone:
             raise CollectorError("UNAVAILABLE", "nobody listens", "start it")
         return [job for job in self.jobs if job_id in ("", job.job_id) and (job.active or not active_only)][:limit]
@@ -83,10 +85,10 @@ def drive(client, steps, size=(80, 24)):
 
 
 async def until(pilot, condition):
-    for _ in range(600):
+    for _ in range(1500):
         if condition():
             return
-        await pilot.pause(0.05)
+        await pilot.pause(0.02)
     raise AssertionError("waited in vain")
 
 
@@ -165,6 +167,32 @@ def test_a_collector_that_is_gone_is_told_of_and_taken_up_again():
         client.jobs.append(job("new", "starting", 1))
         await until(pilot, lambda: "new" in names(app))
         assert "host:7433 at " in told(app, "#told")
+
+    drive(client, steps)
+
+
+def test_a_fault_of_ours_is_shown_and_the_asking_goes_on():
+    client = ScriptedClient(*JOBS)
+
+    async def steps(app, pilot):
+        client.broken = True
+        await until(pilot, lambda: "ValueError: no such role" in told(app, "#told"))
+        client.broken = False
+        await until(pilot, lambda: "host:7433 at " in told(app, "#told"))
+
+    drive(client, steps)
+
+
+def test_jobs_of_two_schedulers_with_one_id_are_two_and_one_that_is_gone_is_told_of():
+    slurm = job("twin", "training", 1)
+    client = ScriptedClient(slurm, replace(slurm, scheduler="kubernetes", state="hung", reason="why the other hangs"))
+
+    async def steps(app, pilot):
+        assert names(app) == ["twin", "twin"]
+        await pilot.press("enter")
+        await until(pilot, lambda: app.detail and "why the other hangs" in screen_text(app))
+        client.jobs.clear()
+        await until(pilot, lambda: "no such job any more" in screen_text(app))
 
     drive(client, steps)
 

@@ -105,7 +105,8 @@ class TopApp(App[None]):
         self.gone = ""
         self.jobs: list[JobInfo] = []
         self.every = False
-        self.job_id = ""
+        self.wanted = ""
+        self.is_over = False
         self.detail: JobDetail | None = None
         self._client = client
         self._interval_s = interval_s
@@ -122,35 +123,38 @@ class TopApp(App[None]):
         self._over.set()
         self._now.set()
 
-    def look(self, job_id: str | None = None) -> None:
-        """Ask at once; for a job, or for the fleet where it is empty."""
-        if job_id is not None:
-            self.job_id, self.detail = job_id, None
+    def look(self, key: str | None = None) -> None:
+        """Ask at once; for the job of a row of the fleet, or for the fleet where it is empty."""
+        if key is not None:
+            self.wanted, self.is_over, self.detail = key, False, None
         self._now.set()
 
     def _follow(self) -> None:
         while not self._over.is_set():
             self._now.clear()
             # What is gone is told; the last answer stays.
-            gone, answer = "", None
+            gone, answer, wanted = "", None, self.wanted
             try:
-                answer = self._ask_job(self.job_id) if self.job_id else self._ask_fleet()
+                answer = self._ask_job(wanted) if wanted else self._ask_fleet()
             except CollectorError as error:
                 gone = str(error)
+            except Exception as error:  # whatever it is, the terminal lives on and says it
+                gone = f"{type(error).__name__}: {error}"
             with contextlib.suppress(RuntimeError):  # the terminal is gone
-                self.call_from_thread(self._take, gone, answer)
+                self.call_from_thread(self._take, wanted, gone, answer)
             self._now.wait(self._interval_s)
 
     def _ask_fleet(self) -> list[JobInfo]:
         return self._client.list_jobs(active_only=not self.every, limit=_MOST_JOBS)
 
-    def _ask_job(self, job_id: str) -> JobDetail | None:
+    def _ask_job(self, key: str) -> JobDetail | None:
         known = self.detail
-        job = next(iter(self._client.list_jobs(job_id=job_id, limit=1)), None)
+        jobs = self._client.list_jobs(job_id=key.split(" ", 2)[2])
+        job = next((job for job in jobs if _key_of(job) == key), None)
         if job is None:
             return None
         bin_ns = (job.end_unix_nano - job.start_unix_nano) / _BINS
-        if known and known.job.job_id == job_id and job.end_unix_nano - known.job.end_unix_nano < bin_ns:
+        if known and _key_of(known.job) == key and job.end_unix_nano - known.job.end_unix_nano < bin_ns:
             # Of a run of days a picture does not change every two seconds.
             return JobDetail(job, known.epochs, known.traces)
         newest = {member.gpu_uuid: member for member in job.members if member.run_id}
@@ -158,15 +162,15 @@ class TopApp(App[None]):
         epochs = self._client.list_epochs(members[-1].run_id) if members else None
         return JobDetail(job, epochs, [(m, self._client.read_bounds(m.run_id, _BINS)) for m in members[:_MOST_TRACES]])
 
-    def _take(self, gone: str, answer: list[JobInfo] | JobDetail | None) -> None:
+    def _take(self, wanted: str, gone: str, answer: list[JobInfo] | JobDetail | None) -> None:
         if gone:
             self.gone = self.gone or time.strftime("%H:%M:%S")
         else:
             self.gone = ""
         if isinstance(answer, list):
             self.jobs = answer
-        elif answer is not None and answer.job.job_id == self.job_id:
-            self.detail = answer
+        elif wanted == self.wanted and not gone:
+            self.detail, self.is_over = answer or self.detail, answer is None
         if isinstance(self.screen, FleetPage | JobPage):
             self.screen.show(gone)
 
@@ -247,8 +251,7 @@ class FleetPage(Page[None]):
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open a job."""
-        job_id = str(event.row_key.value).partition(" ")[2]
-        self.app.push_screen(JobPage(job_id))
+        self.app.push_screen(JobPage(str(event.row_key.value)))
 
     def show(self, gone: str) -> None:
         """Show what is known now."""
@@ -287,15 +290,15 @@ class JobPage(Page[None]):
     """One job: its states and why, its cycles, what its GPUs did.
 
     Args:
-        job_id: Which.
+        key: That of its row in the fleet.
     """
 
     app: TopApp
     BINDINGS: ClassVar[list[BindingType]] = [("escape,backspace,left", "back", "Fleet")]
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, key: str) -> None:
         super().__init__()
-        self._job_id = job_id
+        self._key = key
         self._gone = ""
 
     def compose(self) -> ComposeResult:
@@ -308,7 +311,7 @@ class JobPage(Page[None]):
     def on_mount(self) -> None:
         """Have the arrow keys scroll, and ask."""
         self.query_one(VerticalScroll).focus()
-        self.app.look(self._job_id)
+        self.app.look(self._key)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Draw for the new width."""
@@ -324,12 +327,14 @@ class JobPage(Page[None]):
         if not self.query("#job"):  # not there yet, or no more
             return
         self.query_one("#told", Static).update(self.app.link(gone))
-        if self.app.detail is not None:
+        if self.app.is_over:
+            self.query_one("#job", Static).update("no such job any more; escape shows the fleet")
+        elif self.app.detail is not None:
             self.query_one("#job", Static).update(Group(*_job_parts(self.app.detail, max(20, self.size.width - 4))))
 
 
 def _key_of(job: JobInfo) -> str:
-    return f"{job.start_unix_nano} {job.job_id}"
+    return f"{job.start_unix_nano} {job.scheduler or '-'} {job.job_id}"
 
 
 def _key_at(table: DataTable[Text]) -> str:
