@@ -438,6 +438,25 @@ def test_headers_do_not_leave_the_host_in_the_open(tmp_path):
             with pytest.raises(ConfigError, match="without TLS"):
                 CollectorConfig.load(overrides=settings)
             CollectorConfig.load(overrides={f"{section}.{key}": address})
-        CollectorConfig.load(
-            overrides={f"{section}.{key}": "http://127.0.0.1:4317/write", f"{section}.headers_file": "secret"}
-        )
+        for host in ("127.0.0.1:4317", "127.0.0.1", "localhost", "[::1]", "[::1]:4317"):
+            CollectorConfig.load(
+                overrides={f"{section}.{key}": f"http://{host}/write", f"{section}.headers_file": "secret"}
+            )
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://",
+        "https:///x",
+        "http://host:99999/x",
+        "http://host:0",
+        "http://[::1/x",
+        "http://host/a b",
+        "http://:80/",
+    ],
+)
+@pytest.mark.parametrize("key", ["otlp.endpoint", "remote_write.url", "alerts.webhook"])
+def test_what_is_no_address_is_refused(key, address):
+    with pytest.raises(ConfigError, match="is no address"):
+        CollectorConfig.load(overrides={key: address})

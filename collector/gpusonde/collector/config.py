@@ -5,10 +5,12 @@ A key is declared once, here: everything else about it follows from its field.
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from gpusonde.collector.storage.clickhouse import DATABASE_NAME
 from gpusonde.errors import ConfigError
@@ -260,9 +262,17 @@ class RunsConfig:
 
 
 def _check_address(value: str) -> None:
-    if value and not value.startswith(("http://", "https://")):
-        raise ValueError("is no address; write http://host:port/path or https://...")
-    if "@" in value.partition("://")[2].partition("/")[0]:
+    if not value:
+        return
+    no_address = "is no address; write http://host:port/path or https://..."
+    try:
+        parts = urlsplit(value)
+        usable = value.startswith(("http://", "https://")) and parts.hostname and parts.port != 0
+    except ValueError:  # of a port that is none, or of half a bracket
+        raise ValueError(no_address) from None
+    if not usable or re.search(r"[\x00-\x20\x7f]", value):
+        raise ValueError(no_address)
+    if "@" in parts.netloc:
         raise ValueError("holds a user or password, which --print-config would show; let the receiver do without")
     if "?" in value:
         raise ValueError('holds a query ("?..."), which --print-config would show; let the receiver do without')
@@ -528,8 +538,8 @@ class CollectorConfig(DaemonConfiguration):
             ("remote_write", "url", self.remote_write.url),
         ):
             headers = getattr(self, section).headers_file
-            host = address.partition("://")[2].partition("/")[0]
-            if headers and address.startswith("http://") and not is_loopback(host):
+            parts = urlsplit(address)
+            if headers and parts.scheme == "http" and not is_loopback(f"{parts.hostname}:{parts.port or 80}"):
                 raise ConfigError(
                     f"{section}.{key} {address} would get what is in {section}.headers_file without TLS: write https://",
                     field=f"{section}.{key}",
