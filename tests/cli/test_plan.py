@@ -144,6 +144,7 @@ def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.Cap
         (["plan", "solve", "p.json", "--out", "absent/s.json"], 1, "absent/s.json: there is no folder absent"),
         (["plan", "solve", "p.json", "--out", "."], 1, "is a folder"),
         (["train", "absent.csv", "--out", "absent/model"], 1, "absent/model: there is no folder absent"),
+        (["report", "absent.csv", "--out", "absent/r.html"], 1, "absent/r.html: there is no folder absent"),
         (["profile", "job.py:make"], 2, "--out"),
         (["probe", "allreduce", "--fabric", "x", "--out", "absent/o"], 1, "absent/o: there is no folder absent"),
         (["probe", "allreduce", "--fabric", "x", "--out", "o", "--rank", "0"], 2, "come together"),

@@ -176,10 +176,17 @@ def test_tables_look_as_they_were_kept(
 
 @pytest.mark.parametrize("name", ["predict", "plan_pareto", "jobs", "detect"])
 def test_an_answer_names_its_picture(name: str, here: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    picture = tmp_path / "new" / "picture.png"
+    picture = tmp_path / "picture.png"
     words = [here if word == "PROBLEM" else word for word in COMMANDS[name].split()]
     assert main([*words, "--plot", str(picture)]) == 0
     assert f"picture: {picture}\n" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert main([*words, "--plot", str(picture / "beyond.png")]) == 1
-    assert "picture.png" in capsys.readouterr().err
+    for ending, begins in ((".svg", b"<?xml"), (".pdf", b"%PDF")):
+        assert main([*words, "--plot", str(picture.with_suffix(ending))]) == 0
+        assert picture.with_suffix(ending).read_bytes().startswith(begins)
+    capsys.readouterr()
+    assert main([*words, "--plot", str(tmp_path / "new" / "picture.png")]) == 1
+    assert "make it first" in capsys.readouterr().err
+    assert main([*words, "--plot", str(tmp_path / "picture.txt")]) == 2
+    assert "end it with .png, .svg, .pdf" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

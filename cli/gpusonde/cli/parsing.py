@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from gpusonde.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Where the collector listens and the agent sends unless told otherwise.
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
+_PICTURES = (".png", ".svg", ".pdf")
+
 OptionGroup: TypeAlias = "argparse._ArgumentGroup"
 _Number = TypeVar("_Number", int, float)
 
@@ -87,9 +92,17 @@ def add_output_options(parser: Parser) -> None:
 
 def add_plot_option(parser: Parser | OptionGroup, what: str) -> None:
     """Declare ``--plot``."""
+    parser.add_argument("--plot", type=_picture, metavar="PNG", help=f"also draw {what} into this file, or .svg, .pdf")
+
+
+def _picture(text: str) -> Path:
+    """Argument type: a file whose ending says how a picture is written."""
     from pathlib import Path
 
-    parser.add_argument("--plot", type=Path, metavar="PNG", help=f"also draw {what} into this file")
+    path = Path(text)
+    if path.suffix.lower() not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no picture: end it with {', '.join(_PICTURES)}")
+    return path
 
 
 def positive_number(text: str) -> float:

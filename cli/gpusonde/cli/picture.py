@@ -88,10 +88,10 @@ def choose_panels(trace: Trace, wanted: Sequence[str] = ()) -> list[str]:
 
 
 def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] = ()) -> None:
-    """Write the picture as PNG.
+    """Write the picture.
 
     Args:
-        path: File to write; missing folders are made.
+        path: File to write, of which the ending says how.
         trace: The ticks to draw.
         marks: Epoch boundaries and the title.
         panels: Metrics to draw, at most four; chosen by ``choose_panels`` when empty.
@@ -148,9 +148,8 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
 
 
 def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figure.savefig(path, format="png")
+        figure.savefig(path)
     except OSError as error:
         if path.is_file():
             path.unlink()  # half a picture
@@ -187,7 +186,7 @@ _KINDS = {"measured": (_TRUE, _TRUE), "predicted": (_LINE, _LINE), "extrapolated
 
 
 def draw_latencies(path: Path, marks: Sequence[LatencyMark], headline: str, detail: str, axis_label: str) -> None:
-    """Write latencies with their intervals as PNG, a row each in the order given, at most 100.
+    """Write latencies with their intervals, a row each in the order given, at most 100.
 
     Raises:
         OSError: The file cannot be written.
@@ -238,7 +237,7 @@ class PlanMark:
 
 
 def draw_plans(path: Path, plans: Sequence[PlanMark], headline: str, detail: str, kept: str) -> None:
-    """Write plans, cost over time, as PNG, at most 100; ``kept`` says how surely more of both is kept.
+    """Write plans, cost over time,, at most 100; ``kept`` says how surely more of both is kept.
 
     Raises:
         OSError: The file cannot be written.
@@ -299,7 +298,7 @@ _STATE_COLOURS = {
 
 
 def draw_jobs(path: Path, jobs: Sequence[JobMarks], headline: str, detail: str) -> None:
-    """Write what jobs did when as PNG, a row each, at most 100.
+    """Write what jobs did when, a row each, at most 100.
 
     Raises:
         OSError: The file cannot be written.

@@ -29,10 +29,10 @@ from gpusonde.cli.commands.plan import (
     terms_of,
 )
 from gpusonde.cli.commands.predict import add_gpu_options, predict_here
-from gpusonde.cli.errors import error_context
+from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.measuring import PredictPayload
 from gpusonde.cli.output import JsonKey, Output, Screen
-from gpusonde.cli.parsing import Parser
+from gpusonde.cli.parsing import Parser, add_plot_option
 from gpusonde.cli.runs_view import render_levels, summarise_trace
 from gpusonde.errors import GpusondeError, UsageError
 
@@ -65,7 +65,7 @@ def add_advise_options(parser: Parser) -> None:
     parser.add_argument(
         "--model", type=Path, metavar="FILE", help="model of 'gpusonde train' (default: the shipped one)"
     )
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs and the plan")
+    add_plot_option(parser, "the trace with its epochs and the plan")
 
 
 def run_advise(args: argparse.Namespace) -> int:
@@ -78,6 +78,7 @@ def run_advise(args: argparse.Namespace) -> int:
     dropped = [f"--{name}" for name in ("deadline", "budget", "objective", "quota") if getattr(args, name) is not None]
     if args.epochs is None and dropped:
         raise UsageError(f"{dropped[0]} is for a plan, which needs --epochs N: how many are to be trained")
+    check_writable(args.plot)
     output = Output(as_json=args.json)
     job = read_job(args)
     detection = detect_job(args, job, output)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gpusonde import formatting
-from gpusonde.cli.errors import error_context
+from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, add_plot_option, duration_s, positive_integer
 from gpusonde.cli.runs_view import (
@@ -227,6 +227,7 @@ def told_of(args: argparse.Namespace) -> Told:
 
 def run_detect(args: argparse.Namespace) -> int:
     """Detect, print, and draw where asked."""
+    check_writable(args.plot)
     output = Output(as_json=args.json)
     job = read_job(args)
     trace = job[0]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
+from gpusonde.cli.errors import check_writable
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen
 from gpusonde.cli.parsing import Parser, add_plot_option, positive_integer
 from gpusonde.cli.runs_view import LevelPayload, level_payload
@@ -174,6 +175,7 @@ def run_jobs(args: argparse.Namespace) -> int:
         raise UsageError("--alerts lists alerts; it goes with no total, no --plot and no --watch")
     if args.watch and args.plot:
         raise UsageError("--plot draws once; leave --watch away")
+    check_writable(args.plot)
     with connect(args) as client:
         if args.alerts:
             _print_alerts(client, args)

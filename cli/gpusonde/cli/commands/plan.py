@@ -158,8 +158,7 @@ def run_plan(args: argparse.Namespace) -> int:
     from gpusonde.service.durable_files import write_json
 
     _check_plan(args)
-    if args.out is not None:
-        check_writable(args.out)
+    check_writable(args.out, args.plot)
     output = Output(as_json=args.json)
     posed = _posed(args, output) if args.problem is None else None
     if args.action == "init":

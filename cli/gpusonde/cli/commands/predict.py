@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_told_options, add_trace_options, detect_job, read_job
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.errors import error_context
+from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.exchange_rates import FORMATS
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import OptionGroup, Parser, add_plot_option, at_most, duration_s, names, whole_number
@@ -107,6 +107,7 @@ def add_matrix_option(parser: Parser) -> None:
 def run_predict(args: argparse.Namespace) -> int:
     """Predict and print."""
     check_run(args)
+    check_writable(args.plot)
     output = Output(as_json=args.json)
     predictions, _ = predict_run_of(args, output)
     payload = predictions.payload()

@@ -11,7 +11,7 @@ from gpusonde import formatting
 from gpusonde.cli.commands.detect import ALL_GPUS, add_trace_options, read_gpus
 from gpusonde.cli.commands.epochs import find_run
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.errors import error_context
+from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.errors import UsageError
@@ -59,6 +59,7 @@ def run_report(args: argparse.Namespace) -> int:
     suffix = args.out.suffix.lower()
     if suffix not in (*_PAGE, *_PERFETTO):
         raise UsageError(f"{args.out}: the file ends with .html, or with .pftrace for Perfetto")
+    check_writable(args.out)
     output = Output(as_json=args.json)
     with output.progress("looking for cycles"):
         story = _tell(args, with_predictions=suffix in _PAGE)

@@ -109,8 +109,7 @@ def add_train_options(parser: Parser) -> None:
 def run_train(args: argparse.Namespace) -> int:
     """Fit and save, learn, or roll back."""
     _check(args)
-    if args.out is not None:
-        check_writable(args.out)
+    check_writable(args.out)
     output = Output(as_json=args.json)
     if args.rollback is not None:
         return _roll_back(output, args.rollback)
