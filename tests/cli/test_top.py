@@ -76,7 +76,7 @@ def drive(client, steps, size=(80, 24)):
     """Run the terminal, and what is done with it once it shows the first answer."""
 
     async def run():
-        app = TopApp(client, "host:7433", interval_s=0.02)
+        app = TopApp(client, "host:7433", interval_s=0.2)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: client.asked and app.jobs)
             await steps(app, pilot)

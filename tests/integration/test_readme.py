@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import select
 import shutil
 import signal
 import subprocess
@@ -96,6 +97,8 @@ def test_the_page_for_one_trace_opens_and_ends_with_ctrl_c(checkout: Path) -> No
     viewing = started(checkout, block.text)
     assert viewing.stdout is not None
     try:
+        ready, _, _ = select.select([viewing.stdout], [], [], _LONGEST_S)
+        assert ready, f"it said nothing within {_LONGEST_S} s"
         address = re.match(r"(http://\S+) shows 1 GPU", viewing.stdout.readline())
         assert address is not None, viewing.communicate(timeout=60)
         with urllib.request.urlopen(address[1], timeout=60) as answer:
