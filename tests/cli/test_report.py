@@ -105,6 +105,20 @@ def test_a_trace_without_clock_cycles_or_gpu_name_is_written_all_the_same(tmp_pa
     assert PerfettoFile(tmp_path / "still.pftrace").uuid("GPU 0")
 
 
+def test_a_hole_is_no_state_and_no_part_of_the_goodput_and_counters_say_where_it_lies(tmp_path):
+    trace = job_trace()
+    half = len(trace) // 2
+    apart = np.where(np.arange(len(trace)) < half, 0.0, 10_000_000.0)
+    write_trace(replace(trace, time_s=trace.time_s + apart), tmp_path / "apart.csv")
+    ask("report", str(tmp_path / "apart.csv"), "-o", str(tmp_path / "apart.pftrace"))
+    found = PerfettoFile(tmp_path / "apart.pftrace")
+    states = found.slices[found.uuid("states")]
+    assert sum(end - begin for begin, end, _ in states) <= trace.duration_s
+    at, name = found.instants[found.uuid("no value", found.uuid("GPU-0 (Tesla T4)"))][0]
+    assert at - ORIGIN_S == pytest.approx(trace.time_s[half - 1], abs=1e-3)
+    assert name == "no tick for 2,778 h"
+
+
 class Page(html.parser.HTMLParser):
     """What a browser would show and load: texts, tables by the heading above them, tags with their attributes."""
 

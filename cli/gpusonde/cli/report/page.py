@@ -137,7 +137,15 @@ def _levels(story: RunStory) -> str:
     columns = ("role", "period", "95 % interval (s)", "whole cycles", "confidence", "of the role", "within", "")
     table = _table(columns, rows, numeric=columns[1:6])
     deviations = [f"GPU {each.gpu} deviates: {each.kind} ({each.amount:.3g})" for each in story.detection.deviations]
-    return table + (_list(deviations) if deviations else "")
+    told = len(story.detection.epoch_starts_s)
+    differs = story.detection.level is not None and cycles[story.detection.level].count != told
+    counted = (
+        f"<p class=muted>told above and listed below are the {told:,} whose begin and end were placed, of the"
+        " level that is told; whole cycles are counted apart from them</p>"
+        if differs
+        else ""
+    )
+    return table + counted + (_list(deviations) if deviations else "")
 
 
 def _states(story: RunStory) -> str:

@@ -2,7 +2,8 @@
 
 The run is a process: its states are a track, and so is each level of the tree of cycles, below the track of the level
 that it is nested in. Each GPU is a process with a counter for each metric. A counter keeps its value until the next
-one, so values that repeat the one before are left out and nothing is lost by it.
+one, so values that repeat the one before are left out. It keeps its value also where ticks or values are missing: holes
+without any tick are instants on a track of the GPU; a single metric without a value is told nowhere.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from gpusonde import formatting
 from gpusonde.cli.report.story import RunStory
 from gpusonde.epoch_detect import Cycle, EpochDetection
+from gpusonde.epoch_detect.ticks import holes
 from gpusonde.formats.v1 import perfetto_pb2 as pb
 from gpusonde.service.durable_files import write_durably
 from gpusonde.telemetry import FloatArray, MetricKind, Trace, Unit, metric
@@ -149,6 +151,13 @@ def _gpu_packets(story: RunStory, tracks: _Tracks, counters: Sequence[_Counter])
         model = f" ({trace.gpu_model})" if trace.gpu_model else ""
         gpu, packet = tracks.process(f"{_gpu_name(story.gpus, number)}{model}")
         yield packet
+        missing, packet = tracks.track("no value", gpu)
+        yield packet
+        steps = np.diff(trace.time_s)
+        for at in np.flatnonzero(holes(steps)) if steps.size else ():
+            yield tracks.instant(
+                missing, float(trace.time_s[at]), f"no tick for {formatting.duration(float(steps[at]))}"
+            )
         for name, time_s, values in [of[1:] for of in counters if of[0] == number]:
             counter, packet = tracks.track(name, gpu, _UNITS[metric(name).unit])
             yield packet

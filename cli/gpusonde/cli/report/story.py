@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from gpusonde.cli.measuring import Predictions, from_answer, from_traces
 from gpusonde.cli.runs_view import Progress, summarise_trace
 from gpusonde.epoch_detect import EpochDetection, EpochTracker, detect
 from gpusonde.epoch_detect.progress import JobState, PaceWatch, StateSpan, StateWatch
+from gpusonde.epoch_detect.ticks import holes
 from gpusonde.errors import CollectorError, CommandError, GpusondeError
 from gpusonde.telemetry import FloatArray, Trace
 
@@ -56,7 +57,7 @@ class RunStory:
         progress: What the epochs tell together.
         states: What the job did, in order of time.
         events: What happened, in order of time.
-        goodput_ratio: Share of the GPUs' time in which the job made progress; NaN where no state is known.
+        goodput_ratio: Share of the GPUs' time in which the job made progress, holes left out; NaN where no state is.
         predictions: Epoch latency elsewhere; None where there is none.
         prediction_reason: Why there is none.
         notes: What was left out or repaired.
@@ -249,7 +250,21 @@ def _follow_states(gpus: Sequence[Trace]) -> list[StateSpan]:
         # A watch remembers its latest stretches only, and may give those another beginning.
         since = latest[0].start_s if latest else math.inf
         spans = {at: span for at, span in spans.items() if at < since} | {span.start_s: span for span in latest}
-    return list(spans.values())
+    return [part for span in spans.values() for part in _seen(span, time_s)]
+
+
+def _seen(span: StateSpan, time_s: FloatArray) -> Iterator[StateSpan]:
+    """The parts of a stretch that ticks speak for: it ends at a hole, and goes on behind it."""
+    gaps = np.flatnonzero(holes(np.diff(time_s))).tolist() if time_s.size > 1 else []
+    start_s = span.start_s
+    for begin_s, end_s in ((float(time_s[at]), float(time_s[at + 1])) for at in gaps):
+        if end_s <= start_s or begin_s >= span.end_s:
+            continue
+        if begin_s > start_s:
+            yield replace(span, start_s=start_s, end_s=begin_s)
+        start_s = end_s
+    if start_s < span.end_s:
+        yield replace(span, start_s=start_s)
 
 
 def _in_cells(gpus: Sequence[Trace]) -> tuple[FloatArray, tuple[str, ...], FloatArray]:
