@@ -166,6 +166,7 @@ class _Demo:
         with self._output.progress("predicting"):
             predictions = from_answer(self._client.predict_run(run.run_id))
         picture = self._options.out / PICTURE
+        picture.parent.mkdir(parents=True, exist_ok=True)
         draw_run(picture, self._client, seen)
         return DemoReport(
             observation=seen,
