@@ -441,7 +441,7 @@ def _with_wider_lists(text: str) -> str:
 
 def http_reference() -> str:
     """Write the page of what HTTP offers, from the OpenAPI document."""
-    from gpusonde.collector.web.openapi import openapi
+    from gpusonde.collector.web.routes import openapi
 
     document = openapi()
     lines = ["# HTTP paths", "How they are asked: [HTTP and the page](../docs/web.md). Each is a method of gRPC, too."]

@@ -9,7 +9,7 @@ from support.fake_dcgm.engine import TURING
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.doctor import SystemFacts, examine, read_system
-from gpusonde.agent.sources.nvml.processes import NvmlProcesses
+from gpusonde.agent.sources.nvml.gpu import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.cli.commands.daemons import payload, render_doctor
 from gpusonde.cli.demo.run import bundled_trace

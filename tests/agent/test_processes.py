@@ -3,7 +3,7 @@
 import pytest
 
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.nvml.processes import NvmlProcesses
+from gpusonde.agent.sources.nvml.gpu import NvmlProcesses
 from gpusonde.agent.sources.select import make_process_reader
 
 

@@ -22,8 +22,7 @@ pytest.importorskip("uvicorn", reason="HTTP needs the extra web")
 pytest.importorskip("starlette", reason="HTTP needs the extra web")
 
 from gpusonde.collector.messages import fill
-from gpusonde.collector.web.openapi import openapi
-from gpusonde.collector.web.routes import ROUTES
+from gpusonde.collector.web.routes import ROUTES, openapi
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import read_trace

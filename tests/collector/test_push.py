@@ -30,8 +30,7 @@ from support.wire_agent import batch, block, inventory, wait_until
 from gpusonde.collector import CollectorConfig
 from gpusonde.collector.alerts import AlertCounters
 from gpusonde.collector.metrics import JobMetrics
-from gpusonde.collector.push.outgoing import post, read_headers
-from gpusonde.collector.push.pusher import Pusher
+from gpusonde.collector.push.outgoing import Pusher, post, read_headers
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.errors import ConfigError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -325,7 +324,7 @@ def test_a_message_that_is_refused_keeps_the_next_ones_from_nothing(refusing, mo
 
 def test_a_receiver_that_answers_too_late_is_asked_once_in_a_round(monkeypatch):
     monkeypatch.setattr("gpusonde.collector.push.remote_write.MOST_POINTS", 7)
-    for module in ("pusher", "remote_write"):
+    for module in ("outgoing", "remote_write"):
         monkeypatch.setattr(f"gpusonde.collector.push.{module}.TIMEOUT_S", 0.5)
     with Dripping(ANSWER) as server:
         counts = Counter()

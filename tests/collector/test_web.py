@@ -27,8 +27,7 @@ from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
 from gpusonde.collector.web import gateway
 from gpusonde.collector.web import server as web_server
-from gpusonde.collector.web.openapi import openapi
-from gpusonde.collector.web.routes import ROUTES
+from gpusonde.collector.web.routes import ROUTES, openapi
 from gpusonde.telemetry import read_trace
 
 

@@ -18,13 +18,12 @@ from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.intake import Intake
 from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.metrics import CollectorCounters
-from gpusonde.collector.planning.posing import RunProblems
-from gpusonde.collector.planning.processes import PlanningProcesses
+from gpusonde.collector.planning.processes import PlanningProcesses, RunProblems
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.query.slow_jobs import SlowJobs
-from gpusonde.collector.security.authentication import AccessControl
+from gpusonde.collector.security.interceptor import AccessControl
 from gpusonde.collector.server import Health
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql

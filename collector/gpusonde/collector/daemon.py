@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 
 from gpusonde.collector.build import THREADS, CollectorParts, build_parts, make_store
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.ingest.admin import AdminService
+from gpusonde.collector.ingest.service import AdminService
 from gpusonde.collector.metrics import CollectorMetrics, JobMetrics, StoreFigures
-from gpusonde.collector.push.pusher import Pusher
+from gpusonde.collector.push.outgoing import Pusher
 from gpusonde.collector.server import bind, build_server, private_socket
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.remote import TrackerProcesses

@@ -14,8 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
-from gpusonde.collector.ingest.admin import AdminService
-from gpusonde.collector.ingest.service import IngestService
+from gpusonde.collector.ingest.service import AdminService, IngestService
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.workload.service import WorkloadService

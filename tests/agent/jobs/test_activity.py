@@ -14,7 +14,7 @@ from gpusonde.agent.jobs.activity import ActivityReader, SharedProcessIds
 from gpusonde.agent.jobs.ownership import Owner, Scheduler
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, SourceInventory
-from gpusonde.agent.sources.nvml.processes import NvmlProcesses
+from gpusonde.agent.sources.nvml.gpu import NvmlProcesses
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND

@@ -10,7 +10,7 @@ from support.fake_kubelet import FakeKubelet
 from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.doctor import examine_jobs
 from gpusonde.agent.sources.base import GpuDescription
-from gpusonde.agent.sources.nvml.processes import NvmlProcesses
+from gpusonde.agent.sources.nvml.gpu import NvmlProcesses
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gpusonde.agent.jobs.ownership import Scheduler
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, SourceInventory
-from gpusonde.agent.sources.nvml.processes import NvmlProcesses
+from gpusonde.agent.sources.nvml.gpu import NvmlProcesses
 from gpusonde.errors import SourceError
 
 BOOT_S = 1_799_990_000

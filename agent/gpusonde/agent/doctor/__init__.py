@@ -1,8 +1,15 @@
 """Says what can be sampled on this host, what cannot, and what to do about it."""
 
 from gpusonde.agent.doctor.examine import JobSourceFinding, examine, examine_jobs
-from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SamplingCost, SourceFinding
-from gpusonde.agent.doctor.system import SystemFacts, read_system
+from gpusonde.agent.doctor.findings import (
+    Diagnosis,
+    GpuFinding,
+    MetricFinding,
+    SamplingCost,
+    SourceFinding,
+    SystemFacts,
+    read_system,
+)
 
 __all__ = [
     "Diagnosis",

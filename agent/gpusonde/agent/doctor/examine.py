@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 
 from gpusonde.agent.config import JobsConfig, SourceConfig
-from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SamplingCost, SourceFinding, advise
-from gpusonde.agent.doctor.system import SystemFacts, read_system
+from gpusonde.agent.doctor.findings import (
+    Diagnosis,
+    GpuFinding,
+    MetricFinding,
+    SamplingCost,
+    SourceFinding,
+    SystemFacts,
+    advise,
+    read_system,
+)
 from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.ownership import Owners
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder

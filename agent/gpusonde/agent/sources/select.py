@@ -19,7 +19,7 @@ from gpusonde.agent.sources.base import (
     SourceInventory,
     SourceStatistics,
 )
-from gpusonde.agent.sources.nvml.processes import NvmlProcesses
+from gpusonde.agent.sources.nvml.gpu import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.agent.sources.replay import ReplaySource
 from gpusonde.errors import SourceError, SourceUnavailableError

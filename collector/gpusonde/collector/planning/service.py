@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 
 from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.messages import enum_text, fill
-from gpusonde.collector.planning.posing import RunProblems
-from gpusonde.collector.planning.processes import PlanningProcesses
+from gpusonde.collector.planning.processes import PlanningProcesses, RunProblems
 from gpusonde.collector.planning.watch import WatchStream
 from gpusonde.collector.planning.wire import abort, pack_question, raise_errors, refusal_reason
 from gpusonde.collector.query.runs import find_run

@@ -33,8 +33,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.metrics_core import Metric as Family
 
-from gpusonde.collector.push.outgoing import read_headers
-from gpusonde.collector.push.pusher import MOST_POINTS, TIMEOUT_S
+from gpusonde.collector.push.outgoing import MOST_POINTS, TIMEOUT_S, read_headers
 from gpusonde.collector.storage.model import GpuRow
 from gpusonde.collector.storage.store import Store
 from gpusonde.common.v1.gpu_pb2 import Gpu

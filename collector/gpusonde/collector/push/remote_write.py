@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import cramjam
 from prometheus_client.metrics_core import Metric
 
-from gpusonde.collector.push.outgoing import post, read_headers
-from gpusonde.collector.push.pusher import MOST_POINTS, TIMEOUT_S
+from gpusonde.collector.push.outgoing import MOST_POINTS, TIMEOUT_S, post, read_headers
 from gpusonde.formats.v1 import remote_write_pb2 as pb
 
 _HEADERS = {

@@ -1,4 +1,4 @@
-"""``AccessInterceptor``: what every call passes: who calls, may it, and only then what it says.
+"""``AccessControl``: who may connect, as configured; ``AccessInterceptor``: who calls, may it, and then what it says.
 
 The parts of a message are counted in its bytes, before it is decoded. Two bytes on the wire become a message of a
 hundred in memory, and a Python object when somebody looks at it: a request of a few megabytes could hold the event loop
@@ -7,9 +7,11 @@ for seconds and take a gigabyte.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
+import stat
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,12 +23,15 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.details import DETAILS_KEY, status_details
 from gpusonde.collector.security.connections import Connections, address_of
 from gpusonde.collector.security.guard import Context, Guard, peer_of, required_role
 from gpusonde.collector.security.identity import ANONYMOUS, CallerIdentity, Role
-from gpusonde.collector.security.rates import CallerBook
+from gpusonde.collector.security.rates import CallerBook, CallerLimits
+from gpusonde.collector.security.tokens import TokenFile
 from gpusonde.errors import RequestError
+from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback, warn_of_exposed_files
 
 MOST_ELEMENTS = 100_000
 """Messages and texts in one request, at any depth; the largest problem that is answered has some 80,000."""
@@ -376,3 +381,102 @@ def _small(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         return decode(data)
 
     return decode_small
+
+
+_STREAM_CHECK_S = 0.5
+
+
+class AccessControl:
+    """Certificate, tokens, guard and limits of one collector.
+
+    Args:
+        config: What the operator chose.
+        refused: Where refusals are counted.
+
+    Attributes:
+        tls: The server's certificate; None for plain text.
+        guard: Knows callers.
+        refused: Refused calls and streams by reason.
+        connections: Makes room for those who call.
+        interceptor: Stands before every call.
+    """
+
+    def __init__(self, config: CollectorConfig, refused: Counter[str] | None = None) -> None:
+        security = config.security
+        self._anonymous = config.allow_anonymous
+        self._tokens = TokenFile(security.tokens_file) if security.tokens_file else None
+        self.tls = (
+            ServerTls(security.tls_certificate, security.tls_key, security.tls_client_ca)
+            if security.tls_certificate
+            else None
+        )
+        self.refused: Counter[str] = Counter() if refused is None else refused
+        self.guard = Guard(
+            self._tokens,
+            anonymous=self._anonymous,
+            certificate_role=Role(security.certificate_role) if security.certificate_role else None,
+        )
+        self._secret_files = (
+            security.tls_key,
+            config.clickhouse.password_file,
+            config.clickhouse.tls_key,
+            config.otlp.headers_file,
+            config.remote_write.headers_file,
+        )
+        self._tokens_file = security.tokens_file
+        self._callers = CallerBook(caller_limits(config))
+        self.connections = Connections(self.refused)
+        self.interceptor = AccessInterceptor(self.guard, self._callers, self.connections, self.refused)
+
+    def configure(self, config: CollectorConfig) -> None:
+        """Set other limits for callers; who may call stays as it is."""
+        self._callers.configure(caller_limits(config))
+
+    def open(self) -> grpc.ServerCredentials | None:
+        """Read all files and return what to listen with; None for plain text.
+
+        Raises:
+            TlsError: One of them cannot be used.
+        """
+        warn_of_exposed_files(*self._secret_files)
+        # Its digests are no secret, but whoever can write there lets himself in.
+        warn_of_exposed_files(self._tokens_file, others=stat.S_IWOTH)
+        if self._tokens:
+            self._tokens.load()
+        return self.tls.credentials() if self.tls else None
+
+    def warn_of_openness(self, address: str) -> None:
+        """Say at every start what others could do."""
+        if is_loopback(address):
+            return
+        if not self.tls:
+            _LOG.warning("%s is reachable from other hosts without encryption (security.plaintext)", address)
+        if self._anonymous:
+            _LOG.warning("%s takes callers without certificate and token (security.anonymous)", address)
+
+    async def watch_streams(self, *looks: Callable[[], None]) -> None:
+        """Have open streams looked after, and say when our certificate is about to expire; runs until cancelled.
+
+        Args:
+            looks: Called twice a second.
+        """
+        warning = ExpiryWarning("the collector's certificate")
+        while True:
+            if self.tls:
+                self.tls.refresh()
+                warning.check(self.tls.expiry_unix_s)
+            for look in looks:
+                look()
+            await asyncio.sleep(_STREAM_CHECK_S)
+
+
+def caller_limits(config: CollectorConfig) -> CallerLimits:
+    """Return how much one caller may ask."""
+    security = config.security
+    return CallerLimits(
+        questions=security.max_questions,
+        questions_per_s=security.questions_per_second,
+        all_questions=16 * security.max_questions,
+        all_streams=2 * config.ingest.max_agents + 16,
+        watches=2 * config.planning.max_watches + 48,
+    )

@@ -1,7 +1,8 @@
 """``Gateway``: requests of HTTP as calls of the collector's own services, and their answers as JSON.
 
 The calls go through gRPC, over a socket that only this user can reach, with the caller's token: who may ask what, how
-often and how much is decided where it is decided for everybody.
+often and how much is decided where it is decided for everybody. Errors are problem details of RFC 9457, with the status
+that gRPC has for them and the field at fault.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -22,11 +24,90 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from gpusonde.collector.details import field_of
 from gpusonde.collector.messages import is_repeated
 from gpusonde.collector.security.guard import WEB_PEER
-from gpusonde.collector.web.problems import ProblemError
 from gpusonde.collector.web.routes import ApiRoute
 from gpusonde.errors import RequestError
+
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+
+
+class ProblemError(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: Its HTTP status.
+        code: Name of its gRPC status.
+        field: The field at fault; empty where it is none.
+        headers: What the answer's head says beside.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        code: str = "INVALID_ARGUMENT",
+        field: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep the parts."""
+        self.status = status
+        self.code = code
+        self.field = field
+        self.headers = headers or {}
+        super().__init__(detail)
+
+    @classmethod
+    def of_rpc(cls, error: grpc.aio.AioRpcError) -> ProblemError:
+        """Return what a service has refused."""
+        return cls.of_status(error.code(), error.details() or error.code().name)
+
+    @classmethod
+    def of_status(cls, code: grpc.StatusCode, text: str) -> ProblemError:
+        """Return a refusal by its status and its text."""
+        headers = {}
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = "Bearer"
+        elif code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
+            headers["Retry-After"] = "5"
+        return cls(_STATUSES.get(code, 500), text, code=code.name, field=field_of(text), headers=headers)
+
+    def document(self) -> dict[str, object]:
+        """Return the problem's details."""
+        document: dict[str, object] = {
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": str(self),
+            "code": self.code,
+        }
+        if self.field:
+            document["errors"] = [{"field": self.field, "detail": str(self).removeprefix(f"field '{self.field}': ")}]
+        return document
+
+    def response(self) -> Response:
+        """Return it as an answer."""
+        return Response(
+            json.dumps(self.document()),
+            self.status,
+            dict(self.headers),
+            media_type="application/problem+json",
+        )
+
 
 _LARGEST_BODY_BYTES = 8 << 20
 # Of all bodies together, until their questions are answered; and of those of one caller.

@@ -29,10 +29,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpusonde.collector.web.gateway import Admit, Gateway
-from gpusonde.collector.web.openapi import openapi
-from gpusonde.collector.web.problems import ProblemError
-from gpusonde.collector.web.routes import ROUTES, ApiRoute
+from gpusonde.collector.web.gateway import Admit, Gateway, ProblemError
+from gpusonde.collector.web.routes import ROUTES, ApiRoute, openapi
 from gpusonde.errors import GpusondeError
 from gpusonde.service.metrics_endpoint import split_address
 from gpusonde.service.tls import is_loopback

@@ -12,7 +12,6 @@ from gpusonde.service.wire.blocks import (
     expand_batch,
     make_compressor,
 )
-from gpusonde.service.wire.fields import check_identity
 from gpusonde.service.wire.model import (
     ACTIVITY_COLUMNS,
     BLANK_REASONS,
@@ -38,6 +37,7 @@ from gpusonde.service.wire.model import (
     Limits,
     LossRecord,
     SourceEndedRecord,
+    check_identity,
 )
 from gpusonde.service.wire.records import check_hello, check_records, decode_activity, decode_record
 

@@ -19,7 +19,6 @@ import zstandard
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.wire.fields import check_count, check_index, check_time
 from gpusonde.service.wire.model import (
     BatchRecord,
     Blanks,
@@ -30,6 +29,9 @@ from gpusonde.service.wire.model import (
     InventoryRecord,
     Layout,
     Limits,
+    check_count,
+    check_index,
+    check_time,
 )
 from gpusonde.telemetry import METRIC_BY_NAME, Unit
 

@@ -10,14 +10,6 @@ from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire.blocks import decode_batch
-from gpusonde.service.wire.fields import (
-    check_count,
-    check_finite,
-    check_identity,
-    check_index,
-    check_text,
-    check_time,
-)
 from gpusonde.service.wire.model import (
     KINDS,
     UNITS,
@@ -35,6 +27,12 @@ from gpusonde.service.wire.model import (
     Limits,
     LossRecord,
     SourceEndedRecord,
+    check_count,
+    check_finite,
+    check_identity,
+    check_index,
+    check_text,
+    check_time,
 )
 from gpusonde.telemetry import METRIC_BY_NAME, MetricKind, UnknownMetricError, metric
 
