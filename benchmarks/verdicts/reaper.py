@@ -2,18 +2,21 @@
 
 A day is 24 hours of one job at a second's resolution, on GPUs that its scheduler gives to it all day: metrics, and
 what its processes do where the agent may look. ``RunTracker`` makes runs of it, ``list_jobs`` the job, and ``gpusonde
-idle`` is asked every five minutes for the first two hours of a rest, then every half an hour. Kinds are drawn in turn:
-scripts, and recorded and generated jobs one after the other under one allocation, as they are or until nobody starts
-the next. Those in ``SET_ASIDE`` were named before anything was run, and no threshold was chosen by them.
+idle`` is asked every five minutes for the first two hours of a rest, then every half an hour; not where the answer has
+to be no (``_Replay.is_worth_asking``), and not before the time that the answer before wants to wait for. Kinds are
+drawn in turn: scripts, and recorded and generated jobs one after the other under one allocation, as they are or until
+nobody starts the next. Those in ``SET_ASIDE`` were named before anything was run, and no threshold was chosen by them.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,6 +35,7 @@ from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.runs import RunEnded, RunStarted, RunTracker
 from gpusonde.common.v1 import job_pb2
 from gpusonde.epoch_detect import EpochTracker
+from gpusonde.epoch_detect.progress.idleness import MOST_BYTES_PER_S, MOST_PROCESSORS
 from gpusonde.epoch_detect.progress.state import StateWatch
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import Binding, JobActivity
@@ -46,6 +50,8 @@ DAY_S = 86_400
 WANTED_S = 1800.0
 _ASK_S, _TICK_S = 300, 60
 _LONG_S, _RARELY_S = 7200, 1800
+_OLD_S = 120  # looks that are older than that say nothing of now
+_WAITS = re.compile(r"idle for (\d+) s of (\d+) s")
 _START = 1_700_000_000
 _NS = 1_000_000_000
 _GB = float(1 << 30)
@@ -60,6 +66,9 @@ SET_ASIDE = (
     "environment_on_processors", "waits_for_a_judge", "idle_wobbling_power", "spins_on_a_processor",
     "recorded", "generated", "recorded_then_idle", "generated_then_idle",
 )  # fmt: skip
+# Of which an operator's ``--for`` speaks: somebody has left, or never came. What else is called healthy goes on by
+# itself, and is taken wrongly however long it rests.
+LEFT_BY_PEOPLE = ("notebook", "idle_with_spikes")
 # Their states are those of the product's watch: whether it has seen them serve decides.
 _SERVERS = ("serves", "deserted_server")
 _WATCH_TICK_S, _WATCHED_TICKS = 4, 15
@@ -83,6 +92,7 @@ class Day:
     idle_from_s: float = np.inf
     stretches: list[tuple[int, float, float, float, float]] = field(default_factory=list)  # until when, and the four
     played: list[tuple[int, FloatArray]] = field(default_factory=list)  # since when, and the four, shape (4, seconds)
+    kinds: list[tuple[int, str]] = field(default_factory=list)  # of what is played, and since when
 
     @property
     def is_full(self) -> bool:
@@ -108,6 +118,7 @@ class Day:
 
     def play(self, job: recordings.JobRecording) -> None:
         """A recorded or generated job, with marks of its processes as its log tells them."""
+        self.kinds.append((self.now_s, job.kind))
         begin_s, length_s = self.now_s, min(int(job.time_s[-1] - job.time_s[0]), DAY_S - self.now_s)
         self.work(length_s)
         second = job.time_s[0] + np.arange(length_s)
@@ -372,6 +383,7 @@ class Verdict:
         reaped_s: When the reaper would have acted; infinite for never.
         rested_s: For how long GPUs and processes had rested by then, and no longer before.
         works_again: Whether the job would have gone on.
+        by_itself: Whether nobody has to come back for that.
         late: Why it cannot be found within twice what is asked for; empty where it can, or never becomes idle.
         longest_rest_s: For how long GPUs and processes rested at most, as far as is known, before it went on.
     """
@@ -382,6 +394,7 @@ class Verdict:
     reaped_s: float
     rested_s: float
     works_again: bool
+    by_itself: bool
     late: str
     longest_rest_s: float
 
@@ -420,8 +433,9 @@ class _Replay:
         self._used = self._most_use > 0.01
         self._processors = np.nan_to_num(self.processors).reshape(by_tick).mean(axis=1)
         self.first_use_s = int(np.flatnonzero(self.use > 0).min(initial=DAY_S))
+        self._add_looks()
         self.runs: dict[str, RunRow] = {}
-        self._latest_looks: tuple[tuple[int, int], list[JobActivity]] = ((0, 0), [])
+        self._rows: dict[str, tuple[FloatArray, list[JobStateRow]]] = {}
         self._watches: dict[str, _Watched] = {}
         self.bindings = [Binding(gpu, _JOB, job_pb2.SCHEDULER_SLURM, _START * _NS, 0, {}) for gpu in self.gpus]
         metrics = {"has_activity": self.has_use}
@@ -472,18 +486,22 @@ class _Replay:
         """What the watch of a job says of such days: rests, but for those in which its processes work."""
         if self.is_server:
             return {run_id: self._watched(self.runs[run_id]) for run_id in run_ids}
-        found = {}
-        for run_id in run_ids:
-            run = self.runs[run_id]
-            begin = (run.start_unix_nano // _NS - _START) // _TICK_S
-            works = self._used[begin : self.now_s // _TICK_S]
-            busy = self.looks * self._processors[begin : begin + works.size] > 1.0
-            said = np.where(works, 0, np.where(busy, 1, 2))
-            changes = np.flatnonzero(np.diff(said, prepend=-1))[-limit:]
-            found[run_id] = [
-                JobStateRow((_START + int(begin + at) * _TICK_S) * _NS, _STATES[said[at]], "", 0.9) for at in changes
+        return {run_id: self._rows_of(self.runs[run_id])[-limit:] for run_id in run_ids}
+
+    def _rows_of(self, run: RunRow) -> list[JobStateRow]:
+        begin = (run.start_unix_nano // _NS - _START) // _TICK_S
+        if run.run_id not in self._rows:
+            busy = self.looks * self._processors[begin:] > 1.0
+            said = np.where(self._used[begin:], 0, np.where(busy, 1, 2))
+            changes = begin + np.flatnonzero(np.diff(said, prepend=-1))
+            starts = ((_START + changes * _TICK_S) * _NS).tolist()
+            rows = [
+                JobStateRow(start, _STATES[said[at - begin]], "", 0.9)
+                for start, at in zip(starts, changes, strict=True)
             ]
-        return found
+            self._rows[run.run_id] = changes, rows
+        changes, rows = self._rows[run.run_id]
+        return rows[: int(np.searchsorted(changes, self.now_s // _TICK_S))]
 
     def _watched(self, run: RunRow) -> list[JobStateRow]:
         """What the watch says of a run, from ticks of four seconds, a minute of them at a time."""
@@ -510,24 +528,37 @@ class _Replay:
     def recent_activity(self, _agent_id: str, _gpu_uuids: Collection[str], since_unix_nano: int) -> list[JobActivity]:
         """Looks at the processes: those on its GPUs and what they fork, or where it has a cgroup all of the job."""
         begin = max(since_unix_nano // _NS - _START, 0)
-        at = np.arange(begin, self.now_s)
-        held = np.isfinite(self.processors[begin : self.now_s]) & (at >= self.first_use_s)
-        at_hand = ((at < self.outage.start) | (at >= self.outage.stop)) & (held | self.has_cgroup)
-        at, held = at[at_hand], held[at_hand]
-        if not self.looks or not at.size:
-            return []
-        if self._latest_looks[0] == (begin, self.now_s):
-            return self._latest_looks[1]
-        values = np.zeros((6, at.size))
-        values[3] = self.bytes_per_s[at]
-        values[5] = np.nan_to_num(self.processors[at], nan=0.01)
-        cuts = np.flatnonzero((np.diff(at) > 1) | (np.diff(held) != 0)) + 1
-        looks = [
-            JobActivity(tuple(self.gpus), (_START + at[piece] + 1) * _NS, values[:, piece], b"", int(held[piece[0]]))
-            for piece in np.split(np.arange(at.size), cuts)
+        inner = self._edges[np.searchsorted(self._edges, begin, "right") : np.searchsorted(self._edges, self.now_s)]
+        edges = [begin, *inner.tolist(), self.now_s]
+        return [
+            JobActivity(tuple(self.gpus), self._look_times[at:end], self._values[:, at:end], b"", int(self._held[at]))
+            for at, end in pairwise(edges)
+            if at < end and self._seen[at]
         ]
-        self._latest_looks = (begin, self.now_s), looks
-        return looks
+
+    def _add_looks(self) -> None:
+        at = np.arange(DAY_S)
+        self._held = np.isfinite(self.processors) & (at >= self.first_use_s)
+        heard = (at < self.outage.start) | (at >= self.outage.stop)
+        self._seen = self.looks & heard & (self._held | self.has_cgroup)
+        self._edges = np.flatnonzero((np.diff(self._seen) != 0) | (np.diff(self._held) != 0)) + 1
+        self._look_times = (_START + at + 1) * _NS
+        self._values = np.zeros((6, DAY_S))
+        self._values[3] = self.bytes_per_s
+        self._values[5] = np.nan_to_num(self.processors, nan=0.01)
+        self._sums = np.pad(np.cumsum([self._seen, *(self._seen * self._values[[5, 3]])], axis=1), ((0, 0), (1, 0)))
+
+    def is_worth_asking(self) -> bool:
+        """Say whether the answer may be yes.
+
+        It is no where nothing is known of the use or of the processes, or where these do more than twice of what is
+        called rest: tests of the rule say so, and what is not asked costs nothing.
+        """
+        if not self.has_use:
+            return False
+        seen, processors, moved = self._sums[:, self.now_s] - self._sums[:, max(self.now_s - int(WANTED_S), 0)]
+        is_heard = self._sums[0, self.now_s] > self._sums[0, max(self.now_s - _OLD_S, 0)]
+        return bool(is_heard and processors <= 2 * MOST_PROCESSORS * seen and moved <= 2 * MOST_BYTES_PER_S * seen)
 
     def store(self) -> Store:
         """What ``list_jobs`` asks."""
@@ -578,7 +609,7 @@ def replay(number: int) -> Verdict:
     kind(day)
     shown = _Replay(day, kind.__name__)
     busy = np.flatnonzero(shown.use > 0)
-    reaped_s = np.inf
+    reaped_s, asked_s, wanted_s = np.inf, 0, 0.0
     for now_s in range(_ASK_S, DAY_S, _ASK_S):
         shown.now_s = now_s
         # Who has rested for hours is asked about less often, which costs time and tells nothing else.
@@ -587,11 +618,20 @@ def replay(number: int) -> Verdict:
         # Within so short a time nothing can be idle for long enough.
         if now_s < WANTED_S or shown.used_since(now_s - int(WANTED_S) + _TICK_S):
             continue
+        if (now_s < wanted_s and not shown.used_since(asked_s)) or not shown.is_worth_asking():
+            continue
+        asked_s = now_s
         shown.look()
         (job,) = shown.list_jobs() or (None,)
-        if job is not None and job.state == "idle" and judge(cast(Any, shown), job, WANTED_S).verdict.idle:
+        if job is None or job.state != "idle":
+            continue
+        verdict = judge(cast(Any, shown), job, WANTED_S).verdict
+        if verdict.idle:
             reaped_s = float(now_s)
             break
+        # Who was on its GPUs when the window began says something of it, and how long is waited changes when that ends.
+        if (found := _WAITS.match(verdict.evidence[0])) and int(found[1]) > WANTED_S + _OLD_S:
+            wanted_s = now_s + int(found[2]) - int(found[1]) - 1.0
     works = (shown.use > 0) | (shown.processors > 0.2) | (shown.bytes_per_s > 1e6)
     rested_s = reaped_s - float(np.flatnonzero(works[: int(reaped_s)]).max(initial=0)) if np.isfinite(reaped_s) else 0.0
     again = bool(busy.size) and busy[-1] > reaped_s
@@ -599,7 +639,9 @@ def replay(number: int) -> Verdict:
     is_known = shown.looks and shown.has_use
     at = np.flatnonzero(works | ~(np.isfinite(shown.processors) | shown.has_cgroup)) if is_known else np.empty(0)
     longest_s = float(np.diff(at).max(initial=0))
-    return Verdict(kind.__name__, is_known, day.idle_from_s, reaped_s, rested_s, again, late, longest_s)
+    played = [name for since_s, name in day.kinds if since_s <= reaped_s] or [kind.__name__]
+    by_itself = again and played[-1] not in LEFT_BY_PEOPLE
+    return Verdict(kind.__name__, is_known, day.idle_from_s, reaped_s, rested_s, again, by_itself, late, longest_s)
 
 
 def _late(shown: _Replay, kind: str, idle_from_s: int) -> str:

@@ -197,7 +197,21 @@ def test_a_job_that_has_answered_requests_is_left_alone_unless_servers_are_asked
         span = message.history.add(state=STATES[state])
         span.end_time.FromNanoseconds(seconds * SECOND)
     job = job_info(message)
-    verdict = judge(None, job, 1800.0).verdict
+    client = SimpleNamespace(list_jobs=lambda **_: [job])
+    verdict = judge(client, job, 1800.0).verdict
     assert not verdict.idle
     assert ("--servers takes it all the same" in verdict.evidence[0]) is named
-    assert "idle for 10 s of" in judge(None, job, 1800.0, takes_servers=True).verdict.evidence[0]
+    assert "idle for 10 s of" in judge(client, job, 1800.0, takes_servers=True).verdict.evidence[0]
+
+
+def test_how_long_is_waited_is_the_same_before_and_after_the_time_that_is_asked_for():
+    message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
+    message.end_time.FromNanoseconds(20_000 * SECOND)
+    message.state_time.FromNanoseconds(19_000 * SECOND)
+    message.longest_pause.FromNanoseconds(900 * SECOND)
+    listed = job_info(message)
+    # In most of that pause its processes worked, as the collector says where it is asked for them.
+    message.longest_pause.FromNanoseconds(400 * SECOND)
+    client = SimpleNamespace(list_jobs=lambda **_: [job_info(message)])
+    (evidence,) = judge(client, listed, 1800.0).verdict.evidence
+    assert evidence == "idle for 1000 s of 2400 s; it paused for 400 s before and went on"

@@ -228,13 +228,13 @@ def judge(client: Client, job: JobInfo, wanted_s: float, *, takes_servers: bool 
     idle_s = (job.end_unix_nano - job.state_unix_nano) / 1e9
     processes, longest_pause_s = None, job.longest_pause_s
     gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
+    window_s = min(wanted_s, _LONGEST_WINDOW_S)
+    same = client.list_jobs(job_id=job.job_id, active_only=job.active, process_window_s=window_s)
+    for each in (each for each in same if each.scheduler == job.scheduler):
+        longest_pause_s = each.longest_pause_s
+        if (found := each.processes) is not None:
+            processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s, found.on_gpus)
     if idle_s >= wanted_s:
-        window_s = min(wanted_s, _LONGEST_WINDOW_S)
-        same = client.list_jobs(job_id=job.job_id, active_only=job.active, process_window_s=window_s)
-        for each in (each for each in same if each.scheduler == job.scheduler):
-            longest_pause_s = each.longest_pause_s
-            if (found := each.processes) is not None:
-                processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s, found.on_gpus)
         start = job.end_unix_nano - round(wanted_s * 1e9)
         for gpu_uuid in sorted({member.gpu_uuid for member in job.members}):
             try:

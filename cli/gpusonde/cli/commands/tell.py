@@ -114,6 +114,10 @@ def run_tell(args: argparse.Namespace) -> int:
     return 0
 
 
+class _NoAnswerError(CommandError):
+    """A scheduler says nothing: it would not for the other jobs either, each after its own wait."""
+
+
 class _Place(Protocol):
     """Where users look."""
 
@@ -129,7 +133,7 @@ class _Place(Protocol):
         """Write the text to the job.
 
         Raises:
-            CommandError: It does not take it.
+            CommandError: It does not take it, or does not answer.
         """
         ...
 
@@ -151,14 +155,19 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
         if not text or known.get(job.job_id) == text:
             continue
         failure: str | None = None
+        answers = True
         try:
             if not args.dry_run:
                 place.tell(job, text)
             known[job.job_id] = text
         except CommandError as error:
             failure = str(error)
-            complain(f"gpusonde: error: job {job.job_id}: {failure}")
+            answers = not isinstance(error, _NoAnswerError)
+            left = "" if answers else "; the other jobs are told once it answers"
+            complain(f"gpusonde: error: job {job.job_id}: {failure}{left}")
         told.append({"job_id": job.job_id, "text": text, "failure": failure})
+        if not answers:
+            break
 
     def render(screen: Screen) -> None:
         for each in told:
@@ -250,14 +259,16 @@ class _Slurm:
             _run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job.job_id}", "set", f"AdminComment={comment}"])
         except CommandError as error:
             # A cluster without accounts refuses each; one that is slow does not.
-            self._keeps_accounts = isinstance(error.__cause__, subprocess.TimeoutExpired)
+            self._keeps_accounts = isinstance(error, _NoAnswerError)
             raise
 
 
 def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise _NoAnswerError(f"{command[0]} does not answer within {_TIMEOUT_S:.0f} s") from error
+    except OSError as error:
         raise CommandError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-200:]
@@ -319,7 +330,7 @@ class _Api:
             said = error.read(500).decode(errors="replace")
             raise CommandError(f"the API server answers {error.code}: {' '.join(said.split())[:200]}") from error
         except (OSError, http.client.HTTPException) as error:
-            raise CommandError(f"the API server at {self._api} does not answer: {error}") from error
+            raise _NoAnswerError(f"the API server at {self._api} does not answer: {error}") from error
         except ValueError as error:
             raise CommandError(f"the API server at {self._api} answers no JSON: {error}") from error
 
