@@ -8,28 +8,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from gpusonde.cli.demo.run import bundled_trace
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of the benchmark as the command would, and forgets it afterwards."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = set(sys.modules)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield load
-    for name in set(sys.modules) - before:
-        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+BENCHMARKS = ("gpu",)
 
 
 def events_of(*named_times: tuple[str, float]) -> list[dict[str, object]]:
@@ -81,7 +65,10 @@ def test_the_rehearsal_writes_recordings_with_their_truth(tmp_path: Path) -> Non
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed: the jobs of benchmarks/gpu are torch programs")
     options = ["--device", "cpu", "--tiny", "--source", "replay", "--trace", str(bundled_trace())]
-    subprocess.run([sys.executable, str(FOLDER), "--out", str(tmp_path), *options], check=True)
+    subprocess.run(
+        [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "gpu"), "--out", str(tmp_path), *options],
+        check=True,
+    )
     truth = json.loads((tmp_path / "truth.json").read_text())
     assert truth["tiny_validation"]["period_s"] > 0
     assert truth["tiny_idle"]["period_s"] is None

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "planning"
+BENCHMARKS = ("planning",)
 SCALING = Path(__file__).parents[3] / "shared" / "data" / "distributed" / "scaling.csv"
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of the benchmark as the command would, and forgets it afterwards."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = set(sys.modules)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield load
-    for name in set(sys.modules) - before:
-        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 def test_measured_configurations_are_medians_over_rows_and_orders_of_machines(module, tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "planning"
+BENCHMARKS = ("planning",)
 HOLDER = """
 import sys, time
 from shaped_network import ShapedNetwork
@@ -21,17 +19,6 @@ with ShapedNetwork(2):
 """
 
 pytestmark = pytest.mark.needs_root
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """Imports a module of the benchmark as the command would, and forgets it afterwards."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(FOLDER) in str(sys.modules[name].__file__):
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -53,7 +40,8 @@ def namespaces():
 
 def holder():
     """A process that holds a network until it is ended."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER], cwd=FOLDER, stdout=subprocess.PIPE, text=True)
+    folder = Path(__file__).parents[2] / "benchmarks" / "planning"
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], cwd=folder, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "made\n"
     return process, {name for name in namespaces() if f"-{process.pid}-" in name}

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from support.training_times import KERAS, TORCHVISION, write_training_times
 
-FOLDERS = [Path(__file__).parents[2] / "benchmarks" / name for name in ("planning", "workload")]
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of the benchmark as the command would, and forgets it afterwards."""
-    for folder in FOLDERS:
-        monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield load
-    for name in set(sys.modules) - before:
-        if any(str(folder) in str(getattr(sys.modules[name], "__file__", "")) for folder in FOLDERS):
-            del sys.modules[name]
+BENCHMARKS = ("planning", "workload")
 
 
 @pytest.fixture(scope="module")

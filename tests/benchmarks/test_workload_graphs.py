@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -16,19 +12,7 @@ pytest.importorskip("torch", reason="needs torch (extra torch)")
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("needs torchvision", allow_module_level=True)
 
-FOLDERS = [Path(__file__).parents[2] / "benchmarks" / name for name in ("planning", "workload")]
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module of the benchmark as the command would, and forgets it afterwards."""
-    for folder in FOLDERS:
-        monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(tuple(map(str, FOLDERS))):
-            del sys.modules[name]
+BENCHMARKS = ("planning", "workload")
 
 
 @pytest.mark.parametrize(

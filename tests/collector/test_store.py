@@ -12,16 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from support.faulty_files import FaultyFiles, PowerLost, flip_byte
 from support.store_records import EVER, Feed, inventory_of
-from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
+from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.fsck import check_store
 from gpusonde.collector.storage.model import AlertRow, Position
-from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
-from gpusonde.common.v1 import gpu_pb2, job_pb2
+from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.errors import DirectoryLockedError, StoreCorruptError, StoreError, StoreFullError
-from gpusonde.ingest.v1 import ingest_pb2
 
 SMALL = StoreConfig(reserve_bytes=0)
 
@@ -58,19 +56,6 @@ def ticks_of(store, gpu_uuid="GPU-a"):
     return ticks.tolist()
 
 
-@pytest.mark.parametrize("flushed", [False, True], ids=["in memory", "in a segment"])
-@pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
-def test_what_is_appended_is_read_once(open_store, flushed, restarted):
-    store = open_store()
-    store.samples.append(Feed().batches(1, 6))
-    if flushed:
-        store.flush()
-        store.samples.append(Feed().batches(7, 8))
-    if restarted:
-        store = open_store()
-    assert ticks_of(store) == list(range(70 if flushed else 50))
-
-
 def test_what_became_a_segment_last_is_read_without_the_disk(open_store, tmp_path):
     store = open_store()
     store.samples.append(Feed().batches(1, 4))
@@ -85,13 +70,6 @@ def test_what_became_a_segment_last_is_read_without_the_disk(open_store, tmp_pat
     assert len(latest) == 40
     with pytest.raises(StoreCorruptError):
         store.samples.read("GPU-a", *EVER, first=Position(1, 4), last=Position(1, 8))
-
-
-def test_repetitions_are_dropped_and_counted(open_store):
-    store = open_store()
-    assert store.samples.append(Feed().batches(1, 5)) == 0
-    assert store.samples.append(Feed().batches(3, 7)) == 3
-    assert ticks_of(store) == list(range(60))
 
 
 def test_an_entry_that_is_twice_in_the_log_counts_once_after_a_restart(open_store):
@@ -148,118 +126,6 @@ def test_a_seal_is_due_by_age_and_by_size(open_store):
     assert ticks_of(store) == list(range(590))
 
 
-def test_reading_takes_a_range_of_time_and_columns(open_store):
-    store = open_store()
-    store.samples.append(Feed().batches(1, 3))
-    store.flush()
-    store.samples.append(Feed().batches(4, 6))
-    samples = store.samples.read("GPU-a", START_NS + 15 * TICK_NS, START_NS + 25 * TICK_NS, ["power_watts"])
-    assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == list(range(15, 25))
-    assert list(samples.columns) == ["power_watts"]
-    assert len(store.samples.read("GPU-nobody", *EVER)) == 0
-
-
-def test_the_next_tick_is_found_over_any_distance(open_store):
-    store = open_store()
-    feed = Feed()
-    nineteen_seventy = batch(2, block(start_ns=TICK_NS))
-    store.samples.append([feed.incoming(feed.first), feed.incoming(nineteen_seventy), feed.incoming(batch(3))])
-    for _ in range(2):
-        assert store.samples.next_tick("GPU-a", 0) == TICK_NS
-        assert store.samples.next_tick("GPU-a", TICK_NS + 1) == 2 * TICK_NS
-        assert store.samples.next_tick("GPU-a", 11 * TICK_NS) == START_NS + 10 * TICK_NS
-        assert store.samples.next_tick("GPU-a", START_NS + 19 * TICK_NS) == START_NS + 19 * TICK_NS
-        assert store.samples.next_tick("GPU-a", START_NS + 20 * TICK_NS) is None
-        assert store.samples.next_tick("GPU-nobody", 0) is None
-        store.flush()
-
-
-def test_a_gpu_without_a_metric_reads_nan_beside_one_with_it(open_store):
-    store = open_store()
-    store.samples.append(Feed().batches(1, 2))
-    other = Feed("agent-2", metrics=("dram_active",), gpus=("GPU-b",))
-    record = batch(2, block(metrics=("dram_active",)))
-    store.samples.append([other.incoming(other.first), other.incoming(record)])
-    for _ in range(2):
-        assert store.facts.metrics("GPU-b") == ["dram_active"]
-        assert np.isnan(store.samples.read("GPU-b", *EVER, ["sm_active"]).columns["sm_active"]).all()
-        assert np.isfinite(store.samples.read("GPU-b", *EVER, ["dram_active"]).columns["dram_active"]).all()
-        store.flush()
-
-
-def test_counters_keep_their_64_bits(open_store):
-    store = open_store()
-    feed = Feed(metrics=("energy_joules",))
-    wire = block(ticks=3, metrics=("energy_joules",), values=[[0.0, 0.5, 1.0]], bases=[123_456_789_012.25])
-    store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2, wire))])
-    for _ in range(2):
-        column = store.samples.read("GPU-a", *EVER).columns["energy_joules"]
-        assert column.tolist() == [123_456_789_012.25, 123_456_789_012.75, 123_456_789_013.25]
-        store.flush()
-
-
-def test_a_clock_set_back_leaves_every_tick_in_the_store_and_reads_in_order_of_time(open_store):
-    store = open_store()
-    feed = Feed()
-    store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2, block(first_tick=100)))])
-    store.samples.append(
-        [feed.incoming(batch(3, block(first_tick=50))), feed.incoming(batch(4, block(first_tick=105)))]
-    )
-    samples = store.samples.read("GPU-a", *EVER)
-    ticks = ((samples.time_unix_nano - START_NS) // TICK_NS).tolist()
-    assert ticks == [*range(50, 60), *range(100, 115)]
-    arrived = [arrival.samples for arrival in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0))]
-    assert sum(len(piece) for piece in arrived) == 30
-
-
-def test_reading_a_run_keeps_to_its_records_and_its_agent(open_store):
-    store = open_store()
-    one, two = Feed(), Feed("agent-2", "spool-2")
-    store.samples.append(one.batches(1, 5))
-    store.samples.append([two.incoming(two.first), two.incoming(batch(2, block(first_tick=12, ticks=3)))])
-    samples = store.samples.read("GPU-a", *EVER, first=Position(1, 3), last=Position(1, 4))
-    assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == list(range(10, 30))
-
-
-def binding(sequence, job="job-1", start=START_NS, end=0, gpu="GPU-a"):
-    wire = job_pb2.JobBinding(
-        gpu_uuid=gpu, job_id=job, scheduler=1, start_time_unix_nano=start, end_time_unix_nano=end, labels={"u": "x"}
-    )
-    return ingest_pb2.Record(sequence=sequence, job_bindings=ingest_pb2.JobBindings(bindings=[wire]))
-
-
-@pytest.mark.parametrize("flushes", [(), (2,), (3,), (4,), (6,), (3, 5)])
-def test_arrivals_come_in_the_order_in_which_they_were_said(open_store, flushes):
-    store = open_store()
-    feed = Feed()
-    said = [feed.first, batch(2), binding(3), batch(4), batch(5), source_ended(6)]
-    for record in said:
-        store.samples.append([feed.incoming(record)])
-        if record.sequence in flushes:
-            store.flush()
-    for _ in range(2):
-        found = []
-        for arrival in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0)):
-            if isinstance(arrival, TicksEntry):
-                found += sorted(set(arrival.samples.sequence.tolist()))
-            elif isinstance(arrival, BindingEntry):
-                assert arrival.binding.job_id == "job-1"
-                found.append(("bound", arrival.position.sequence))
-            elif isinstance(arrival, SourceEndEntry):
-                found.append(("ended", arrival.position.sequence))
-        assert found == [2, ("bound", 3), 4, 5, ("ended", 6)]
-        for reached in range(7):
-            rest = store.samples.read_feed("agent-1", "GPU-a", Position(1, reached))
-            assert [s for a in rest for s in _sequences(a)] == [s for s in range(2, 7) if s > reached]
-        store = open_store()
-
-
-def _sequences(arrival):
-    if isinstance(arrival, TicksEntry):
-        return sorted(set(arrival.samples.sequence.tolist()))
-    return [arrival.position.sequence]
-
-
 def test_a_reader_a_second_behind_a_seal_does_not_need_the_segment(open_store, tmp_path):
     store = open_store()
     for last in (5, 9):
@@ -270,33 +136,6 @@ def test_a_reader_a_second_behind_a_seal_does_not_need_the_segment(open_store, t
         segment.unlink()
     pieces = [arrival.samples for arrival in store.samples.read_feed("agent-1", "GPU-a", Position(1, 6))]
     assert [sequence for piece in pieces for sequence in sorted(set(piece.sequence.tolist()))] == [7, 8, 9, 10, 11]
-
-
-def test_facts_beside_samples_are_kept(open_store):
-    store = open_store()
-    feed = Feed()
-    report = ingest_pb2.LossReport(
-        first_lost_sequence=3, last_lost_sequence=9, reason=ingest_pb2.LOSS_REASON_SPOOL_FULL, lost_ticks=70
-    )
-    event = ingest_pb2.GpuEvent(gpu=0, time_unix_nano=START_NS, kind=ingest_pb2.GPU_EVENT_KIND_XID, value=79)
-    blank = batch(12)
-    blank.batch.blocks[0].blank_counts.add(metric=1, reason=gpu_pb2.BLANK_REASON_NO_DATA, count=4)
-    records = [
-        feed.first,
-        batch(2),
-        ingest_pb2.Record(sequence=10, loss_report=report),
-        ingest_pb2.Record(sequence=11, gpu_events=ingest_pb2.GpuEvents(events=[event])),
-        blank,
-    ]
-    store.samples.append([feed.incoming(record) for record in records])
-    for _ in range(2):
-        losses = [(x.first_sequence, x.last_sequence, x.reason, x.lost_ticks, x.reported) for x in store.facts.losses()]
-        assert sorted(losses) == [(3, 9, 0, 0, False), (3, 9, ingest_pb2.LOSS_REASON_SPOOL_FULL, 70, True)]
-        assert [(e.kind, e.value) for e in store.facts.events("GPU-a")] == [(ingest_pb2.GPU_EVENT_KIND_XID, 79)]
-        assert [(g.gpu_uuid, g.agent_id) for g in store.facts.gpus()] == [("GPU-a", "agent-1")]
-        store = open_store()
-    store.flush()
-    assert store.facts.blank_counts("GPU-a") == {("power_watts", gpu_pb2.BLANK_REASON_NO_DATA): 4}
 
 
 def test_an_inventory_in_the_middle_of_a_log_holds_from_there_on(open_store):
@@ -712,25 +551,6 @@ def test_power_loss_at_any_moment_loses_nothing_acknowledged(tmp_path, seed):
     assert store.facts.losses() == []
     assert set_aside(tmp_path / "data") == set()
     store.close()
-
-
-@pytest.mark.parametrize("flushed", [False, True])
-def test_the_store_knows_which_records_of_an_agent_are_durable(open_store, flushed):
-    store = open_store()
-    store.samples.append(Feed().batches(1, 5))
-    store.samples.append(Feed(agent_id="agent-2", spool_id="other").batches(1, 3))
-    if flushed:
-        store.flush()
-    store = open_store()
-    assert [store.samples.contains("agent-1", Position(1, sequence)) for sequence in (0, 1, 5, 6)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
-    assert store.samples.contains("agent-2", Position(2, 3))
-    assert not store.samples.contains("agent-2", Position(1, 3))
-    assert not store.samples.contains("nobody", Position(1, 3))
 
 
 def test_alerts_of_a_store_from_before_they_were_kept_for_a_webhook_stay(open_store, tmp_path):

@@ -6,7 +6,6 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from support.clickhouse_http import ClickHouseHttp
 from support.running_collector import ProcessCollector
-from support.spooling_agent import ResumingAgent, Spool
+from support.spooling_agent import ResumingAgent, Spool, kill_by_turns
 from support.store_engines import quick_directory
 from support.trace_records import trace_records
 from support.wire_agent import START_NS, TICK_NS, hello, wait_until
@@ -89,28 +88,9 @@ def test_a_collector_on_clickhouse_killed_in_the_middle_finds_the_epochs_and_pre
 
 
 def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tmp_path, chdb):
-    chance = random.Random(11)
     spool = tmp_path / "spool"
     with ProcessCollector(tmp_path / "data", **on_clickhouse(chdb)) as collector:
-        command = [sys.executable, str(SUPPORT / "spooling_agent.py"), collector.target, str(spool)]
-        command += [str(CHAOS_RECORDS), "0.01"]
-        agent = subprocess.Popen(command)
-        try:
-            for _ in range(CHAOS_KILLS):
-                with pytest.raises(subprocess.TimeoutExpired):
-                    agent.wait(chance.uniform(0.3, 1.2))
-                collector.kill()
-                collector.start()
-                with pytest.raises(subprocess.TimeoutExpired):
-                    agent.wait(chance.uniform(0.3, 1.2))
-                agent.send_signal(signal.SIGKILL)
-                agent.wait()
-                agent = subprocess.Popen(command)
-            Path(f"{spool}.enough").touch()
-            assert agent.wait(240) == 0
-        finally:
-            agent.kill()
-            agent.wait()
+        kill_by_turns(collector, spool, CHAOS_RECORDS, "0.01", CHAOS_KILLS, random.Random(11))
         assert collector.terminate() == 0
     taken = len(Spool(spool).records)
     assert taken >= CHAOS_RECORDS

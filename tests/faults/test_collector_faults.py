@@ -6,7 +6,6 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.faulty_files import FaultyFiles, flip_byte
 from support.running_collector import ProcessCollector, ThreadCollector
-from support.spooling_agent import ResumingAgent, Spool
+from support.spooling_agent import ResumingAgent, Spool, kill_by_turns
 from support.store_records import EVER
 from support.trace_records import trace_records
 from support.uplink_rig import SteadyRig, assert_every_record_once
@@ -137,28 +136,9 @@ def test_a_killed_collector_goes_on_tracking_where_it_stood_and_ends_with_the_sa
 
 
 def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tmp_path):
-    chance = random.Random(7)
     spool = tmp_path / "spool"
     with ProcessCollector(tmp_path / "data", store__segment_interval="700ms") as collector:
-        command = [sys.executable, str(SUPPORT / "spooling_agent.py"), collector.target, str(spool)]
-        command += [str(CHAOS_RECORDS), "0.002"]
-        agent = subprocess.Popen(command)
-        try:
-            for _ in range(CHAOS_KILLS):
-                with pytest.raises(subprocess.TimeoutExpired):
-                    agent.wait(chance.uniform(0.3, 1.2))
-                collector.kill()
-                collector.start()
-                with pytest.raises(subprocess.TimeoutExpired):
-                    agent.wait(chance.uniform(0.3, 1.2))
-                agent.send_signal(signal.SIGKILL)
-                agent.wait()
-                agent = subprocess.Popen(command)
-            Path(f"{spool}.enough").touch()
-            assert agent.wait(120) == 0
-        finally:
-            agent.kill()
-            agent.wait()
+        kill_by_turns(collector, spool, CHAOS_RECORDS, "0.002", CHAOS_KILLS, random.Random(7))
         assert collector.terminate() == 0
     taken = len(Spool(spool).records)
     assert taken >= CHAOS_RECORDS

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -107,6 +108,34 @@ def _read(stream, answers):
             answers.put(stream.next())
     except StreamEnded as ended:
         answers.put(ended)
+
+
+def kill_by_turns(collector, spool, records, pause_s, kills, chance):
+    """Run the process against a collector, kill each so often at any moment, and let the agent send the rest."""
+    command = [sys.executable, __file__, collector.target, str(spool), str(records), pause_s]
+    agent = subprocess.Popen(command)
+    try:
+        for _ in range(kills):
+            assert still_runs(agent, chance.uniform(0.3, 1.2))
+            collector.kill()
+            collector.start()
+            assert still_runs(agent, chance.uniform(0.3, 1.2))
+            agent.kill()
+            agent.wait()
+            agent = subprocess.Popen(command)
+        Path(f"{spool}.enough").touch()
+        assert agent.wait(240) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+def still_runs(process, after_s):
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def main():

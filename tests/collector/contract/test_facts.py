@@ -127,7 +127,7 @@ def test_spools_of_an_agent_follow_each_other_even_when_its_clock_does_not(engin
         store = engine.open()
 
 
-@pytest.mark.parametrize("settles", [(), (2,), (4,), (3, 5)])
+@pytest.mark.parametrize("settles", [(), (2,), (3,), (4,), (6,), (3, 5)])
 def test_arrivals_come_in_the_order_in_which_they_were_said(engine, settles):
     store = engine.open()
     feed = Feed()
@@ -328,12 +328,14 @@ def test_a_store_that_works_says_so(engine):
     engine.open().samples.check_writable()
 
 
-def test_the_store_knows_which_records_of_an_agent_are_durable(engine):
+@pytest.mark.parametrize("settled", [False, True], ids=["fresh", "settled"])
+def test_the_store_knows_which_records_of_an_agent_are_durable(engine, settled):
     store = engine.open()
     store.samples.append(Feed().batches(1, 5))
     store.samples.append(Feed("agent-2", "other").batches(1, 3))
     one, two = spool_of(store), spool_of(store, "agent-2")
-    engine.settle()
+    if settled:
+        engine.settle()
     store = engine.open()
     assert [store.samples.contains("agent-1", Position(one, sequence)) for sequence in (0, 1, 5, 6)] == [
         False,
@@ -343,6 +345,7 @@ def test_the_store_knows_which_records_of_an_agent_are_durable(engine):
     ]
     assert store.samples.contains("agent-2", Position(two, 3))
     assert not store.samples.contains("agent-2", Position(one, 3))
+    assert not store.samples.contains("nobody", Position(one, 3))
     assert not store.samples.contains("nobody", Position(one, 3))
 
 
