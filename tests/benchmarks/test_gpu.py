@@ -65,10 +65,8 @@ def test_the_rehearsal_writes_recordings_with_their_truth(tmp_path: Path) -> Non
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed: the jobs of benchmarks/gpu are torch programs")
     options = ["--device", "cpu", "--tiny", "--source", "replay", "--trace", str(bundled_trace())]
-    subprocess.run(
-        [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "gpu"), "--out", str(tmp_path), *options],
-        check=True,
-    )
+    folder = Path(__file__).parents[2] / "benchmarks" / "gpu"
+    subprocess.run([sys.executable, folder, "--out", tmp_path, *options], check=True)
     truth = json.loads((tmp_path / "truth.json").read_text())
     assert truth["tiny_validation"]["period_s"] > 0
     assert truth["tiny_idle"]["period_s"] is None
