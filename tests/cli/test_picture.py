@@ -81,6 +81,13 @@ def test_levels_have_a_row_each_below_the_metrics(tmp_path: Path) -> None:
     assert heights == sorted(set(heights))
 
 
+def test_dollars_are_no_formulas(tmp_path: Path) -> None:
+    marks = JobMarks("a$^2$b", [("training", 1e9, 1e9 + 60)])
+    draw_jobs(tmp_path / "job.svg", [marks], "from $2.00 to $3.00", "")
+    assert (tmp_path / "job.svg").read_text(encoding="utf-8").count("<!-- a$^2$b -->") == 1
+    assert "<!-- from $2.00 to $3.00" in (tmp_path / "job.svg").read_text(encoding="utf-8")
+
+
 def test_holes_and_missing_values_do_not_stop_the_picture(tmp_path: Path) -> None:
     trace = make_trace()
     keep = (trace.time_s < 20) | (trace.time_s > 30)

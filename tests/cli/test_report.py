@@ -119,6 +119,19 @@ def test_a_hole_is_no_state_and_no_part_of_the_goodput_and_counters_say_where_it
     assert name == "no tick for 2,778 h"
 
 
+def test_a_metric_without_values_among_ticks_is_told_of(tmp_path):
+    trace = job_trace()
+    at = slice(len(trace) // 4, len(trace) // 2)
+    power = trace.values["power_watts"].copy()
+    power[at] = np.nan
+    write_trace(replace(trace, values={**trace.values, "power_watts": power}), tmp_path / "dark.csv")
+    ask("report", str(tmp_path / "dark.csv"), "-o", str(tmp_path / "dark.pftrace"))
+    found = PerfettoFile(tmp_path / "dark.pftrace")
+    ((begin, name),) = found.instants[found.uuid("no value", found.uuid("GPU-0 (Tesla T4)"))]
+    assert begin - ORIGIN_S == pytest.approx(trace.time_s[at.start - 1], abs=1e-3)
+    assert name.startswith("power_watts: no value for ")
+
+
 class Page(html.parser.HTMLParser):
     """What a browser would show and load: texts, tables by the heading above them, tags with their attributes."""
 

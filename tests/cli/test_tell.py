@@ -225,7 +225,7 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
             )
         ),
     )
-    kueue = tell._Kueue(tell._Api("http://127.0.0.1:1"), client, ["H100", "B200", "T4"])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, ["H100", "B200", "T4"])
     for _ in range(2):
         told = json.loads(kueue.describe(job))
     assert told == {
@@ -256,7 +256,7 @@ def test_why_a_job_is_told_to_kueue_without_exchange_rates_is_said_once(capsys):
         estimate=None,
         members=[SimpleNamespace(run_id="run-1", active=True)],
     )
-    kueue = tell._Kueue(tell._Api("http://127.0.0.1:1"), SimpleNamespace(predict_run=refuse), ["H100"])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), SimpleNamespace(predict_run=refuse), ["H100"])
     assert [json.loads(kueue.describe(job)) for _ in range(2)] == [{"state": "training"}] * 2
     said = capsys.readouterr().err
     assert said.count("job team/train-0 is told without exchange rates: run run-1 has no epochs") == 1
@@ -271,7 +271,7 @@ def test_all_jobs_are_asked_for_at_once_with_their_ends_and_those_that_are_liste
     pages = [[job(f"team/a-{i}") for i in range(3)], [job("team/b")]]
     asked = []
     client = SimpleNamespace(list_jobs=lambda **request: asked.append(request) or pages[len(asked) - 1])
-    kueue = tell._Kueue(tell._Api("http://127.0.0.1:1"), client, [])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [])
     arguments = SimpleNamespace(scheduler="kueue", dry_run=True, json=True, every="30s")
     known = {}
     tell._tell(client, kueue, arguments, known)
@@ -478,10 +478,10 @@ def test_what_is_no_answer_of_an_api_server_is_told_in_words(api, monkeypatch):
 
     monkeypatch.setattr(tell.urllib.request.OpenerDirector, "open", garbage)
     with pytest.raises(CommandError, match="does not answer"):
-        tell._Api(api.address).ask("GET", "/")
+        tell._ApiServer(api.address).ask("GET", "/")
 
 
 def test_an_api_server_that_sends_elsewhere_is_not_followed_with_the_token(api):
     with pytest.raises(CommandError, match="answers 307"):
-        tell._Api(api.address).annotate("/elsewhere", {})
+        tell._ApiServer(api.address).annotate("/elsewhere", {})
     assert [path for path, *_ in api.patches] == ["/elsewhere"]

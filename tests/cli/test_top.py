@@ -134,9 +134,9 @@ def test_enter_opens_a_job_with_its_states_its_cycles_and_what_its_gpus_did():
         await pilot.pause()
         text = screen_text(app)
         for part in (
-            "why calm is training", "progress: epoch cycles of 18.0 s, 5 seen", "ends: the total is not known",
+            "why calm is training", "progress: epoch 18.0 s x 5", "no estimate of the end: the total is not known",
             "length of the latest 5 epoch cycles, 18.0 s to 22.0 s", "host-c GPU-calm-0 sm_active, at most 0.875",
-            "+++++++++++++++++++vvvv", "GPU-calm-3", "may drag, probability 0.80", "it is hot",
+            "+++++++++++++++++++vvvv", "may drag: host-c/GPU-calm-3, p 0.80: it is hot",
         ):  # fmt: skip
             assert part in text, text
         assert "\u2588" in text

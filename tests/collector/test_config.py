@@ -60,6 +60,10 @@ def test_what_is_printed_reads_back_to_the_same(tmp_path):
         ('[store]\nraw_retention = "10m"\n', "0s, or 1h or more"),
         ('[store]\nengine = "sqlite"\n', "use local or clickhouse"),
         ('[store]\nengine = "clickhouse"\n', "clickhouse.url '' is no address; write https://host:8443"),
+        *(
+            (f'[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "{url}"\n', f"clickhouse.url '{url}' is no address")
+            for url in ("http://", "https://:8443", "http://h:port", "http://h:99999", "http://h h", "http://[h")
+        ),
         (
             '[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "http://h:1"\ndatabase = "a; DROP"\n',
             "'a; DROP' is no name",

@@ -215,6 +215,25 @@ def test_a_watch_tells_what_begins_what_changes_and_what_ends(tmp_path):
             assert next(status for status in statuses if status != "RUN_STATUS_ACTIVE") == "RUN_STATUS_ENDED"
 
 
+def test_what_all_viewers_are_told_is_made_once_however_many_watch(tmp_path, monkeypatch):
+    made = []
+    to_json = gateway.to_json
+    monkeypatch.setattr(gateway, "to_json", lambda message: made.append(message) or to_json(message))
+    with ThreadCollector(tmp_path / "data", **WEB) as collector:
+        client = WebClient(tmp_path / "data")
+        viewers = [client.events("/v1/watch?interval=1s") for _ in range(6)]
+        for events in viewers:
+            assert next(events) == ("change", {"runs": [], "jobs": [], "alerts": []})
+        with WireStream(collector.target, hello("agent-1")) as stream:
+            stream.greet()
+            records = trace_records(read_trace(DEMO).window(0, 60), end=False)
+            stream.send(*records).wait_acked(len(records))
+            told = [next(events) for events in viewers]
+    assert told[0][1]["runs"]
+    assert all(each == told[0] for each in told)
+    assert len(made) < len(viewers)
+
+
 def run_statuses(events):
     for name, document in events:
         assert name == "change"
@@ -295,10 +314,10 @@ def test_one_callers_questions_leave_the_others_their_turn(monkeypatch):
         async with contextlib.AsyncExitStack() as others, contextlib.AsyncExitStack() as ours:
             for _ in range(2):
                 await ours.enter_async_context(turns.take("the first"))
-            with pytest.raises(gateway.ProblemError, match="ask again"):
+            with pytest.raises(gateway.HttpProblemError, match="ask again"):
                 await ours.enter_async_context(turns.take("the first"))
             await others.enter_async_context(turns.take("the second"))
-            with pytest.raises(gateway.ProblemError, match="ask again"):
+            with pytest.raises(gateway.HttpProblemError, match="ask again"):
                 await others.enter_async_context(turns.take("the third"))
             await ours.aclose()
             await others.enter_async_context(turns.take("the third"))

@@ -99,13 +99,11 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
     Raises:
         OSError: The file cannot be written.
     """
-    from matplotlib.figure import Figure
-
     shown = choose_panels(trace, panels)
     unit_s, unit_name = _time_unit(trace.duration_s)
     rows_inches = 0.1 + _LEVEL_INCHES * len(marks.levels)
     heights = [_PANEL_INCHES] * len(shown) + [rows_inches] * bool(marks.levels)
-    figure = Figure(figsize=(12.0, 1.3 + sum(heights)), dpi=120, facecolor="white", layout="constrained")
+    figure = _new_figure(12.0, 1.3 + sum(heights))
     figure.get_layout_engine().set(h_pad=0.06, w_pad=0.06, hspace=0.04)  # type: ignore[union-attr, call-arg]
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     origin_s = float(trace.time_s[0]) if len(trace) else 0.0
@@ -145,6 +143,15 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
         _write_above(axes[0], marks.detail, 22, fontsize=10, color=_MUTED)
         _write_above(axes[0], marks.headline, 40, fontsize=14, color=_INK, fontweight="bold")
     _save(figure, path)
+
+
+def _new_figure(width_inches: float, height_inches: float) -> Figure:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Prices and the names of jobs are no formulas.
+    matplotlib.rcParams["text.parse_math"] = False
+    return Figure(figsize=(width_inches, height_inches), dpi=120, facecolor="white", layout="constrained")
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -341,9 +348,7 @@ def draw_jobs(path: Path, jobs: Sequence[JobMarks], headline: str, detail: str) 
 
 
 def _one_axis(inches: float, headline: str, detail: str) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 1.9 + inches), dpi=120, facecolor="white", layout="constrained")
+    figure = _new_figure(10.0, 1.9 + inches)
     axis = figure.subplots()
     axis.tick_params(colors=_MUTED, labelsize=9, length=3)
     axis.spines[["top", "right"]].set_visible(False)

@@ -7,7 +7,7 @@ the job. A run of a collector and its epochs have a table and an object of their
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -17,7 +17,7 @@ from gpusonde.cli.parsing import OptionGroup, Parser
 from gpusonde.errors import TotalEpochsError
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client import CycleInfo, DurationTrend, EpochInfo, RunEpochs, RunInfo
+    from gpusonde.collector.client import CycleInfo, DurationTrend, EpochInfo, JobInfo, RunEpochs, RunInfo
     from gpusonde.epoch_detect import Cycle, EpochDetection
     from gpusonde.epoch_detect.progress import Trend
     from gpusonde.telemetry import Trace
@@ -513,3 +513,31 @@ def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo], nou
 
 def _since(run: RunInfo, unix_nano: int) -> float:
     return (unix_nano - run.start_unix_nano) / 1e9
+
+
+def level_text(job: JobInfo) -> str:
+    """Name the level of cycles that tells the progress, and how many were seen; a dash for none."""
+    if job.level is None:
+        return formatting.ABSENT
+    role = "cycle" if job.level.role == "unknown" else job.level.role
+    return f"{role} {formatting.seconds(job.level.period_s)} x {job.level.count}"
+
+
+def job_facts(job: JobInfo) -> Iterator[str]:
+    """Say of one job when it ends, which of its machines do otherwise, and what was alerted, a line each."""
+    if (estimate := job.estimate) is not None:
+        end, low, high = map(
+            formatting.local_time, (estimate.end_unix_nano, estimate.end_low_unix_nano, estimate.end_high_unix_nano)
+        )
+        cycles = f"{estimate.epochs_done} cycles done, {estimate.epochs_left} left: " if estimate.epochs_left else ""
+        yield f"{cycles}ends at {end} (90 % interval {low} to {high}), by {estimate.basis}"
+    elif job.estimate_reason:
+        yield f"no estimate of the end: {job.estimate_reason}"
+    for deviation in job.deviations:
+        yield f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})"
+    for device in job.slow_devices:
+        place = "/".join(filter(None, [device.host_name or device.agent_id, device.gpu_uuid]))
+        yield f"may drag: {place}, p {formatting.probability(device.probability)}: {device.evidence}"
+    for alert in job.alerts:
+        over = f"over at {formatting.local_time(alert.end_unix_nano)}" if alert.end_unix_nano else "not over"
+        yield f"{formatting.local_time(alert.start_unix_nano)}  alert: {alert.state}, {over}: {alert.reason}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.color import Color
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
@@ -23,6 +22,7 @@ from textual.screen import Screen as Page
 from textual.widgets import DataTable, Footer, Input, Static
 
 from gpusonde import formatting
+from gpusonde.cli.runs_view import job_facts, level_text
 from gpusonde.errors import CollectorError
 from gpusonde.formatting import local_time
 
@@ -367,23 +367,18 @@ def _fleet_line(states: Sequence[str], width: int) -> Text:
 
 
 def _cells(job: JobInfo) -> dict[str, Text]:
-    level = job.level
-    cycle = f"{level.role} {formatting.seconds(level.period_s)} x {level.count}" if level else formatting.ABSENT
     probability = f" {formatting.probability(job.confidence)}" if job.confidence else ""
     return {
         "job": Text(job.job_id, overflow="ellipsis", no_wrap=True),
         "state": _mark(job.state).append(probability),
-        "for": Text(_length((job.end_unix_nano - job.state_unix_nano) / 1e9) if job.active else formatting.ABSENT),
+        "for": Text(
+            formatting.duration((job.end_unix_nano - job.state_unix_nano) / 1e9) if job.active else formatting.ABSENT
+        ),
         "GPUs": Text(str(_gpu_count(job)), justify="right"),
         "goodput": Text(formatting.percent(job.goodput_ratio), justify="right"),
-        "cycle": Text(cycle),
+        "cycle": Text(level_text(job)),
         "why": Text(job.reason, overflow="ellipsis", no_wrap=True),
     }
-
-
-def _length(length_s: float) -> str:
-    unit_s, name = next(((s, n) for s, n in ((86400, "d"), (3600, "h"), (60, "min")) if length_s >= 2 * s), (1, "s"))
-    return f"{max(0.0, length_s) / unit_s:.0f} {name}"
 
 
 def _job_parts(detail: JobDetail, width: int) -> Iterable[RenderableType]:
@@ -393,8 +388,12 @@ def _job_parts(detail: JobDetail, width: int) -> Iterable[RenderableType]:
         f" {formatting.probability(job.confidence)} since {local_time(job.state_unix_nano)}: "
     )
     yield Text(job.reason)
-    for text in _facts(job):
-        yield Text(text)
+    if job.level is not None:
+        yield Text(f"progress: {level_text(job)}")
+    if not math.isnan(job.goodput_ratio):
+        yield Text(f"goodput: {formatting.percent(job.goodput_ratio)} of {job.gpu_s / 3600:.1f} GPU hours")
+    for fact in job_facts(job):
+        yield Text(fact)
     if job.history or job.active:
         yield Text(f"\nstates from {local_time(job.start_unix_nano)} to {local_time(job.end_unix_nano)}")
         yield _history(job, width)
@@ -408,31 +407,6 @@ def _job_parts(detail: JobDetail, width: int) -> Iterable[RenderableType]:
         most = [0.0 if math.isnan(value) else value for value in trace.maximums]
         yield Text(f"\n{member.host_name or member.agent_id} {member.gpu_uuid} {trace.metric}, at most {max(most):.3g}")
         yield Sparkline(most, width=min(width, _BINS), min_color=_SPARK[0], max_color=_SPARK[1])
-    if drags := [*_drags(job)]:
-        table = Table("GPU or host", "how", "why", box=None, padding=(0, 2, 0, 0))
-        for row in drags:
-            table.add_row(*map(Text, row))
-        yield Text()
-        yield table
-
-
-def _facts(job: JobInfo) -> Iterable[str]:
-    if job.level is not None:
-        role = "" if job.level.role == "unknown" else f"{job.level.role} "
-        yield f"progress: {role}cycles of {formatting.seconds(job.level.period_s)}, {job.level.count} seen"
-    if job.estimate is not None:
-        low, high = (
-            local_time(job.estimate.end_low_unix_nano),
-            local_time(job.estimate.end_high_unix_nano),
-        )
-        yield f"ends: {local_time(job.estimate.end_unix_nano)} (90 % interval {low} to {high}), by {job.estimate.basis}"
-    elif job.active:
-        yield f"ends: {job.estimate_reason or 'not known'}"
-    if not math.isnan(job.goodput_ratio):
-        yield f"goodput: {formatting.percent(job.goodput_ratio)} of {job.gpu_s / 3600:.1f} GPU hours"
-    for alert in job.alerts:
-        over = f"over at {local_time(alert.end_unix_nano)}" if alert.end_unix_nano else "not over"
-        yield f"alert: {alert.state} from {local_time(alert.start_unix_nano)}, {over}: {alert.reason}"
 
 
 def _history(job: JobInfo, width: int) -> Text:
@@ -444,11 +418,3 @@ def _history(job: JobInfo, width: int) -> Text:
         state = now or next(spans, None)
         line.append(*(_STATES.get(state, _STATES["unknown"]) if state else (" ", "none")))
     return line
-
-
-def _drags(job: JobInfo) -> Iterable[tuple[str, str, str]]:
-    for device in job.slow_devices:
-        place = "/".join(filter(None, [device.host_name or device.agent_id, device.gpu_uuid]))
-        yield place, f"may drag, probability {device.probability:.2f}", device.evidence
-    for one in job.deviations:
-        yield one.gpu_uuid, one.kind, f"{one.amount:.3g}"

@@ -5,7 +5,6 @@ A key is declared once, here: everything else about it follows from its field.
 
 from __future__ import annotations
 
-import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 from gpusonde.collector.storage.clickhouse import DATABASE_NAME
 from gpusonde.errors import ConfigError
 from gpusonde.service.child import PoolOptions
-from gpusonde.service.config import DaemonConfiguration, LogConfig, option
+from gpusonde.service.config import DaemonConfiguration, LogConfig, check_url, option
 from gpusonde.service.metrics_endpoint import listen_option, split_address
 from gpusonde.service.tls import is_loopback
 from gpusonde.service.wire import Limits
@@ -261,23 +260,6 @@ class RunsConfig:
         }
 
 
-def _check_address(value: str) -> None:
-    if not value:
-        return
-    no_address = "is no address; write http://host:port/path or https://..."
-    try:
-        parts = urlsplit(value)
-        usable = value.startswith(("http://", "https://")) and parts.hostname and parts.port != 0
-    except ValueError:  # of a port that is none, or of half a bracket
-        raise ValueError(no_address) from None
-    if not usable or re.search(r"[\x00-\x20\x7f]", value):
-        raise ValueError(no_address)
-    if "@" in parts.netloc:
-        raise ValueError("holds a user or password, which --print-config would show; let the receiver do without")
-    if "?" in value:
-        raise ValueError('holds a query ("?..."), which --print-config would show; let the receiver do without')
-
-
 @dataclass(frozen=True)
 class AlertsConfig:
     """``[alerts]``: after how long a state of a job is told to a person."""
@@ -286,7 +268,7 @@ class AlertsConfig:
         "text",
         "",
         "address that alerts are sent to, in the format of Alertmanager's webhooks; empty: they are only kept",
-        check=_check_address,
+        check=check_url,
         live=True,
     )
     hung_after_s: float = option("duration", "30s", "time that a job is hung", least="1s", zero=True, live=True)
@@ -408,7 +390,7 @@ class OtlpConfig:
         "text",
         "",
         "http://host:4317 or https://host:4317 of a receiver of OTLP over gRPC; empty: nothing is sent",
-        check=_check_address,
+        check=check_url,
     )
     interval_s: float = option("duration", "30s", "time between two times", least="1s", most="1h")
     headers_file: str = option("text", "", "file of headers, such as authorization: a line Name: value each")
@@ -422,7 +404,7 @@ class RemoteWriteConfig:
         "text",
         "",
         "address of the receiver, such as http://prometheus:9090/api/v1/write; empty: nothing is sent",
-        check=_check_address,
+        check=check_url,
     )
     interval_s: float = option("duration", "30s", "time between two times", least="1s", most="1h")
     headers_file: str = option("text", "", "file of headers, such as Authorization: a line Name: value each")
@@ -513,18 +495,20 @@ class CollectorConfig(DaemonConfiguration):
             )
         if self.store.engine == "local":
             return
-        if not clickhouse.url.startswith(("http://", "https://", "chdb:///")):
-            raise ConfigError(
-                f"clickhouse.url {clickhouse.url!r} is no address; write https://host:8443, http://host:8123 or"
-                " chdb:///directory",
-                field="clickhouse.url",
-            )
         if "@" in clickhouse.url:
             # Without showing it: what stands before the "@" may be a password, and --print-config shows addresses.
             raise ConfigError(
                 "clickhouse.url holds a user; write it into clickhouse.user, and the password into a file",
                 field="clickhouse.url",
             )
+        try:
+            check_url("" if clickhouse.url.startswith("chdb:///") else clickhouse.url or "none")
+        except ValueError:
+            raise ConfigError(
+                f"clickhouse.url {clickhouse.url!r} is no address; write https://host:8443, http://host:8123 or"
+                " chdb:///directory",
+                field="clickhouse.url",
+            ) from None
         if not DATABASE_NAME.fullmatch(clickhouse.database):
             raise ConfigError(
                 f"clickhouse.database {clickhouse.database!r} is no name: letters, digits and _, at most 63",

@@ -219,7 +219,8 @@ class EpochDetection:
             axes.axvspan(start, end, color="tab:red", alpha=0.08, lw=0)
         for start in self.epoch_starts_s:
             axes.axvline(start, color="tab:red", lw=0.8)
-        axes.set(xlabel="time (s)", ylabel=name, title=self.reason)
+        axes.set(xlabel="time (s)", ylabel=name)
+        axes.set_title(self.reason, parse_math=False)
         return axes
 
     def _repr_html_(self) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from gpusonde.errors import ConfigError
 
@@ -391,6 +392,28 @@ def _name_options(section_name: str, section: type[Any]) -> list[Option]:
 
 def _describe(section: type[Any]) -> str:
     return (section.__doc__ or "").splitlines()[0].split(": ", 1)[-1]
+
+
+def check_url(value: str) -> None:
+    """Check the address of a service over HTTP, of which an empty one is none.
+
+    Raises:
+        ValueError: It is no address, or holds a secret; the message does not show it.
+    """
+    if not value:
+        return
+    no_address = "is no address; write http://host:port/path or https://..."
+    try:
+        parts = urlsplit(value)
+        usable = value.startswith(("http://", "https://")) and parts.hostname and parts.port != 0
+    except ValueError:  # of a port that is none, or of half a bracket
+        raise ValueError(no_address) from None
+    if not usable or re.search(r"[\x00-\x20\x7f]", value):
+        raise ValueError(no_address)
+    if "@" in parts.netloc:
+        raise ValueError("holds a user or password, which --print-config would show; let the receiver do without")
+    if "?" in value:
+        raise ValueError('holds a query ("?..."), which --print-config would show; let the receiver do without')
 
 
 def _read_file(path: Path, known: Collection[str]) -> list[_Setting]:

@@ -17,7 +17,7 @@ from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import check_writable
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen
 from gpusonde.cli.parsing import Parser, add_plot_option, positive_integer
-from gpusonde.cli.runs_view import LevelPayload, level_payload
+from gpusonde.cli.runs_view import LevelPayload, job_facts, level_payload, level_text
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def _render(screen: Screen, args: argparse.Namespace, jobs: Sequence[JobInfo]) -
                 formatting.local_time(job.state_unix_nano),
                 str(len({(member.agent_id, member.gpu_uuid) for member in job.members})),
                 str(len({member.host_name for member in job.members})),
-                _level(job),
+                level_text(job),
                 formatting.percent(job.progress_ratio),
                 formatting.local_time(job.estimate.end_unix_nano) if job.estimate else formatting.ABSENT,
                 formatting.percent(job.goodput_ratio),
@@ -328,33 +328,12 @@ def _goodput(jobs: Sequence[JobInfo]) -> float:
     return sum(job.goodput_ratio * job.gpu_s for job in known) / total if total else math.nan
 
 
-def _level(job: JobInfo) -> str:
-    if job.level is None:
-        return formatting.ABSENT
-    role = "cycle" if job.level.role == "unknown" else job.level.role
-    return f"{role} {formatting.seconds(job.level.period_s)} x {job.level.count}"
-
-
 def _render_details(screen: Screen, job: JobInfo) -> None:
-    if (estimate := job.estimate) is not None:
-        end, low, high = map(
-            formatting.local_time, (estimate.end_unix_nano, estimate.end_low_unix_nano, estimate.end_high_unix_nano)
-        )
-        cycles = f"{estimate.epochs_done} cycles done, {estimate.epochs_left} left: " if estimate.epochs_left else ""
-        screen.line(f"{cycles}ends at {end} (90 % interval {low} to {high}), by {estimate.basis}")
-    if job.estimate_reason:
-        screen.note(f"no estimate of the end: {job.estimate_reason}")
     for span in job.history:
         length = formatting.duration((span.end_unix_nano - span.start_unix_nano) / 1e9)
         screen.line(f"{formatting.local_time(span.start_unix_nano)}  {span.state} for {length}")
-    for deviation in job.deviations:
-        screen.line(f"GPU {deviation.gpu_uuid} deviates: {deviation.kind} ({deviation.amount:.3g})")
-    for device in job.slow_devices:
-        place = "/".join(filter(None, [device.host_name or device.agent_id, device.gpu_uuid]))
-        screen.line(f"drags: {place}, p {device.probability:.2f}: {device.evidence}")
-    for alert in job.alerts:
-        over = f"over at {formatting.local_time(alert.end_unix_nano)}" if alert.end_unix_nano else "not over"
-        screen.line(f"{formatting.local_time(alert.start_unix_nano)}  alert: {alert.state}, {over}: {alert.reason}")
+    for fact in job_facts(job):
+        screen.line(fact)
 
 
 def _payload(job: JobInfo) -> JobPayload:

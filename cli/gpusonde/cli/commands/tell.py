@@ -20,15 +20,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
+from urllib.parse import urlsplit
 
 from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen, complain
 from gpusonde.cli.parsing import Parser
+from gpusonde.collector.push.outgoing import NoRedirect
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UsageError
 from gpusonde.formatting import percent
-from gpusonde.service.config import parse_duration_s
+from gpusonde.service.config import check_url, parse_duration_s
+from gpusonde.service.tls import is_loopback
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import Client, JobInfo
@@ -94,7 +97,7 @@ def run_tell(args: argparse.Namespace) -> int:
             raise UsageError("--every: schedulers are asked once a second at most; write for example 30s")
     if args.gpus and args.scheduler != "kueue":
         raise UsageError("--gpus: is told to Kueue only")
-    api = _Api(args.api)
+    api = _ApiServer(args.api)
     known: dict[str, str] = {}
     with connect(args) as client, contextlib.suppress(KeyboardInterrupt):
         place: _Place = _Slurm(client) if args.scheduler == "slurm" else _Kubernetes(api, client)
@@ -275,14 +278,7 @@ def _run(command: Sequence[str]) -> None:
         raise CommandError(f"{command[0]} ended with {done.returncode}: {said}")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token is for one server: what sends elsewhere is an error."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-class _Api:
+class _ApiServer:
     """The API server of Kubernetes, asked as the service account that a pod has.
 
     Args:
@@ -290,7 +286,12 @@ class _Api:
     """
 
     def __init__(self, api: str) -> None:
-        if not api.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
+        try:
+            check_url(api)
+        except ValueError as error:
+            raise UsageError(f"--api: {error}") from None
+        parts = urlsplit(api)
+        if parts.scheme != "https" and not is_loopback(f"{parts.hostname}:{parts.port or 80}"):
             raise UsageError("--api: the token of the service account goes to https:// only, or over loopback")
         self._api = api.rstrip("/")
 
@@ -321,7 +322,7 @@ class _Api:
             self._api + path, None if body is None else json.dumps(body).encode(), headers, method=method
         )
         context = ssl.create_default_context(cafile=str(authority)) if authority.exists() else None
-        opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
+        opener = urllib.request.build_opener(NoRedirect, urllib.request.HTTPSHandler(context=context))
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 found = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
@@ -338,7 +339,7 @@ class _Api:
 class _Pods:
     """Jobs whose names are those of pods."""
 
-    def __init__(self, api: _Api, client: Client) -> None:
+    def __init__(self, api: _ApiServer, client: Client) -> None:
         self._api = api
         self._client = client
 
@@ -399,7 +400,7 @@ class _Kueue(_Pods):
         gpus: For which exchange rates are told.
     """
 
-    def __init__(self, api: _Api, client: Client, gpus: Sequence[str]) -> None:
+    def __init__(self, api: _ApiServer, client: Client, gpus: Sequence[str]) -> None:
         super().__init__(api, client)
         self._gpus = gpus
         self._rates: dict[str, str] = {}

@@ -2,8 +2,8 @@
 
 The run is a process: its states are a track, and so is each level of the tree of cycles, below the track of the level
 that it is nested in. Each GPU is a process with a counter for each metric. A counter keeps its value until the next
-one, so values that repeat the one before are left out. It keeps its value also where ticks or values are missing: holes
-without any tick are instants on a track of the GPU; a single metric without a value is told nowhere.
+one, so values that repeat the one before are left out. It keeps its value also where ticks or values are missing: such
+stretches are instants on a track of the GPU.
 """
 
 from __future__ import annotations
@@ -153,15 +153,30 @@ def _gpu_packets(story: RunStory, tracks: _Tracks, counters: Sequence[_Counter])
         yield packet
         missing, packet = tracks.track("no value", gpu)
         yield packet
-        steps = np.diff(trace.time_s)
-        for at in np.flatnonzero(holes(steps)) if steps.size else ():
-            yield tracks.instant(
-                missing, float(trace.time_s[at]), f"no tick for {formatting.duration(float(steps[at]))}"
-            )
+        for at, text in sorted(_missing(trace)):
+            yield tracks.instant(missing, at, text)
         for name, time_s, values in [of[1:] for of in counters if of[0] == number]:
             counter, packet = tracks.track(name, gpu, _UNITS[metric(name).unit])
             yield packet
             yield from tracks.values(counter, time_s, values)
+
+
+def _missing(trace: Trace) -> Iterator[tuple[float, str]]:
+    """When ticks, or values of one metric, begin to be missing for longer than usual, and for how long."""
+    without_ticks = {begin for begin, _ in _holes(trace.time_s)}
+    for begin, length in _holes(trace.time_s):
+        yield begin, f"no tick for {length}"
+    for name, values in trace.values.items():
+        for begin, length in _holes(trace.time_s[np.isfinite(values)]):
+            if begin not in without_ticks:
+                yield begin, f"{name}: no value for {length}"
+
+
+def _holes(time_s: FloatArray) -> list[tuple[float, str]]:
+    steps = np.diff(time_s)
+    if not steps.size:
+        return []
+    return [(float(time_s[at]), formatting.duration(float(steps[at]))) for at in np.flatnonzero(holes(steps)).tolist()]
 
 
 def _thinned(gpus: Sequence[Trace]) -> tuple[list[_Counter], list[str]]:

@@ -31,11 +31,11 @@ from gpusonde.service.tls.certificates import locate, read_secret
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+)[ \t]*:[ \t]*([\x20-\x7e]*)")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Keeps what is told from going where the configuration did not send it."""
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Keeps what is told, and the secret that goes with it, from going where nobody sent it."""
 
     def redirect_request(self, *_: Any) -> None:
-        return None
+        """Follow none: the answer becomes an ``HTTPError``."""
 
 
 class _EndableConnection(http.client.HTTPConnection):
@@ -100,7 +100,7 @@ def post(address: str, body: bytes, headers: Mapping[str, str], timeout_s: float
         error: Exception | None = None
         try:
             request = urllib.request.Request(address, body, dict(headers))  # noqa: S310 - the configuration checks it
-            with urllib.request.build_opener(_NoRedirect, connecting).open(request, timeout=timeout_s):
+            with urllib.request.build_opener(NoRedirect, connecting).open(request, timeout=timeout_s):
                 pass
         except urllib.error.HTTPError as refused:
             refused.close()

@@ -20,9 +20,10 @@ from gpusonde.query.v1 import query_pb2
 
 _LEAST_INTERVAL_NS, _LONGEST_INTERVAL_NS = 1_000_000_000, 60_000_000_000
 _INTERVAL_S = 2.0
-# A look serves whoever asks so soon after it.
+# A look serves whoever asks so soon after it, or longer: looks may take so much of a core, whatever the fleet's size.
 _FRESH_S = 0.9
-# Of what only has grown older.
+_SHARE_OF_LOOKS = 1 / 32
+# Of what only has grown older, by the clock: all who watch are told at once, the same.
 _TELL_AGAIN_S = 10.0
 _MOST_ROWS = 1000
 # Those that have ended are told to whoever saw them go on.
@@ -34,7 +35,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenRow:
     """A row, what of it a change is told of, and when it was looked up."""
 
     row: Row
@@ -43,7 +44,9 @@ class _Seen:
 
 
 class SharedLooks:
-    """Looks at what goes on: however many watch, the store is asked once a second at most.
+    """Looks at what goes on: however many watch, the store is asked once a second at most, and seldomer if it is large.
+
+    Those who watch look by the same clock: most of what they are told is the same, and made once.
 
     Args:
         store: Where runs, jobs and alerts are.
@@ -61,9 +64,9 @@ class SharedLooks:
         self._clock = clock
         self._looking = asyncio.Lock()
         self._draining = asyncio.Event()
-        self._looked_s = float("-inf")
-        self._active: dict[Key, _Seen] = {}
-        self._ended: OrderedDict[Key, _Seen] = OrderedDict()
+        self._fresh_until_s = float("-inf")
+        self._active: dict[Key, _SeenRow] = {}
+        self._ended: OrderedDict[Key, _SeenRow] = OrderedDict()
 
     def drain(self) -> None:
         """Have every watch end."""
@@ -89,10 +92,10 @@ class SharedLooks:
             active, ended = await self._look()
             rows = []
             for key, seen in active.items():
-                if known.get(key) != seen.mark or seen.at_s - told_s[key] >= _TELL_AGAIN_S:
+                if known.get(key) != seen.mark or seen.at_s // _TELL_AGAIN_S > told_s[key] // _TELL_AGAIN_S:
                     known[key], told_s[key] = seen.mark, seen.at_s
                     rows.append(seen.row)
-            for key in known.keys() - active.keys():
+            for key in sorted(known.keys() - active.keys()):
                 del known[key], told_s[key]
                 if key in ended:
                     rows.append(ended[key].row)
@@ -101,32 +104,32 @@ class SharedLooks:
                 is_first = False
                 yield _response(rows)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._draining.wait(), interval_s)
+                await asyncio.wait_for(self._draining.wait(), interval_s - self._clock() % interval_s)
         raise RequestError("UNAVAILABLE", "the collector stops; watch again at another one")
 
-    async def _look(self) -> tuple[Mapping[Key, _Seen], Mapping[Key, _Seen]]:
+    async def _look(self) -> tuple[Mapping[Key, _SeenRow], Mapping[Key, _SeenRow]]:
         async with self._looking:
-            if self._clock() - self._looked_s >= _FRESH_S:
+            if (now_s := self._clock()) >= self._fresh_until_s:
                 before = dict(self._active)
-                self._active, ended = await asyncio.get_running_loop().run_in_executor(
+                self._active, ended, cost_s = await asyncio.get_running_loop().run_in_executor(
                     self._executor, self._read, before
                 )
                 for key, seen in ended.items():
                     self._ended[key] = seen
                 while len(self._ended) > _MOST_ENDED:
                     self._ended.popitem(last=False)
-                self._looked_s = self._clock()
+                self._fresh_until_s = now_s + max(_FRESH_S, cost_s / _SHARE_OF_LOOKS)
             return self._active, self._ended
 
-    def _read(self, before: Mapping[Key, _Seen]) -> tuple[dict[Key, _Seen], dict[Key, _Seen]]:
-        """Return what goes on, and what has ended of what went on before."""
-        now_s = self._clock()
-        active = {_key(row): _Seen(row, _mark(row), now_s) for row in self._active_rows()}
+    def _read(self, before: Mapping[Key, _SeenRow]) -> tuple[dict[Key, _SeenRow], dict[Key, _SeenRow], float]:
+        """Return what goes on, what has ended of what went on before, and the seconds of computing that this took."""
+        now_s, began_s = self._clock(), time.thread_time()
+        active = {_key(row): _SeenRow(row, _mark(row), now_s) for row in self._active_rows()}
         ended = {}
         for key in before.keys() - active.keys():
             if (row := self._row(key)) is not None:
-                ended[key] = _Seen(row, _mark(row), now_s)
-        return active, ended
+                ended[key] = _SeenRow(row, _mark(row), now_s)
+        return active, ended, time.thread_time() - began_s
 
     def _active_rows(self) -> Iterator[Row]:
         active = query_pb2.RUN_STATUS_ACTIVE

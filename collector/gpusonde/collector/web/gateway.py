@@ -46,7 +46,7 @@ _STATUSES = {
 }
 
 
-class ProblemError(Exception):
+class HttpProblemError(Exception):
     """A request that is not answered.
 
     Attributes:
@@ -73,12 +73,12 @@ class ProblemError(Exception):
         super().__init__(detail)
 
     @classmethod
-    def of_rpc(cls, error: grpc.aio.AioRpcError) -> ProblemError:
+    def of_rpc(cls, error: grpc.aio.AioRpcError) -> HttpProblemError:
         """Return what a service has refused."""
         return cls.of_status(error.code(), error.details() or error.code().name)
 
     @classmethod
-    def of_status(cls, code: grpc.StatusCode, text: str) -> ProblemError:
+    def of_status(cls, code: grpc.StatusCode, text: str) -> HttpProblemError:
         """Return a refusal by its status and its text."""
         headers = {}
         if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -126,6 +126,8 @@ _MOST_QUESTIONS_OF_ONE = 8
 _MOST_QUESTIONS = 24
 _TURN_S = 30.0
 _MOST_VIEWERS = 32
+# Kept, for those whom the same is told.
+_MOST_EVENTS = 4
 # Each keeps a connection from those who ask.
 _MOST_WAITING = 32
 _WAITING_S = 5.0
@@ -153,19 +155,20 @@ class Gateway:
         self._turns = Turns()
         self._viewers = 0
         self._waiting: set[contextlib.AsyncExitStack] = set()
+        self._events: dict[bytes, asyncio.Future[bytes]] = {}
         self._body_bytes: Counter[str] = Counter()
 
     async def answer(self, route: ApiRoute, request: Request) -> Response:
         """Answer one request.
 
         Raises:
-            ProblemError: It is not answered.
+            HttpProblemError: It is not answered.
         """
         peer, authorization = _peer(request), request.headers.get("authorization")
         try:
             caller = self._admit(authorization, peer, route.full_name)
         except RequestError as error:
-            raise ProblemError.of_status(grpc.StatusCode[error.status], str(error)) from None
+            raise HttpProblemError.of_status(grpc.StatusCode[error.status], str(error)) from None
         with contextlib.ExitStack() as held:
             message = await (
                 self._from_body(route, request, caller, held) if route.verb == "POST" else _from_query(route, request)
@@ -180,13 +183,15 @@ class Gateway:
                 async with self._turns.take(caller):
                     answer = await _checked(ask(message, timeout=_ANSWER_S, metadata=metadata))
                 return Response(await asyncio.to_thread(to_json, answer), media_type="application/json")
+            is_watch = route.answers == "events"
             stream = self._streams.unary_stream(
                 route.full_name,
                 request_serializer=route.request_class.SerializeToString,
-                response_deserializer=route.response_class.FromString,
+                # What viewers are told is read once for all of them.
+                response_deserializer=None if is_watch else route.response_class.FromString,
             )
-            if route.answers == "events":
-                return await self._watch(lambda: stream(message, metadata=metadata))
+            if is_watch:
+                return await self._watch(route, lambda: stream(message, metadata=metadata))
         async with contextlib.AsyncExitStack() as turn:
             await turn.enter_async_context(self._turns.take(caller))
             pieces = stream(message, timeout=_ANSWER_S, metadata=metadata)
@@ -194,21 +199,21 @@ class Gateway:
             first = await _checked(pieces.read())
             return _HoldingResponse(_bytes_of(pieces, first), "application/vnd.apache.arrow.stream", turn.pop_all())
 
-    async def _watch(self, begin: Callable[[], Any]) -> Response:
+    async def _watch(self, route: ApiRoute, begin: Callable[[], Any]) -> Response:
         async with contextlib.AsyncExitStack() as held:
             if self._viewers >= _MOST_VIEWERS:
                 if len(self._waiting) >= _MOST_WAITING:
-                    raise ProblemError(
+                    raise HttpProblemError(
                         503, "too many watch, or wait to", code="UNAVAILABLE", headers={"Retry-After": "5"}
                     )
                 later = contextlib.AsyncExitStack()
                 self._waiting.add(later)
                 later.callback(self._waiting.discard, later)
-                return _HoldingResponse(self._wait_for_changes(begin, later), "text/event-stream", later)
+                return _HoldingResponse(self._wait_for_changes(route, begin, later), "text/event-stream", later)
             changes = self._open(begin, held)
             # Whoever may not watch is told so by the status.
             first = await _checked(changes.read())
-            return _HoldingResponse(_changes(changes, first), "text/event-stream", held.pop_all())
+            return _HoldingResponse(self._changes(route, changes, first), "text/event-stream", held.pop_all())
 
     def _open(self, begin: Callable[[], Any], held: contextlib.AsyncExitStack) -> Any:
         """Take a viewer's place, which must be free, and only then begin."""
@@ -222,7 +227,7 @@ class Gateway:
         self._viewers -= 1
 
     async def _wait_for_changes(
-        self, begin: Callable[[], Any], held: contextlib.AsyncExitStack
+        self, route: ApiRoute, begin: Callable[[], Any], held: contextlib.AsyncExitStack
     ) -> AsyncIterator[bytes]:
         """Wait for the turn of one viewer more than there may be, then go on as with the others."""
         while self._viewers >= _MOST_VIEWERS:
@@ -232,37 +237,66 @@ class Gateway:
         changes = self._open(begin, held)
         try:
             first = await _checked(changes.read())
-        except ProblemError as error:
+        except HttpProblemError as error:
             yield _event("problem", json.dumps(error.document()).encode())
             return
-        async for piece in _changes(changes, first):
+        async for piece in self._changes(route, changes, first):
             yield piece
+
+    async def _changes(self, route: ApiRoute, changes: Any, first: bytes) -> AsyncIterator[bytes]:
+        coming: asyncio.Future[Any] | None = None
+        try:
+            change: Any = first
+            while change is not grpc.aio.EOF:
+                yield await self._told(route, change)
+                coming = asyncio.ensure_future(_checked(changes.read()))
+                # A line now and then: a viewer who has gone is found when there is something to send.
+                while not (await asyncio.wait({coming}, timeout=_WAITING_S))[0]:
+                    yield b": still here\n\n"
+                change = coming.result()
+        except HttpProblemError as error:
+            yield _event("problem", json.dumps(error.document()).encode())
+        finally:
+            if coming is not None:
+                coming.cancel()
+
+    async def _told(self, route: ApiRoute, change: bytes) -> bytes:
+        """Return a message of a stream as an event, made once for all viewers whom the same is told."""
+        if change not in self._events:
+
+            def make() -> bytes:
+                return _event("change", to_json(route.response_class.FromString(change)))
+
+            self._events[change] = asyncio.ensure_future(asyncio.to_thread(make))
+            if len(self._events) > _MOST_EVENTS:
+                del self._events[next(iter(self._events))]
+        return await asyncio.shield(self._events[change])
 
     async def _from_body(self, route: ApiRoute, request: Request, caller: str, held: contextlib.ExitStack) -> Any:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise ProblemError(415, "the body is to be JSON: send 'Content-Type: application/json'")
+            raise HttpProblemError(415, "the body is to be JSON: send 'Content-Type: application/json'")
         try:
             body = await asyncio.wait_for(self._read(request, caller, held), _BODY_S)
         except asyncio.TimeoutError:
-            raise ProblemError(
+            raise HttpProblemError(
                 408,
                 f"the body did not come within {_BODY_S:g} s",
                 code="DEADLINE_EXCEEDED",
                 headers={"Connection": "close"},
             ) from None
         except ClientDisconnect:
-            raise ProblemError(400, "the body was cut off") from None
+            raise HttpProblemError(400, "the body was cut off") from None
         if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_PARTS:
-            raise ProblemError(413, f"the body has more than {_MOST_PARTS} parts", code="RESOURCE_EXHAUSTED")
+            raise HttpProblemError(413, f"the body has more than {_MOST_PARTS} parts", code="RESOURCE_EXHAUSTED")
 
         def parse() -> Any:
             try:
                 document = json.loads(body)
             except (ValueError, RecursionError) as error:
-                raise ProblemError(400, f"the body is no JSON: {str(error)[:200]}") from None
+                raise HttpProblemError(400, f"the body is no JSON: {str(error)[:200]}") from None
             if not isinstance(document, dict):
-                raise ProblemError(400, "the body is no JSON object")
+                raise HttpProblemError(400, "the body is no JSON object")
             return _parsed(route, document)
 
         return await asyncio.to_thread(parse)
@@ -280,14 +314,14 @@ class Gateway:
             body += piece
             self._body_bytes[caller] += len(piece)
             if len(body) > _LARGEST_BODY_BYTES:
-                raise ProblemError(
+                raise HttpProblemError(
                     413,
                     f"the body has more than {_LARGEST_BODY_BYTES} bytes",
                     code="RESOURCE_EXHAUSTED",
                     headers={"Connection": "close"},
                 )
             if self._body_bytes[caller] > _MOST_BODY_BYTES_OF_ONE or sum(self._body_bytes.values()) > _MOST_BODY_BYTES:
-                raise ProblemError(
+                raise HttpProblemError(
                     503,
                     "too many large bodies come at once; send this one again",
                     code="UNAVAILABLE",
@@ -312,7 +346,7 @@ class Turns:
             caller: Whose questions count together.
 
         Raises:
-            ProblemError: It did not come in time.
+            HttpProblemError: It did not come in time.
         """
         self._asking[caller] += 1
         own = self._callers.setdefault(caller, asyncio.Semaphore(_MOST_QUESTIONS_OF_ONE))
@@ -322,7 +356,7 @@ class Turns:
                     # Whoever waits for questions of their own takes no place from the others.
                     await asyncio.wait_for(_take_both(own, self._all, taken), _TURN_S)
                 except asyncio.TimeoutError:
-                    raise ProblemError(
+                    raise HttpProblemError(
                         503, "too many questions wait; ask again", code="UNAVAILABLE", headers={"Retry-After": "5"}
                     ) from None
                 yield
@@ -349,24 +383,6 @@ class _HoldingResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _changes(changes: Any, first: Any) -> AsyncIterator[bytes]:
-    coming: asyncio.Future[Any] | None = None
-    try:
-        change: Any = first
-        while change is not grpc.aio.EOF:
-            yield _event("change", await asyncio.to_thread(to_json, change))
-            coming = asyncio.ensure_future(_checked(changes.read()))
-            # A line now and then: a viewer who has gone is found when there is something to send.
-            while not (await asyncio.wait({coming}, timeout=_WAITING_S))[0]:
-                yield b": still here\n\n"
-            change = coming.result()
-    except ProblemError as error:
-        yield _event("problem", json.dumps(error.document()).encode())
-    finally:
-        if coming is not None:
-            coming.cancel()
-
-
 def to_json(message: Any) -> bytes:
     """Return a message in protobuf's JSON mapping, with the fields' own names and those that are unset or zero."""
     document = json_format.MessageToDict(
@@ -390,7 +406,7 @@ async def _checked(answer: Awaitable[_Answer]) -> _Answer:
     try:
         return await answer
     except grpc.aio.AioRpcError as error:
-        raise ProblemError.of_rpc(error) from None
+        raise HttpProblemError.of_rpc(error) from None
 
 
 def _peer(request: Request) -> str:
@@ -400,23 +416,23 @@ def _peer(request: Request) -> str:
 
 async def _from_query(route: ApiRoute, request: Request) -> Any:
     if len(request.url.query) > _LONGEST_QUERY_BYTES:
-        raise ProblemError(414, f"the query has more than {_LONGEST_QUERY_BYTES} bytes")
+        raise HttpProblemError(414, f"the query has more than {_LONGEST_QUERY_BYTES} bytes")
     fields = route.request_class.DESCRIPTOR.fields_by_name
     document: dict[str, Any] = {}
     for name, text in [*request.query_params.multi_items(), *request.path_params.items()]:
         field = fields.get(name)
         if field is None:
             known = ", ".join(sorted(set(fields) - set(route.path_fields)))
-            raise ProblemError(400, f"there is no field {name[:80]!r}; there are: {known}", field=name[:80])
+            raise HttpProblemError(400, f"there is no field {name[:80]!r}; there are: {known}", field=name[:80])
         value: Any = text
         if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
             if text not in ("true", "false"):
-                raise ProblemError(400, f"{text[:80]!r} is not true or false", field=name)
+                raise HttpProblemError(400, f"{text[:80]!r} is not true or false", field=name)
             value = text == "true"
         if is_repeated(field):
             document.setdefault(name, []).append(value)
         elif name in document:
-            raise ProblemError(400, f"{name} is given more than once", field=name)
+            raise HttpProblemError(400, f"{name} is given more than once", field=name)
         else:
             document[name] = value
     return _parsed(route, document)
@@ -429,4 +445,4 @@ def _parsed(route: ApiRoute, document: dict[str, Any]) -> Any:
         text = str(error)
         field = _FIELD.search(text) or _NO_FIELD.search(text)
         reason = field[2] if field and field.re is _FIELD else text
-        raise ProblemError(400, reason[:400], field=field[1] if field else "") from None
+        raise HttpProblemError(400, reason[:400], field=field[1] if field else "") from None

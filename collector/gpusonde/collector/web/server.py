@@ -29,7 +29,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpusonde.collector.web.gateway import Admit, Gateway, ProblemError
+from gpusonde.collector.web.gateway import Admit, Gateway, HttpProblemError
 from gpusonde.collector.web.routes import ROUTES, ApiRoute, openapi
 from gpusonde.errors import GpusondeError
 from gpusonde.service.metrics_endpoint import split_address
@@ -232,17 +232,17 @@ class _Frame:
         problem = self._problem(Request(scope))
         await (problem.response() if problem else self._app)(scope, receive, send_framed)
 
-    def _problem(self, request: Request) -> ProblemError | None:
+    def _problem(self, request: Request) -> HttpProblemError | None:
         host = request.headers.get("host", "")
         if self._only_loopback and not _means_this_host(host):
-            return ProblemError(421, f"{host[:100]!r} is not this collector; ask for localhost or 127.0.0.1")
+            return HttpProblemError(421, f"{host[:100]!r} is not this collector; ask for localhost or 127.0.0.1")
         origin = request.headers.get("origin")
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") or (
             origin is not None and origin.partition("://")[2] != host
         ):
             is_page = request.headers.get("sec-fetch-mode") == "navigate" and request.method == "GET"
             if not is_page or request.url.path.startswith("/v1/"):
-                return ProblemError(403, "pages of other sites may not ask here", code="PERMISSION_DENIED")
+                return HttpProblemError(403, "pages of other sites may not ask here", code="PERMISSION_DENIED")
         return None
 
 
@@ -275,7 +275,7 @@ def make_app(gateway: Gateway) -> Starlette:
 
     async def refuse(_request: Request, error: Any) -> Response:
         code = "UNIMPLEMENTED" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "NOT_FOUND"
-        return ProblemError(error.status_code, error.detail, code=code, headers=error.headers).response()
+        return HttpProblemError(error.status_code, error.detail, code=code, headers=error.headers).response()
 
     async def tell(_request: Request, error: Any) -> Response:
         response: Response = error.response()
@@ -283,9 +283,9 @@ def make_app(gateway: Gateway) -> Starlette:
 
     async def fail(_request: Request, error: Exception) -> Response:
         _LOG.error("a request failed", exc_info=error)
-        return ProblemError(500, f"{type(error).__name__}; see the collector's log", code="INTERNAL").response()
+        return HttpProblemError(500, f"{type(error).__name__}; see the collector's log", code="INTERNAL").response()
 
-    return Starlette(routes=routes, exception_handlers={HTTPException: refuse, ProblemError: tell, Exception: fail})
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse, HttpProblemError: tell, Exception: fail})
 
 
 def _endpoint(gateway: Gateway, route: ApiRoute) -> Callable[[Request], Awaitable[Response]]:

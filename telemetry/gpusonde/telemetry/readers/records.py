@@ -413,7 +413,7 @@ def _host(labels: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundColumns:
     """Columns by what they mean; metrics by the GPU that their name tells, empty where it tells none."""
 
     others: Mapping[str, str]
@@ -480,7 +480,7 @@ def split_records(
     return traces, bool(time_field)
 
 
-def _find(records: Records, rules: Sequence[ColumnRule], users: Sequence[ColumnRule]) -> _Found:
+def _find(records: Records, rules: Sequence[ColumnRule], users: Sequence[ColumnRule]) -> _FoundColumns:
     others: dict[str, str] = {}
     scales: dict[str, tuple[float, float]] = {}
     metrics: dict[str, dict[str, tuple[str, tuple[float, float]]]] = {}
@@ -512,7 +512,7 @@ def _find(records: Records, rules: Sequence[ColumnRule], users: Sequence[ColumnR
                     line=records.lines[0],
                 )
             of.setdefault(rule.meaning, (name, rule.scale()))
-    return _Found(others, scales, metrics)
+    return _FoundColumns(others, scales, metrics)
 
 
 _CELL_UNITS = {"W": "power_watts", "°C": "gpu_temperature_celsius", "MHz": "sm_clock_mhz", "GHz": "sm_clock_mhz"}
@@ -538,7 +538,7 @@ def _rules_of_units(records: Records) -> list[ColumnRule]:
 _Part = tuple[Any, str, tuple[str, dict[str, str]]]
 
 
-def _parts(records: Records, found: _Found) -> list[_Part]:
+def _parts(records: Records, found: _FoundColumns) -> list[_Part]:
     """Return for each GPU its rows, the GPU in the names of its columns, and its name with facts."""
     keyed = [name for meaning in (TRACE_ID, GPU_UUID, GPU_INDEX) if (name := found.others.get(meaning))]
     labels = GpuLabels(records.path)
@@ -573,12 +573,12 @@ def _name(known: Mapping[str, str], gpu: str) -> tuple[str, dict[str, str]]:
     return uuid, {**facts, **({TRACE_ID: known[TRACE_ID]} if known.get(TRACE_ID) else {})}
 
 
-def _model(records: Records, found: _Found, rows: Any) -> str:
+def _model(records: Records, found: _FoundColumns, rows: Any) -> str:
     return records.cells[found.others[GPU_MODEL]][int(rows[0])] if GPU_MODEL in found.others else ""
 
 
 def _times(
-    records: Records, found: _Found, order: Any, codes: Any, interval_s: float | None
+    records: Records, found: _FoundColumns, order: Any, codes: Any, interval_s: float | None
 ) -> tuple[FloatArray, float | None, dict[str, str], str]:
     """Return seconds, their Unix origin, what to say of them and the name of their column, empty for an interval."""
     for meaning in (TIMESTAMP, TIME_S):
@@ -626,7 +626,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _columns(records: Records, found: _Found, parts: Sequence[_Part]) -> list[Column]:
+def _columns(records: Records, found: _FoundColumns, parts: Sequence[_Part]) -> list[Column]:
     """Read the numbers of all parts, one column per metric."""
     columns: dict[str, Column] = {}
     for of in found.metrics.values():

@@ -173,7 +173,7 @@ class ClickHouseServer:
         return _Connection(connection)
 
 
-class _Answer(NamedTuple):
+class _HttpAnswer(NamedTuple):
     """An answer; the names of its headers are in lower case."""
 
     status: int
@@ -196,7 +196,7 @@ class _Connection:
         self._made = made
         self._reader: BinaryIO = made.sock.makefile("rb")
 
-    def ask(self, head: bytes, body: memoryview) -> _Answer:
+    def ask(self, head: bytes, body: memoryview) -> _HttpAnswer:
         """Send a request and return the answer.
 
         Raises:
@@ -224,7 +224,7 @@ class _Connection:
         except ValueError as error:
             raise http.client.HTTPException(f"a number that is none: {error}") from None
         wish = headers.get("connection", "" if version != "HTTP/1.0" else "close").lower()
-        return _Answer(status, headers, content, "close" in wish or not (way or length))
+        return _HttpAnswer(status, headers, content, "close" in wish or not (way or length))
 
     def close(self) -> None:
         """Disconnect."""

@@ -56,7 +56,7 @@ class PartReport:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundEntry:
     """An entry with a good checksum: where it ends, where its group begins, and its body."""
 
     end: int
@@ -134,7 +134,7 @@ def _read_behind_damage(
         yield _decode_body(entry.body)
 
 
-def _find(part: BinaryIO, marker: bytes, offset: int, size: int) -> tuple[int, _Found] | None:
+def _find(part: BinaryIO, marker: bytes, offset: int, size: int) -> tuple[int, _FoundEntry] | None:
     """Return the first entry that begins at or behind an offset, and where it begins."""
     while len(marker) == _MARKER_BYTES and offset < size:
         part.seek(offset)
@@ -149,7 +149,7 @@ def _find(part: BinaryIO, marker: bytes, offset: int, size: int) -> tuple[int, _
     return None
 
 
-def _entry_at(part: BinaryIO, marker: bytes, offset: int, size: int) -> _Found | None:
+def _entry_at(part: BinaryIO, marker: bytes, offset: int, size: int) -> _FoundEntry | None:
     part.seek(offset)
     head = part.read(_MARKER_BYTES + _HEAD.size)
     if len(head) < _MARKER_BYTES + _HEAD.size or head[:_MARKER_BYTES] != marker:
@@ -161,7 +161,7 @@ def _entry_at(part: BinaryIO, marker: bytes, offset: int, size: int) -> _Found |
     body = part.read(length)
     if len(body) != length or _checksum(group, body) != checksum:
         return None
-    return _Found(end, group, body)
+    return _FoundEntry(end, group, body)
 
 
 def _read_first_format(part: BinaryIO, size: int, report: PartReport) -> Iterator[LogEntry]:
