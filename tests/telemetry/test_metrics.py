@@ -9,11 +9,9 @@ from gpusonde.telemetry import (
     METRIC_BY_DCGM_FIELD_ID,
     METRIC_BY_NAME,
     METRICS,
-    SamplingClass,
     Unit,
     UnknownMetricError,
     metric,
-    metric_names,
 )
 
 
@@ -58,13 +56,6 @@ def test_an_unknown_name_brings_the_nearest() -> None:
         metric("dram_activ")
     assert caught.value.nearest[0] == "dram_active"
     assert "'gpusonde metrics' lists them all" in str(caught.value)
-
-
-def test_metrics_can_be_listed_by_sampling_class() -> None:
-    fast, slow = list(metric_names(SamplingClass.FAST)), list(metric_names(SamplingClass.SLOW))
-    assert sorted(fast + slow) == sorted(metric_names())
-    assert "sm_active" in fast
-    assert "energy_joules" in slow
 
 
 def test_a_name_of_megabytes_is_unknown_in_few_words():

@@ -19,7 +19,6 @@ from gpusonde.telemetry.metrics import (
     SamplingClass,
     Unit,
     metric,
-    metric_names,
 )
 from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
@@ -46,7 +45,6 @@ __all__ = [
     "UnknownMetricError",
     "as_traces",
     "metric",
-    "metric_names",
     "read_trace",
     "read_traces",
     "write_trace",

@@ -10,7 +10,7 @@ GPM follows ``DcgmFieldIdToNvmlGpmMetricId`` of DCGM 4.4), the hardware-metrics 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -192,8 +192,3 @@ def metric(name: str) -> Metric:
     except KeyError:
         nearest = difflib.get_close_matches(name[:80], METRIC_BY_NAME, n=3, cutoff=0.5)
         raise UnknownMetricError(name, tuple(nearest)) from None
-
-
-def metric_names(sampling_class: SamplingClass | None = None) -> Iterator[str]:
-    """Yield the names of all metrics, or of those of one sampling class, in catalogue order."""
-    return (m.name for m in METRICS if sampling_class is None or m.sampling_class is sampling_class)
