@@ -171,7 +171,9 @@ def _reaper(_: Recorded, arguments: argparse.Namespace) -> list[str]:
         "[reaper.py](../../benchmarks/verdicts/reaper.py) from a seed that no rule was chosen by, `--for 30m`, asked",
         "every five minutes, with the product's runs, jobs and verdicts. In 15 % nothing is known of processes, in",
         "15 % not while none is on the GPUs, in 5 % not the use of the GPUs, in 30 % not PCIe; 5 % have an outage.",
-        "Healthy jobs work again after every pause, however long; idle ones begin as healthy ones.",
+        "Healthy jobs work again after every pause, however long; idle ones begin as healthy ones. `By itself` leaves",
+        f"out those that wait for a person, of whom `--for` speaks ({', '.join(reaper.LEFT_BY_PEOPLE)}: written down",
+        "before anything was run); `in time` is within twice `--for`.",
         "",
         *reaper.table(days),
     ]

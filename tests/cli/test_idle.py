@@ -65,6 +65,7 @@ def collector(tmp_path_factory):
         if first % 300 == 0:
             said.append(activity(len(said) + 1, start + first // 10 * SECOND))
     subject = TrackedStore(directory)
+    subject.store.samples.register_agents([AgentRow("agent-1", "spool-1", "instance", start, "gpu-host", "1", b"")])
     subject.feed(incoming(said), 40)
     subject.store.close()
     with ThreadCollector(directory) as running:
@@ -118,13 +119,16 @@ def test_a_command_that_fails_fails_the_whole_and_is_named(collector, capsys):
     assert job["failure"] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [("--for", "soon"), ("--for", "0s"), ("--act",), ("--reap", "'open")])
+@pytest.mark.parametrize(
+    "arguments", [("--for", "soon"), ("--for", "0s"), ("--act",), ("--reap", "'open"), ("--host", "")]
+)
 def test_what_cannot_be_meant_is_refused(collector, arguments):
     idle(collector, *arguments, exit_code=2)
 
 
 def test_whole_hosts_are_idle_only_if_all_their_gpus_are_and_the_exit_code_says_so(collector):
     (host,) = {host for job in idle(collector, "--for", "20s")["jobs"] for host in job["hosts"]}
+    assert host == "gpu-host"
     answer = idle(collector, "--for", "20s", "--host", host, exit_code=1)
     # One of its two jobs rests.
     assert answer["hosts_idle"] is False

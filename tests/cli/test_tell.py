@@ -408,7 +408,7 @@ def test_a_real_slurm_has_its_jobs_bound_by_our_prolog_and_commented_by_us(slurm
     assert told["failure"] is None
     comment = next(line for line in slurm("scontrol", "show", "job", job).splitlines() if "Comment=" in line)
     assert comment.strip().startswith("Comment=gpusonde: hung since ")
-    assert "epochs of 60.0 s, goodput 75 %, all  wait  for one, training 100 % so far" in comment
+    assert "epochs of 60.0 s, goodput 75 %, all  wait  for one, training 75 % so far, hung 25 % so far" in comment
     slurm("scancel", job)
     wait_until(lambda: not [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 120, "the epilog")
     # Slurm refuses to change it from now on, and keeps it.

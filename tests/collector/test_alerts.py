@@ -15,6 +15,7 @@ from support.running_collector import ThreadCollector
 from support.tracked_store import TrackedStore
 from support.wire_agent import wait_until
 
+from gpusonde.cli.main import main
 from gpusonde.collector.alerts import JobAlerts, notification
 from gpusonde.collector.config import AlertsConfig, CollectorConfig, ConfigError
 from gpusonde.collector.query.jobs import list_alerts
@@ -310,6 +311,15 @@ def test_a_running_collector_tells_the_webhook(tmp_path):
         wait_until(lambda: webhook.bodies, 120, "the alert")
     assert webhook.bodies[0]["alerts"][0]["annotations"]["description"] == "all wait"
     webhook.close()
+
+
+def test_that_there_was_no_alert_is_said_of_what_was_asked(tmp_path, capsys):
+    with ThreadCollector(tmp_path / "data", runs__track=False) as collector:
+        where = ("--alerts", "--collector", collector.target)
+        assert main(["jobs", *where]) == main(["jobs", "--all", *where]) == 0
+    opened, everything = capsys.readouterr().out.splitlines()
+    assert opened.startswith("no alert is open at")
+    assert everything.startswith("there was no alert at")
 
 
 def test_a_user_reads_the_alerts_there_were_page_by_page(tmp_path):

@@ -228,6 +228,8 @@ def test_without_a_total_earlier_runs_of_the_same_name_tell_the_end(trained):
     (job,) = ask(trained, job_id="4711").jobs
     assert not job.HasField("estimate")
     assert job.estimate_reason == "no total was given, and no earlier run of the job is known"
+    (job,) = ask(trained, job_id="4711", like_job_id="471").jobs
+    assert job.estimate_reason.endswith("no run of a job '471' that was over before it began is known")
     for i in range(3):  # days before, each with 15 epochs of the same kind
         start_s = -100_000 * (i + 1)
         starts_s = range(start_s, start_s + 901, 60)

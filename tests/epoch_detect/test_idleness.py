@@ -31,6 +31,12 @@ def judge(*gpus, idle_s=2000.0, longest_pause_s=0.0, processes=REST):
     return judge_idleness(idle_s, WANTED_S, longest_pause_s, known, processes)
 
 
+def judge_what_is_over(*gpus):
+    """Of which nobody knows what processes do."""
+    known = {f"GPU-{i}": each for i, each in enumerate(gpus)}
+    return judge_idleness(7300.0, WANTED_S, 0.0, known, None, is_over=True)
+
+
 def bursts(every, value):
     column = np.zeros(1800)
     column[::every] = value
@@ -76,13 +82,16 @@ def test_power_that_goes_from_one_idle_level_to_another_says_nothing():
     assert verdict.idle
     assert "its power is flat" not in verdict.evidence
     without_bus = {"pcie_tx_bytes_per_second": None, "pcie_rx_bytes_per_second": None}
-    assert not judge(gpu(power_watts=levels, **without_bus)).idle
+    assert judge(gpu(power_watts=levels, **without_bus)).idle
+    assert not judge_what_is_over(gpu(power_watts=levels, **without_bus)).idle
     assert not judge(gpu(power_watts=2.5 * levels * (levels > 70) + levels)).idle
 
 
-def test_one_witness_is_not_enough():
-    verdict = judge(gpu(power_watts=None, pcie_tx_bytes_per_second=None, pcie_rx_bytes_per_second=None))
-    assert not verdict.idle
+def test_one_witness_is_not_enough_and_processes_that_rest_are_one():
+    alone = gpu(power_watts=None, pcie_tx_bytes_per_second=None, pcie_rx_bytes_per_second=None)
+    assert not judge_what_is_over(alone).idle
+    assert judge(alone).evidence == ("idle for 2000 s on 1 GPUs", "it is not in use", "its processes rest")
+    assert not judge(gpu(gpu_utilization=None)).idle
 
 
 def test_pauses_that_the_job_came_back_from_are_waited_out():
@@ -103,7 +112,7 @@ def test_pauses_that_the_job_came_back_from_are_waited_out():
     ],
 )
 def test_a_witness_that_is_there_for_a_while_only_or_by_half_does_not_say_that_a_gpu_rests(missing):
-    verdict = judge(gpu(**missing))
+    verdict = judge_what_is_over(gpu(**missing))
     assert not verdict.idle
     assert "one more witness are wanted" in verdict.evidence[0]
 

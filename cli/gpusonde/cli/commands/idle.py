@@ -131,6 +131,8 @@ def run_idle(args: argparse.Namespace) -> int:
         raise UsageError("--for: is no time; write for example 30m")
     if args.act and not command:
         raise UsageError("--act runs the command of --reap; give one")
+    if "" in args.host:
+        raise UsageError("--host: is empty; name a host as 'gpusonde jobs --json' does")
     if args.host and command:
         raise UsageError("--host says whether, by its exit code; --reap takes jobs")
     if args.host:

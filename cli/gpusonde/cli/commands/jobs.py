@@ -246,7 +246,10 @@ def _print_alerts(client: Client, args: argparse.Namespace) -> None:
 
     def render(screen: Screen) -> None:
         if not alerts:
-            screen.line(f"no alert is open at the collector at {args.collector}; --all lists those that are over")
+            asked_all = args.all or args.job
+            said = "there was no alert" if asked_all else "no alert is open"
+            more = "" if asked_all else "; --all lists those that are over"
+            screen.line(f"{said} at the collector at {args.collector}{more}")
             return
         screen.table(
             ("job", "alert", "since", "over", "why"),

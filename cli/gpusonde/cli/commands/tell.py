@@ -204,10 +204,12 @@ def describe(job: JobInfo, energy_j: float | None = None) -> str:
 
 
 def _summary(job: JobInfo) -> list[str]:
-    """Return what a job that is over did with its time, most of it first."""
+    """Return what a job did with its time, most of it first."""
     spent: dict[str, int] = {}
     for span in job.history:
         spent[span.state] = spent.get(span.state, 0) + span.end_unix_nano - span.start_unix_nano
+    if job.active:  # the history ends with the state before this one
+        spent[job.state] = spent.get(job.state, 0) + job.end_unix_nano - job.state_unix_nano
     total = sum(spent.values())
     longest = sorted(spent.items(), key=lambda each: -each[1])
     # In twentieths: a job that goes on is told anew when they change.

@@ -156,14 +156,19 @@ class JobProgress:
             return Ending(reason=str(error), progress=progress)
         return Ending(self._message(estimate, f"the total that was given; {estimate.basis}"), progress=progress)
 
-    def like(self, earlier: Sequence[EarlierRun]) -> Ending:
+    def like(self, earlier: Sequence[EarlierRun], name: str = "") -> Ending:
         """Say when it ends if it does what others did before.
+
+        Args:
+            earlier: The others.
+            name: Id of a job that was named for that; empty where those of its own name are meant.
 
         Raises:
             RequestError: It is later than a time can be told (``INVALID_ARGUMENT``).
         """
         if not earlier:
-            return Ending(reason="no total was given, and no earlier run of the job is known")
+            what = f"run of a job {name[:80]!r} that was over before it began" if name else "earlier run of the job"
+            return Ending(reason=f"no total was given, and no {what} is known")
         row = None if self.level is None else self.tree.cycles[self.level]
         totals = sorted(each.level.count for each in earlier if row and each.level and _are_alike(each.level, row))
         runs = f"{len(earlier)} earlier {'run' if len(earlier) == 1 else 'runs'} of the job"

@@ -525,7 +525,8 @@ def _add_progress(
     if request.total_cycles:
         ending = progress.with_total(request.total_cycles)
     else:
-        ending = progress.like(earlier_runs(results, members, request.like_job_id))
+        earlier = earlier_runs(results, members, request.like_job_id)
+        ending = progress.like(earlier, request.like_job_id)
     job.estimate_reason = ending.reason
     if ending.estimate is not None:
         job.estimate.CopyFrom(ending.estimate)

@@ -121,9 +121,10 @@ def judge_idleness(
     if against:
         return IdlenessVerdict(False, tuple(against))
     agreed = set.intersection(*witnesses)
-    # Power and PCIe rest, too, while a kernel computes the same all the time: without its use nothing tells.
-    if _NOT_IN_USE not in agreed or len(agreed) < 2:
-        said = " and ".join(sorted(agreed)) or "nothing"
+    # Power and PCIe rest, too, while a kernel computes the same all the time: without its use nothing tells. What a
+    # host counts of processes is no metric of a GPU's: they and its use do not hang together.
+    if _NOT_IN_USE not in agreed or len(agreed) + bool(resting) < 2:
+        said = " and ".join(filter(None, [*sorted(agreed), resting])) or "nothing"
         return IdlenessVerdict(False, (f"on every GPU its use and one more witness are wanted; there is: {said}",))
     evidence = [f"idle for {idle_s:.0f} s on {len(gpus)} GPUs", *sorted(agreed)]
     evidence.append(resting or "it is over, and was waited for longer, as other processes may work there")
