@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
+import unittest.mock
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -376,7 +378,8 @@ def tokens(folder: Path) -> Any:
     with ThreadCollector(folder / "empty", **settings) as collector:
         address = ("--collector", collector.target)
         refused = ask("runs", *address, exit_code=1)["error"]["type"]
-        return [refused, ask("runs", *address, "--token-file", str(access / "reader.token"))["runs"]]
+        with unittest.mock.patch.dict(os.environ, {"GPUSONDE_TOKEN_FILE": str(access / "reader.token")}):
+            return [refused, ask("runs", *address)["runs"]]
 
 
 OBSERVED: Mapping[str, Callable[[Path], Any]] = {

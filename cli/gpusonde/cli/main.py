@@ -36,6 +36,7 @@ class Command(NamedTuple):
         description: What a family's own ``--help`` says beyond the summary; a command's stands in its module.
         actions: The commands of a family.
         example: What its ``--help`` shows behind its name.
+        tables: Whether it prints any.
     """
 
     summary: str
@@ -43,6 +44,7 @@ class Command(NamedTuple):
     description: str = ""
     actions: Mapping[str, Command] = {}
     example: str = ""
+    tables: bool = True
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -57,13 +59,19 @@ COMMANDS: Mapping[str, Command] = {
         example="smi.csv --epochs 90 --deadline 24h",
     ),
     "view": Command(
-        "show trace files on the collector's page, without a collector", "commands.view", example="smi.csv"
+        "show trace files on the collector's page, without a collector",
+        "commands.view",
+        example="smi.csv",
+        tables=False,
     ),
     "detect": Command(
         "find the training epochs of one trace", "commands.detect", example="smi.csv --gpu 0 --plot epochs.png"
     ),
     "report": Command(
-        "write one run into a file, for people or for Perfetto", "commands.report", example="smi.csv -o run.html"
+        "write one run into a file, for people or for Perfetto",
+        "commands.report",
+        example="smi.csv -o run.html",
+        tables=False,
     ),
     "predict": Command(
         "predict the epoch latency of a run on other GPUs",
@@ -104,6 +112,7 @@ COMMANDS: Mapping[str, Command] = {
                 "train the encoder that embeds networks of a type of data",
                 "workload.train",
                 example="--dataset images=runs.csv --out encoders",
+                tables=False,
             ),
         },
     ),
@@ -152,6 +161,7 @@ COMMANDS: Mapping[str, Command] = {
         "sample this host's GPUs into a trace file",
         "commands.record",
         example="trace.csv --duration-s 10m --interval-s 100ms",
+        tables=False,
     ),
     "spool": Command(
         "list or check the spool of an agent",
@@ -173,6 +183,7 @@ COMMANDS: Mapping[str, Command] = {
         "take the agents' streams, keep them, find runs and epochs, answer questions",
         "commands.daemons",
         example="--config collector.toml",
+        tables=False,
     ),
     "store": Command(
         "check, back up, compact, export or query a collector's data directory",
@@ -181,11 +192,13 @@ COMMANDS: Mapping[str, Command] = {
                 "read everything and say what is wrong; exit code 1 if anything is",
                 "commands.store",
                 example="/var/lib/gpusonde/store",
+                tables=False,
             ),
             "backup": Command(
                 "copy a data directory, also one in use, to go on from",
                 "commands.store",
                 example="/var/lib/gpusonde/store backup",
+                tables=False,
             ),
             "compact": Command(
                 "compact all segments now; no collector may be using the directory",
@@ -193,7 +206,10 @@ COMMANDS: Mapping[str, Command] = {
                 example="/var/lib/gpusonde/store",
             ),
             "export": Command(
-                "write samples into a trace file", "commands.store", example="/var/lib/gpusonde/store trace.parquet"
+                "write samples into a trace file",
+                "commands.store",
+                example="/var/lib/gpusonde/store trace.parquet",
+                tables=False,
             ),
             "sql": Command(
                 "answer one SELECT with DuckDB (needs the extra 'sql')",
@@ -206,6 +222,7 @@ COMMANDS: Mapping[str, Command] = {
         "make a bearer token for an agent or a reader without a certificate",
         "commands.fleet",
         example="new --role reader --label dashboard",
+        tables=False,
     ),
     "fleet": Command(
         "list a collector's agents, hosts and trainings of encoders, or send agents to another one",
@@ -219,7 +236,10 @@ COMMANDS: Mapping[str, Command] = {
         example="4711 --total-epochs 90 --plot 4711.png",
     ),
     "top": Command(
-        "watch the fleet and its jobs in a terminal", "commands.jobs", example="--collector collector.example:7433"
+        "watch the fleet and its jobs in a terminal",
+        "commands.jobs",
+        example="--collector collector.example:7433",
+        tables=False,
     ),
     "idle": Command(
         "name the jobs whose GPUs may be taken away, and take them where told to", "commands.idle", example="--for 30m"
@@ -228,6 +248,7 @@ COMMANDS: Mapping[str, Command] = {
         "write what jobs are doing where their users look: Slurm's comments, pods",
         "commands.tell",
         example="slurm --every 30s",
+        tables=False,
     ),
     "epochs": Command(
         "list the epochs of one run that a collector has seen", "commands.epochs", example="--latest --total-epochs 90"
@@ -297,7 +318,7 @@ def _declare(name: str, command: Command, parser: Parser) -> None:
         _add_commands(actions, command.actions)
         return
     module = load_module(command.module)
-    add_output_options(parser)
+    add_output_options(parser, tables=command.tables)
     getattr(module, f"add_{name}_options")(parser)
     parser.set_defaults(handler=getattr(module, f"run_{name}"))
 

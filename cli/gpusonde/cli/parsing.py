@@ -79,14 +79,18 @@ def _guess(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def add_output_options(parser: Parser) -> None:
-    """Declare the options that every command takes."""
+def add_output_options(parser: Parser, *, tables: bool) -> None:
+    """Declare the options that every command takes, and those of commands that print tables."""
     group = parser.add_argument_group("output")
     forms = group.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
-    forms.add_argument("--csv", action="store_true", help="print tables as CSV, and what stands around them on stderr")
-    forms.add_argument("--markdown", action="store_true", help="print tables as Markdown")
-    group.add_argument("--wide", action="store_true", help="print all columns of tables on narrow terminals, too")
+    parser.set_defaults(csv=False, markdown=False, wide=False)
+    if tables:
+        forms.add_argument(
+            "--csv", action="store_true", help="print tables as CSV, and what stands around them on stderr"
+        )
+        forms.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+        group.add_argument("--wide", action="store_true", help="print all columns of tables on narrow terminals, too")
     group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
 
 
