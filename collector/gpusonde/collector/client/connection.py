@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import grpc
 
@@ -33,6 +33,7 @@ _ADVICE = {
 
 
 _Client = TypeVar("_Client", bound="ServiceClient")
+_Row = TypeVar("_Row")
 
 
 class ServiceClient:
@@ -40,16 +41,19 @@ class ServiceClient:
 
     Args:
         target: Its address, ``host:port``.
-        timeout_s: Longest wait for an answer.
+        timeout_s: Longest wait for an answer, queueing included; None means ``usual_timeout_s``.
         security: Files of certificate, authority and token; read once, here.
 
     Raises:
         gpusonde.errors.TlsError: One of the files cannot be used.
     """
 
-    def __init__(self, target: str, timeout_s: float, security: ClientSecurity | None = None) -> None:
+    usual_timeout_s: ClassVar[float] = 30.0
+    _stub_type: ClassVar[Any]
+
+    def __init__(self, target: str, timeout_s: float | None = None, security: ClientSecurity | None = None) -> None:
         self._target = target
-        self._timeout_s = timeout_s
+        self._timeout_s = self.usual_timeout_s if timeout_s is None else timeout_s
         self._security = security or ClientSecurity()
         access = self._security.load(target)
         self._metadata = access.metadata
@@ -59,6 +63,7 @@ class ServiceClient:
             if access.credentials is None
             else grpc.secure_channel(target, access.credentials, options=options)
         )
+        self._stub = self._stub_type(self._channel)
 
     def __enter__(self: _Client) -> _Client:
         return self
@@ -73,6 +78,28 @@ class ServiceClient:
     def _ask(self, method: Any, request: Any) -> Any:
         with self._errors():
             return method(request, timeout=self._timeout_s, metadata=self._metadata)
+
+    def _list(
+        self,
+        method: Any,
+        request: Any,
+        rows: str,
+        read: Callable[[Any], _Row],
+        *,
+        page_size: int = 1000,
+        limit: int | None = None,
+    ) -> list[_Row]:
+        """Ask page by page and return the rows, which are read one by one; ``limit`` of them at most."""
+        found: list[_Row] = []
+        while limit is None or len(found) < limit:
+            request.page_size = page_size if limit is None else min(page_size, limit - len(found))
+            with self._errors():
+                response = method(request, timeout=self._timeout_s, metadata=self._metadata)
+                found += map(read, getattr(response, rows))
+            request.page_token = response.next_page_token
+            if not response.next_page_token:
+                break
+        return found
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -9,27 +9,16 @@ from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.errors import CollectorError
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
-from gpusonde.service.tls import ClientSecurity
 
 _SOLUTION_FORMAT = "gpusonde.solution/1"
 _PARETO_FORMAT = "gpusonde.pareto/1"
 
 
 class PlanningClient(ServiceClient):
-    """Asks one collector what to rent. Use it as a context manager, or call ``close``.
+    """Asks one collector what to rent."""
 
-    Args:
-        target: The collector's address, ``host:port``.
-        timeout_s: Longest wait for an answer, the time in the collector's queue included.
-        security: Files of certificate, authority and token; read once, here.
-
-    Raises:
-        gpusonde.errors.TlsError: One of the files cannot be used.
-    """
-
-    def __init__(self, target: str, timeout_s: float = 300.0, security: ClientSecurity | None = None) -> None:
-        super().__init__(target, timeout_s, security)
-        self._stub = planning_pb2_grpc.PlanningServiceStub(self._channel)  # type: ignore[no-untyped-call]
+    usual_timeout_s = 300.0
+    _stub_type = planning_pb2_grpc.PlanningServiceStub
 
     def solve(self, problem: Mapping[str, Any], method: str = "exact") -> dict[str, Any]:
         """Return the solution of a problem.

@@ -37,7 +37,6 @@ from gpusonde.collector.client.results import (
 from gpusonde.collector.messages import enum_text
 from gpusonde.errors import CollectorError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
-from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import Trace
 
 _PAGE_SIZE = 1000
@@ -45,20 +44,9 @@ _ESTIMATED_AT_ONCE = 100  # jobs, whose answer is to come before the deadline
 
 
 class Client(ServiceClient):
-    """Asks one collector. Use it as a context manager, or call ``close``.
+    """Asks one collector; reading samples may take ten times as long as an answer."""
 
-    Args:
-        target: The collector's address, ``host:port``.
-        timeout_s: Longest wait for an answer; reading samples may take ten times as long.
-        security: Files of certificate, authority and token; read once, here.
-
-    Raises:
-        gpusonde.errors.TlsError: One of the files cannot be used.
-    """
-
-    def __init__(self, target: str, timeout_s: float = 30.0, security: ClientSecurity | None = None) -> None:
-        super().__init__(target, timeout_s, security)
-        self._stub = query_pb2_grpc.QueryServiceStub(self._channel)  # type: ignore[no-untyped-call]
+    _stub_type = query_pb2_grpc.QueryServiceStub
 
     def list_runs(self, *, gpu_uuid: str = "", job_id: str = "", limit: int | None = None) -> list[RunInfo]:
         """Return runs, newest first.
@@ -71,17 +59,8 @@ class Client(ServiceClient):
         Raises:
             CollectorError: There is no answer.
         """
-        runs: list[RunInfo] = []
         request = query_pb2.ListRunsRequest(gpu_uuid=gpu_uuid, job_id=job_id)
-        while limit is None or len(runs) < limit:
-            request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(runs))
-            with self._errors():
-                response = self._stub.ListRuns(request, timeout=self._timeout_s, metadata=self._metadata)
-                runs += [_run(run) for run in response.runs]
-            request.page_token = response.next_page_token
-            if not response.next_page_token:
-                break
-        return runs
+        return self._list(self._stub.ListRuns, request, "runs", _run, limit=limit)
 
     def list_epochs(
         self,
@@ -148,7 +127,6 @@ class Client(ServiceClient):
             CollectorError: A total comes without ``job_id``, or there is no answer.
             ValueError: There is no such role.
         """
-        jobs: list[JobInfo] = []
         request = query_pb2.ListJobsRequest(
             job_id=job_id,
             active_only=active_only,
@@ -159,17 +137,13 @@ class Client(ServiceClient):
             estimates=estimates,
         )
         most = _ESTIMATED_AT_ONCE if estimates else _PAGE_SIZE
-        while limit is None or len(jobs) < limit:
-            request.page_size = most if limit is None else min(most, limit - len(jobs))
-            with self._errors():
-                response = self._stub.ListJobs(request, timeout=self._timeout_s, metadata=self._metadata)
-                if estimates and any(_lacks_estimate(job) for job in response.jobs):
-                    raise self._too_old("does not tell the ends of all jobs at once")
-                jobs += [job_info(job) for job in response.jobs]
-            request.page_token = response.next_page_token
-            if not response.next_page_token:
-                break
-        return jobs
+
+        def read(job: query_pb2.Job) -> JobInfo:
+            if estimates and _lacks_estimate(job):
+                raise self._too_old("does not tell the ends of all jobs at once")
+            return job_info(job)
+
+        return self._list(self._stub.ListJobs, request, "jobs", read, page_size=most, limit=limit)
 
     def list_alerts(self, *, job_id: str = "", open_only: bool = False, limit: int | None = None) -> list[JobAlert]:
         """Return alerts about jobs, those of jobs that are over included, newest first.
@@ -182,17 +156,8 @@ class Client(ServiceClient):
         Raises:
             CollectorError: There is no answer.
         """
-        alerts: list[JobAlert] = []
         request = query_pb2.ListAlertsRequest(job_id=job_id, open_only=open_only)
-        while limit is None or len(alerts) < limit:
-            request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(alerts))
-            with self._errors():
-                response = self._stub.ListAlerts(request, timeout=self._timeout_s, metadata=self._metadata)
-                alerts += map(_alert, response.alerts)
-            request.page_token = response.next_page_token
-            if not response.next_page_token:
-                break
-        return alerts
+        return self._list(self._stub.ListAlerts, request, "alerts", _alert, limit=limit)
 
     def predict_run(
         self,

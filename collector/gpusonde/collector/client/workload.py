@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.collector.messages import fill, to_document
-from gpusonde.service.tls import ClientSecurity
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _PAGE_SIZE = 100
@@ -17,23 +17,14 @@ _Question = TypeVar("_Question", bound="Mapping[str, Any]")
 
 
 class WorkloadClient(ServiceClient):
-    """Asks one collector. Use it as a context manager, or call ``close``.
+    """Asks one collector about graphs.
 
     Documents have the names of the fields of ``gpusonde.workload.v1``; enumerations are lower-case texts, times Unix
     seconds. A graph is ``{"content": bytes}``, with ``format`` ("json", "onnx" or "pt2") and ``name`` where wanted.
-
-    Args:
-        target: The collector's address, ``host:port``.
-        timeout_s: Longest wait for an answer, the time in the collector's queue included.
-        security: Files of certificate, authority and token; read once, here.
-
-    Raises:
-        gpusonde.errors.TlsError: One of the files cannot be used.
     """
 
-    def __init__(self, target: str, timeout_s: float = 300.0, security: ClientSecurity | None = None) -> None:
-        super().__init__(target, timeout_s, security)
-        self._stub = workload_pb2_grpc.WorkloadServiceStub(self._channel)  # type: ignore[no-untyped-call]
+    usual_timeout_s = 300.0
+    _stub_type = workload_pb2_grpc.WorkloadServiceStub
 
     def predict(self, workloads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return how long training iterations take, and epochs.
@@ -109,14 +100,9 @@ class WorkloadClient(ServiceClient):
         Raises:
             CollectorError: There is no answer.
         """
-        request = workload_pb2.DescribeClusterRequest(agent_ids=agent_ids, host_names=host_names, page_size=_PAGE_SIZE)
-        hosts: list[dict[str, Any]] = []
-        while True:
-            response = self._ask(self._stub.DescribeCluster, request)
-            hosts += [to_document(each, every_key=True) for each in response.hosts]
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return hosts
+        request = workload_pb2.DescribeClusterRequest(agent_ids=agent_ids, host_names=host_names)
+        read = functools.partial(to_document, every_key=True)
+        return self._list(self._stub.DescribeCluster, request, "hosts", read, page_size=_PAGE_SIZE)
 
 
 def _with_graphs(request: Any, graphs: Sequence[Mapping[str, Any]]) -> Any:
