@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.agent.spool.identity import Identity, load_identity
-from gpusonde.agent.spool.ledger import Journal
+from gpusonde.agent.spool.ledger import Identity, Journal, load_identity
 from gpusonde.agent.spool.segment import SUFFIX, Segment, record_ticks
 from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, lacks_batch, recover
 from gpusonde.agent.spool.spool import SegmentReader

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.spool.identity import Identity, load_identity, store_identity
-from gpusonde.agent.spool.ledger import Journal, Ledger, LedgerEntry
+from gpusonde.agent.spool.ledger import Identity, Journal, Ledger, LedgerEntry, load_identity, store_identity
 from gpusonde.agent.spool.segment import (
     RECORD,
     Segment,

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from gpusonde.errors import TraceError, TraceFormatError, shown
-from gpusonde.telemetry.readers import dcgmi, nvidia_smi, prometheus, smi_dmon, smi_table
+from gpusonde.telemetry.readers import dcgmi, nvidia_smi, prometheus, smi_dmon
 from gpusonde.telemetry.readers.dcgmi import read_dcgmi
 from gpusonde.telemetry.readers.delimited import DEFAULT_MAX_BYTES, blocks, guess_delimiter, open_regular, split_row
 from gpusonde.telemetry.readers.dialects import (
@@ -30,8 +30,7 @@ from gpusonde.telemetry.readers.own_csv import read_own_csv
 from gpusonde.telemetry.readers.own_parquet import read_own_parquet, read_parquet_columns
 from gpusonde.telemetry.readers.prometheus import read_prometheus, without_password
 from gpusonde.telemetry.readers.records import Records, check_cells, is_json, read_json, read_table, split_records
-from gpusonde.telemetry.readers.smi_dmon import read_smi_dmon
-from gpusonde.telemetry.readers.smi_table import read_smi_tables
+from gpusonde.telemetry.readers.smi_dmon import read_smi_dmon, read_smi_tables
 from gpusonde.telemetry.readers.table import TIME_S, TIMESTAMP, names_a_metric
 from gpusonde.telemetry.trace import Trace, too_large
 
@@ -118,7 +117,7 @@ def sniff(path: str | os.PathLike[str], max_bytes: int) -> Format:
                 )
             if smi_dmon.is_header(line):
                 return Format.SMI_DMON
-            if smi_table.is_table(line):
+            if smi_dmon.is_table(line):
                 return Format.SMI_TABLE
             if is_json(line):
                 return Format.JSON
