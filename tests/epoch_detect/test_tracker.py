@@ -190,6 +190,17 @@ def test_steps_are_not_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not events
 
 
+def test_told_cycles_that_a_look_calls_steps_are_no_epochs_until_a_later_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epochs, steps = _found(8.0, 8.0), _found(8.0, 8.0, role=CycleRole.STEP)
+    tracker, events = _look(monkeypatch, [epochs, steps, epochs, epochs])
+    expected = [("reported", "confirmed"), ("revised", "other_level"), ("revised", "confirmed")]
+    told = [(event.kind, event.epoch.status) for event in events if event.kind != "confirmed"]
+    assert told == [each for each in expected for _ in range(14)]
+    assert len(tracker.epochs) == 14
+
+
 def test_what_is_hardly_a_training_is_not_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     serving = replace(_found(8.0, 8.0), run_state=RunState.SERVING)
     tracker, events = _look(monkeypatch, [serving, serving, EpochDetection(Verdict.NONE, "nothing repeats")])

@@ -331,7 +331,7 @@ class EpochTracker:
             tracker._latest = None if meta["latest"] is None else _detection_from(meta["latest"])
             tracker._standing = None if meta["told"] is None else _detection_from(meta["told"])
             tracker._rival_s = float(meta["rival_s"])
-            tracker._detection = tracker._standing or _untold(tracker._latest)
+            tracker._detection = tracker._standing or (_untold(tracker._latest) if tracker._latest else None)
             if (running := meta.get("running")) is not None:
                 tracker._resume(*map(int, running))
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, json.JSONDecodeError) as error:
@@ -388,7 +388,7 @@ class EpochTracker:
         self._latest = name_anew(self._latest, marks)
         if self._standing is not None:
             self._standing = name_anew(self._standing, marks)
-        self._detection = self._standing or _untold(self._latest)
+        self._detection = self._standing or (_untold(self._latest) if self._latest else None)
 
     def _look(self, now_us: int) -> list[EpochEvent]:
         """Do what is due."""
@@ -473,6 +473,11 @@ class EpochTracker:
             return self._reported.reconcile(latest, ended=True, held=held)
         agreed = _agrees(latest, before, before_us * 1e-6)
         real = agreed and _is_real(latest)
+        if _is_of_steps(latest, self._standing):
+            # What is told is a cycle of the run, and does not measure its progress.
+            self._standing, self._cached, self._follow_us, self._rival_s = None, None, None, 0.0
+            self._detection = latest = _untold(latest)
+            return self._reported.reconcile(latest, elsewhere=True)
         told, sure, rival_s = self._standing, real and _is_sure(latest), self._rival_s
         self._rival_s = latest.period_s if real else 0.0
         same = told is None or (latest.verdict == Verdict.EPOCHS and alike(told.period_s, latest.period_s))
@@ -486,7 +491,7 @@ class EpochTracker:
         if told is None and not sure:
             self._detection = _untold(latest)
             return []
-        return self._tell(latest, elsewhere=not same, held=held)
+        return self._tell(latest, elsewhere=told is None or not same, held=held)
 
     def _tell(
         self, found: EpochDetection, *, elsewhere: bool = False, held: tuple[Stretch, ...] = ()
@@ -598,6 +603,13 @@ def _is_real(found: EpochDetection) -> bool:
     return level.confidence >= _REAL and level.role is not CycleRole.STEP
 
 
+def _is_of_steps(found: EpochDetection, told: EpochDetection | None) -> bool:
+    """Say whether a look calls the level that is told that of the steps."""
+    if told is None or found.level is None or found.verdict != Verdict.EPOCHS:
+        return False
+    return alike(told.period_s, found.period_s) and found.cycles[found.level].role is CycleRole.STEP
+
+
 def _agrees(latest: EpochDetection, before: EpochDetection | None, before_s: float) -> bool:
     """Say whether the look before one has the level that it tells, too, if it could see enough cycles of that."""
     if before_s < _SEEN_BEFORE * latest.period_s:
@@ -612,9 +624,9 @@ def _is_sure(found: EpochDetection) -> bool:
     return found.cycles[found.level].confirmed and found.epoch_starts_s.size >= _LEAST_OF_NESTED
 
 
-def _untold(found: EpochDetection | None) -> EpochDetection | None:
+def _untold(found: EpochDetection) -> EpochDetection:
     """Return what is told of an analysis whose epochs are not told yet."""
-    if found is None or found.verdict != Verdict.EPOCHS:
+    if found.verdict != Verdict.EPOCHS:
         return found
     return replace(
         found,
