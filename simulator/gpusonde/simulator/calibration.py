@@ -79,7 +79,7 @@ class TimedIteration:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class IterationCalibration:
     """What timed iterations say.
 
     Attributes:
@@ -93,7 +93,7 @@ class Calibration:
 
 def calibrate(
     iterations: Sequence[TimedIteration], trace: GradientTrace, gpu: GpuSpec | None, *, optimizer_s: float = 0.0
-) -> Calibration:
+) -> IterationCalibration:
     """Return what computes and what exchanges in iterations of a job.
 
     Args:
@@ -128,7 +128,7 @@ def calibrate(
         raise ProblemError("these iterations are shorter than what they exchange: check gradients and gpus")
     best = int(np.argmin(cost))
     probes = tuple(ComputeProbe(batch, float(passes_s[batch][best])) for batch in sorted(passes_s))
-    return Calibration(probes, float(_FACTORS[best]))
+    return IterationCalibration(probes, float(_FACTORS[best]))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from gpusonde.errors import DocumentError, UsageError
 if TYPE_CHECKING:
     from gpusonde.cli.measuring import Predictions, SourceRun
     from gpusonde.collector.client import PlanningClient
-    from gpusonde.optimizer.documents.posing import PosedProblem, Terms
+    from gpusonde.optimizer.documents.posing import JobTerms, PosedProblem
     from gpusonde.optimizer.documents.problem import ProblemDocument
 
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
@@ -127,12 +127,12 @@ def add_terms_options(parser: Parser) -> None:
     group.add_argument("--targets", type=names, metavar="A,B", help="GPUs to rent (default: all)")
 
 
-def terms_of(args: argparse.Namespace) -> Terms:
+def terms_of(args: argparse.Namespace) -> JobTerms:
     """Return what is wanted of a job."""
     from gpusonde.catalog import load_gpus
-    from gpusonde.optimizer.documents.posing import Terms
+    from gpusonde.optimizer.documents.posing import JobTerms
 
-    return Terms(
+    return JobTerms(
         epochs=args.epochs,
         deadline_s=args.deadline,
         budget_usd=args.budget,
@@ -249,7 +249,7 @@ def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
 
 
 def pose_source(
-    name: str, predictions: Predictions, source: SourceRun, terms: Terms, total_epochs: int | None
+    name: str, predictions: Predictions, source: SourceRun, terms: JobTerms, total_epochs: int | None
 ) -> PosedProblem:
     """Pose the problem of a run that was measured here; arguments and errors as for ``PosedProblem.of_run``.
 

@@ -23,7 +23,7 @@ from gpusonde.collector.query.runs import tree_parts
 from gpusonde.collector.storage.store import ResultStore
 from gpusonde.epoch_detect import told_role
 from gpusonde.errors import ChildBusyError, CommandError, DocumentError, ProblemError, RequestError
-from gpusonde.optimizer.documents.posing import PosedProblem, Terms
+from gpusonde.optimizer.documents.posing import JobTerms, PosedProblem
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
 from gpusonde.optimizer.documents.watching import (
     METHODS,
@@ -221,13 +221,13 @@ class RunProblems:
         return response
 
 
-def _terms(request: planning_pb2.PoseProblemRequest) -> Terms:
+def _terms(request: planning_pb2.PoseProblemRequest) -> JobTerms:
     for name in ("epochs", "batch_size", "steps_per_epoch", "quota"):
         if (name == "epochs" or request.HasField(name)) and not getattr(request, name):
             raise RequestError("INVALID_ARGUMENT", f"field '{name}': give a number of at least 1")
     if len(request.providers) > _MOST_PROVIDERS or max(map(len, request.providers), default=0) > _LONGEST_PROVIDER:
         raise RequestError("INVALID_ARGUMENT", f"field 'providers': at most {_MOST_PROVIDERS} names are taken")
-    terms = Terms(
+    terms = JobTerms(
         epochs=request.epochs,
         batch_size=request.batch_size if request.HasField("batch_size") else None,
         steps_per_epoch=request.steps_per_epoch if request.HasField("steps_per_epoch") else None,

@@ -51,7 +51,7 @@ class RoledCycle(Protocol):
 
 
 @dataclass(frozen=True)
-class Terms:
+class JobTerms:
     """What the owner of a job wants, and may rent.
 
     Attributes:
@@ -120,7 +120,7 @@ class PosedProblem:
         predictions: Sequence[LatencyPrediction],
         source: SourceMeasurement,
         here: Placement,
-        terms: Terms,
+        terms: JobTerms,
         *,
         cycles: Sequence[RoledCycle] = (),
         doubt: str = "",
@@ -238,7 +238,7 @@ class PosedProblem:
         return "\n".join(lines) + "\n"
 
 
-def _check_machines(offered: Sequence[Offer], here: Placement, terms: Terms) -> None:
+def _check_machines(offered: Sequence[Offer], here: Placement, terms: JobTerms) -> None:
     """Refuse a run that has far more GPUs than the assumed quota leaves, which a search would find out after long."""
     if terms.quota is not None:
         return
@@ -255,7 +255,7 @@ def _check_machines(offered: Sequence[Offer], here: Placement, terms: Terms) -> 
         )
 
 
-def _steps_per_epoch(terms: Terms, cycles: Sequence[RoledCycle], epoch_s: float) -> tuple[int, str]:
+def _steps_per_epoch(terms: JobTerms, cycles: Sequence[RoledCycle], epoch_s: float) -> tuple[int, str]:
     """Return optimizer steps of an epoch, and where that is from."""
     if terms.steps_per_epoch is not None:
         return terms.steps_per_epoch, "as told"
