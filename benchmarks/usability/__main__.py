@@ -90,8 +90,18 @@ def _time_the_start() -> str:
             subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             took.append((time.monotonic() - before_s, _children_s() - computed_s))
             lines.append(f"| `{shown}` | {took[-1][0]:.1f} | {took[-1][1]:.1f} |")
+        held = sum(
+            path.stat().st_size for path in (folder / "venv").rglob("*") if path.is_file() and not path.is_symlink()
+        )
+        tools = sum(
+            path.stat().st_size
+            for tool in ("pip", "setuptools", "pkg_resources")
+            for path in (folder / "venv").glob(f"lib/python*/site-packages/{tool}*/**/*")
+            if path.is_file()
+        )
+    size = f"The environment holds {(held - tools) / 2**20:.0f} MiB besides pip and setuptools."
     together = [sum(column) for column in zip(*took, strict=True)]
-    return "\n".join([*lines, f"| together | {together[0]:.1f} | {together[1]:.1f} |"]) + "\n"
+    return "\n".join([*lines, f"| together | {together[0]:.1f} | {together[1]:.1f} |", "", size]) + "\n"
 
 
 def _children_s() -> float:

@@ -113,9 +113,7 @@ def too_large(size: int, limit: int, unit: str = "bytes") -> str:
 
 def no_parquet(path: str | os.PathLike[str]) -> TraceFormatError:
     """Make the error for a Parquet file where pyarrow is not installed."""
-    return TraceFormatError(
-        path, "Parquet files need pyarrow; install it with: pip install 'gpusonde[collector]', or use a .csv file"
-    )
+    return TraceFormatError(path, "Parquet files need pyarrow: pip install pyarrow, or use a .csv file")
 
 
 # CSV: a comment line "# gpusonde-trace: {...}" for each trace. Parquet: schema metadata, a JSON list under this key.
