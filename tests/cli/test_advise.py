@@ -121,9 +121,11 @@ def test_what_the_run_itself_shows_is_not_said_to_be_assumed(capsys: pytest.Capt
         (("plan", "solve", "--epochs", "3"), "give one of --trace"),
         (("plan", "solve", "--run", "3f", "--epochs", "3"), "--run needs --collector"),
         (("advise", TRACE, "--epochs", "0"), "'0' is not above zero"),
-        (("advise", TRACE, "--epochs", "999999999999"), "at most 10,000,000 epochs"),
+        (("advise", TRACE, "--epochs", "999999999999"), "--epochs: give a whole number from 1 to 10,000,000, not"),
         (("advise", TRACE, "--epoch-s", "1e9"), "at most 366 days"),
-        (("advise", TRACE, *JOB, "--quota", "99999"), "at most 10,000 machines"),
+        (("advise", TRACE, *JOB, "--quota", "99999"), "--quota: give a whole number from 1 to 10,000, not 99,999"),
+        (("plan", "init", "--trace", TRACE, *JOB, "--batch-size", "2000000"), "--batch-size: give a whole number from"),
+        (("plan", "init", "--trace", TRACE, *JOB, "--steps-per-epoch", "200000000"), "--steps-per-epoch: give a whole"),
         (("advise", TRACE, "--deadline", "24h", "--budget", "3"), "--deadline is for a plan, which needs --epochs N"),
         (("advise", TRACE, "--deadline", "soon"), "'soon' is no time above zero"),
     ],
@@ -192,7 +194,7 @@ def test_what_nobody_rents_out_is_predicted_and_said(capsys: pytest.CaptureFixtu
 
 def test_more_gpus_than_the_assumed_quota_has_are_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     run = ("--gpu-model", "1000x8xT4", "--epochs", "9", "--targets", "T4")
-    assert "say with --quota N" in answered(capsys, "advise", TRACE, *run, code=1)["missing"]
+    assert "tell the quota, how many you may rent" in answered(capsys, "advise", TRACE, *run, code=1)["missing"]
     told = answered(capsys, "plan", "init", "--epoch-s", "600", *run, "--quota", "10000")
     assert told["catalog"][0]["quota"] == 10_000
 

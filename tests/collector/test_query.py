@@ -268,8 +268,14 @@ def test_a_run_poses_a_problem_that_has_plans_and_says_what_it_assumes(filled, r
         )
         assert all(group.machines == 1 for point in front.points for group in point.plan.groups)
         for change, code, text in (
-            ({"epochs": 0}, "INVALID_ARGUMENT", "field 'epochs'"),
-            ({"quota": 0}, "INVALID_ARGUMENT", "field 'quota'"),
+            ({"epochs": 0}, "INVALID_ARGUMENT", "field 'epochs': give a whole number from 1 to 10,000,000, not 0"),
+            ({"epochs": 10_000_001}, "INVALID_ARGUMENT", "field 'epochs': give a whole number from 1 to 10,000,000"),
+            ({"quota": 0}, "INVALID_ARGUMENT", "field 'quota': give"),
+            ({"quota": 10_001}, "INVALID_ARGUMENT", "field 'quota': give a whole number from 1 to 10,000, not 10,001"),
+            ({"batch_size": 0}, "INVALID_ARGUMENT", "field 'batch_size': give"),
+            ({"batch_size": 1 << 21}, "INVALID_ARGUMENT", "field 'batch_size': give a whole number from 1 to 1,048"),
+            ({"steps_per_epoch": 0}, "INVALID_ARGUMENT", "field 'steps_per_epoch': give"),
+            ({"steps_per_epoch": 1 << 31}, "INVALID_ARGUMENT", "field 'steps_per_epoch': give a whole number from 1"),
             ({"providers": ["nowhere"]}, "INVALID_ARGUMENT", "field 'providers': no provider"),
             ({"providers": ["a"] * 33}, "INVALID_ARGUMENT", "at most 32"),
             ({"run_id": "nobody"}, "NOT_FOUND", "nobody"),

@@ -79,12 +79,12 @@ def run_advise(args: argparse.Namespace) -> int:
     if args.epochs is None and dropped:
         raise UsageError(f"{dropped[0]} is for a plan, which needs --epochs N: how many are to be trained")
     check_writable(args.plot)
+    terms, gpus = terms_of(args), load_gpus()
     output = Output(as_json=args.json)
     job = read_job(args)
     detection = detect_job(args, job, output)
     predictions, plan, missing, said = None, None, None, []
     with error_context(Path(shown(args.trace[0]))):
-        terms, gpus = terms_of(args), load_gpus()
         try:
             source = from_traces(job, args.gpu_model, args.epoch_s, gpus, args.precision, lambda: detection)
         except GpusondeError as error:

@@ -20,7 +20,7 @@ from gpusonde.cli.commands.predict import add_run_options, check_run, predict_ru
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, Screen, make_screen, to_json
-from gpusonde.cli.parsing import Parser, add_plot_option, at_most, duration_s, names, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, add_plot_option, duration_s, names, positive_integer, positive_number
 from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
@@ -102,47 +102,43 @@ def add_plan_options(parser: Parser) -> None:
 def add_terms_options(parser: Parser) -> None:
     """Declare what ``terms_of`` makes of the arguments: what is wanted of a job that no problem file tells."""
     group = parser.add_argument_group("what is wanted of the run's job")
-    group.add_argument(
-        "--epochs",
-        type=at_most(positive_integer, 10_000_000, "10,000,000 epochs"),
-        metavar="N",
-        help="epochs to train",
-    )
+    group.add_argument("--epochs", type=positive_integer, metavar="N", help="epochs to train")
     group.add_argument("--deadline", type=duration_s, metavar="TIME", help="in which to end from now, such as 24h")
     group.add_argument("--budget", type=positive_number, metavar="USD", help="most that it may cost on average")
     group.add_argument("--objective", choices=["cost", "time"], help="what is to be small (default: cost)")
+    group.add_argument("--batch-size", type=positive_integer, metavar="N", help="batch per GPU of the run")
     group.add_argument(
-        "--batch-size",
-        type=at_most(positive_integer, 1 << 20, "1,048,576 samples"),
-        metavar="N",
-        help="batch per GPU of the run",
-    )
-    group.add_argument(
-        "--quota",
-        type=at_most(positive_integer, 10_000, "10,000 machines"),
-        metavar="N",
-        help="machines of each kind you may rent (default: 8)",
+        "--quota", type=positive_integer, metavar="N", help="machines of each kind you may rent (default: 8)"
     )
     group.add_argument("--providers", type=names, metavar="A,B", help="clouds to rent from (default: all)")
     group.add_argument("--targets", type=names, metavar="A,B", help="GPUs to rent (default: all)")
 
 
 def terms_of(args: argparse.Namespace) -> JobTerms:
-    """Return what is wanted of a job."""
+    """Return what is wanted of a job.
+
+    Raises:
+        UnknownGpuError: A target that the catalogue lacks.
+        UsageError: A number that is absurd.
+    """
     from gpusonde.catalog import load_gpus
     from gpusonde.optimizer.documents.posing import JobTerms
 
-    return JobTerms(
-        epochs=args.epochs,
-        deadline_s=args.deadline,
-        budget_usd=args.budget,
-        objective=args.objective or "cost",
-        batch_size=args.batch_size,
-        steps_per_epoch=args.steps_per_epoch,
-        quota=args.quota,
-        providers=args.providers or (),
-        gpus=None if args.targets is None else [load_gpus().resolve(name).spec.name for name in args.targets],
-    )
+    gpus = None if args.targets is None else [load_gpus().resolve(name).spec.name for name in args.targets]
+    try:
+        return JobTerms(
+            epochs=args.epochs,
+            deadline_s=args.deadline,
+            budget_usd=args.budget,
+            objective=args.objective or "cost",
+            batch_size=args.batch_size,
+            steps_per_epoch=args.steps_per_epoch,
+            quota=args.quota,
+            providers=args.providers or (),
+            gpus=gpus,
+        )
+    except DocumentError as error:
+        raise UsageError(f"--{error.field.replace('_', '-')}: {error.problem}") from None
 
 
 def group(text: str) -> dict[str, Any]:
@@ -224,7 +220,7 @@ def _check_plan(args: argparse.Namespace) -> None:
 def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
     """Pose the problem of the run that the arguments name, which ``args.problem`` is called by from then on."""
     from gpusonde.catalog import load_gpus
-    from gpusonde.optimizer.documents.posing import PosedProblem
+    from gpusonde.optimizer.documents.posing import PosedProblem, doubt_of_run
     from gpusonde.predictor.crossgpu import SourceMeasurement
     from gpusonde.simulator.parallel import Placement
 
@@ -241,7 +237,7 @@ def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
             with connect(args) as client:
                 found = client.list_epochs(run_id_of(args, client))
             seen = SourceMeasurement(gpu, predictions.epoch_latency_s)
-            doubt = _doubt_of(found.role, predictions.epoch_latency_s)
+            doubt = doubt_of_run(found.role, predictions.epoch_latency_s)
             posed = PosedProblem.of_run(
                 args.problem.stem, predictions.rows, seen, here, terms, cycles=found.cycles, doubt=doubt
             )
@@ -268,8 +264,8 @@ def pose_source(
     )
 
 
-def _doubt_of(role: str, period_s: float, total: str = "") -> str:
-    """Say why what is told as epochs may be none; nothing of those that are."""
+def _doubt_of(role: str, period_s: float, total: str) -> str:
+    """Say why what is told as epochs of a trace may be none, and what settles it; nothing of those that are."""
     if role == "epoch":
         return ""
     kind = "cycle" if role in ("unknown", "evaluation") else f"{role} cycle"

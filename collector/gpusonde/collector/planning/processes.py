@@ -12,7 +12,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from gpusonde import formatting
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.config import PlanningConfig, WorkersConfig
 from gpusonde.collector.messages import fill
@@ -23,7 +22,7 @@ from gpusonde.collector.query.runs import tree_parts
 from gpusonde.collector.storage.store import ResultStore
 from gpusonde.epoch_detect import told_role
 from gpusonde.errors import ChildBusyError, CommandError, DocumentError, ProblemError, RequestError
-from gpusonde.optimizer.documents.posing import JobTerms, PosedProblem
+from gpusonde.optimizer.documents.posing import JobTerms, PosedProblem, doubt_of_run
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
 from gpusonde.optimizer.documents.watching import (
     METHODS,
@@ -204,11 +203,7 @@ class RunProblems:
         found = self._predictor.predict_run(question)
         assert found.run is not None  # noqa: S101 - a run was asked for
         tree = JobTree.of(tree_parts(self._results, found.run)).listed()
-        length = formatting.seconds(found.source.epoch_latency_s)
-        is_sure = told_role(tree.cycles, tree.level) == "epoch"
-        doubt = (
-            "" if is_sure else f"every cycle of {length} is taken for an epoch, which its metrics do not tell for sure"
-        )
+        doubt = doubt_of_run(told_role(tree.cycles, tree.level), found.source.epoch_latency_s)
         name = found.run.job_id or found.run.run_id
         try:
             posed = PosedProblem.of_run(
@@ -222,20 +217,19 @@ class RunProblems:
 
 
 def _terms(request: planning_pb2.PoseProblemRequest) -> JobTerms:
-    for name in ("epochs", "batch_size", "steps_per_epoch", "quota"):
-        if (name == "epochs" or request.HasField(name)) and not getattr(request, name):
-            raise RequestError("INVALID_ARGUMENT", f"field '{name}': give a number of at least 1")
     if len(request.providers) > _MOST_PROVIDERS or max(map(len, request.providers), default=0) > _LONGEST_PROVIDER:
         raise RequestError("INVALID_ARGUMENT", f"field 'providers': at most {_MOST_PROVIDERS} names are taken")
-    terms = JobTerms(
-        epochs=request.epochs,
-        batch_size=request.batch_size if request.HasField("batch_size") else None,
-        steps_per_epoch=request.steps_per_epoch if request.HasField("steps_per_epoch") else None,
-        quota=request.quota if request.HasField("quota") else None,
-        providers=tuple(request.providers),
-    )
     try:
+        terms = JobTerms(
+            epochs=request.epochs,
+            batch_size=request.batch_size if request.HasField("batch_size") else None,
+            steps_per_epoch=request.steps_per_epoch if request.HasField("steps_per_epoch") else None,
+            quota=request.quota if request.HasField("quota") else None,
+            providers=tuple(request.providers),
+        )
         terms.offers()
+    except DocumentError as error:
+        raise RequestError("INVALID_ARGUMENT", f"field '{error.field}': {error.problem}") from None
     except CommandError as error:
         raise RequestError("INVALID_ARGUMENT", f"field 'providers': {error}") from None
     return terms

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusonde import formatting
 from gpusonde.catalog import load_offers
-from gpusonde.errors import CommandError
+from gpusonde.errors import CommandError, DocumentError
+from gpusonde.optimizer.problem import MOST_MACHINES
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.parallel import Placement, gradients_per_second
 
@@ -31,6 +32,8 @@ _UNTOLD_STEP_S = 0.25
 # Images, containers, data.
 _OVERHEAD_S = 180.0
 _SURE_ROLE = 0.7
+# What is more is a slip; one limit for all who ask, so that none is told another.
+_MOST_OF_TERMS = {"epochs": 10_000_000, "batch_size": 1 << 20, "steps_per_epoch": 100_000_000, "quota": MOST_MACHINES}
 _LATENCY_KEYS = [each.name for each in fields(EpochLatency) if each.name not in ("batch_size", "samples_per_epoch")]
 
 
@@ -64,6 +67,9 @@ class JobTerms:
         quota: Machines of each kind.
         providers: Clouds; empty for all.
         gpus: Models of the catalogue; None for all.
+
+    Raises:
+        DocumentError: A number is below 1, or absurd.
     """
 
     epochs: int
@@ -75,6 +81,12 @@ class JobTerms:
     quota: int | None = None
     providers: Sequence[str] = ()
     gpus: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST_OF_TERMS.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise DocumentError(name, f"give a whole number from 1 to {most:,}, not {value:,}")
 
     def offers(self) -> list[Offer]:
         """Return the machines of the catalogue that these terms leave.
@@ -154,7 +166,7 @@ class PosedProblem:
         rows = [row for row in predictions if row.target_gpu in rentable and math.isfinite(row.epoch_latency_s)]
         curves = [_curve(row, batch, samples) for row in rows if row.fits != "no"]
         if not curves:
-            raise CommandError("no GPU that can be rented is predicted: name others with --targets or --providers")
+            raise CommandError("no GPU that can be rented is predicted: name other GPUs or providers")
         rate, basis = gradients_per_second(source, here)
         gradients = rate * alone_s / (steps * here.gpu_count)
         quota = terms.quota or DEFAULT_QUOTA
@@ -238,6 +250,15 @@ class PosedProblem:
         return "\n".join(lines) + "\n"
 
 
+def doubt_of_run(role: str, period_s: float) -> str:
+    """Say that a cycle in a collector is taken for an epoch, where its role does not tell; empty where it does.
+
+    Nothing is advised: a stored run takes no option that says what its cycles are.
+    """
+    length = formatting.seconds(period_s)
+    return "" if role == "epoch" else f"every cycle of {length} is taken for an epoch, which its metrics do not tell"
+
+
 def _check_machines(offered: Sequence[Offer], here: Placement, terms: JobTerms) -> None:
     """Refuse a run that has far more GPUs than the assumed quota leaves, which a search would find out after long."""
     if terms.quota is not None:
@@ -250,7 +271,7 @@ def _check_machines(offered: Sequence[Offer], here: Placement, terms: JobTerms) 
     if here.gpu_count > DEFAULT_QUOTA * most:
         raise CommandError(
             f"the run has {here.gpu_count:,} GPUs; {DEFAULT_QUOTA} machines of each kind, which is assumed, have "
-            f"{DEFAULT_QUOTA * most:,} in one region at most: say with --quota N how many you may rent, such as "
+            f"{DEFAULT_QUOTA * most:,} in one region at most: tell the quota, how many you may rent, such as "
             f"{-(-here.gpu_count // most):,}"
         )
 
