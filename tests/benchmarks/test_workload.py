@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from support.training_times import KERAS, TORCHVISION, write_training_times
 
 BENCHMARKS = ("planning", "workload")
+TIMM = Path(__file__).parents[3] / "shared" / "data" / "workloads" / "timm_train_rtx3090.csv"
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,19 @@ def test_a_controls_columns_stand_beside_their_own_rows(module, args) -> None:
     described = descriptions.described(rows, descriptions.layers_and_parameters)
 
     assert described[:, 1] == pytest.approx([np.log(each.request.graph.parameter_count + 1) for each in rows])
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not TIMM.exists(), reason="../shared/data is not here")
+def test_graphs_of_timm_have_as_many_parameters_as_the_networks_that_were_measured(module) -> None:
+    networks = module("modern_rows").timm_networks()
+    with TIMM.open(encoding="utf-8", newline="") as file:
+        measured = {
+            (row["model"].removeprefix("timm/"), int(row["image_size"])): 1e6 * float(row["param_count_m"])
+            for row in csv.DictReader(file)
+        }
+
+    read = {key: networks[key].graph.parameter_count for key in measured if key in networks}
+
+    assert len(read) == 299
+    assert read == pytest.approx({key: measured[key] for key in read}, rel=0.01)
