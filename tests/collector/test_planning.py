@@ -142,6 +142,8 @@ def test_the_collector_answers_what_is_computed_here(client):
     document = parsed()
     assert client.solve(small_problem()) == json.loads(json.dumps(solve_problem(document)))
     assert client.pareto(small_problem()) == json.loads(json.dumps(pareto_plans(document)))
+    in_tokens = small_problem(iterations=None, tokens=256 * 2048 * 2e4, sequence_length=2048)
+    assert client.solve(in_tokens) == client.solve(small_problem())
     here = estimate_plan(document, parse_plan(PLAN, document.problem, "plan"))
     assert client.estimate(small_problem(), PLAN) == json.loads(json.dumps(here))
 
@@ -163,6 +165,8 @@ def test_a_problem_without_a_plan_is_answered_with_the_nearest(client):
         ({"offers": []}, "offers: is missing"),
         ({"deadline_s": math.nan}, "deadline_s: must be a number"),
         ({"iterations": None}, "iterations: is missing"),
+        ({"tokens": 10**9, "sequence_length": 2048}, "tokens: iterations is a total already"),
+        ({"iterations": None, "tokens": 2**60, "sequence_length": 2048}, "tokens: must be a whole number from 1 to"),
         ({"deadline_s": -1.0}, "one in the past"),
         ({"job": {}}, "job.curves: is missing"),
     ],

@@ -63,6 +63,41 @@ def test_epochs_and_samples_stand_for_iterations():
     assert parse(samples_per_epoch=2560).iterations_per_epoch == 10.0
 
 
+def test_tokens_of_sequences_stand_for_iterations_and_a_plan_is_the_same():
+    # The last iteration is a whole one.
+    for tokens, iterations in ((256 * 2048 * 20_000, 20_000), (256 * 2048 * 20_000 + 1, 20_001), (1, 1)):
+        assert parse(iterations=None, tokens=tokens, sequence_length=2048).problem.iterations == iterations
+    in_tokens = parse(iterations=None, tokens=256 * 2048 * 2e4, sequence_length=2048)
+    assert solve_problem(in_tokens) == solve_problem(parse(iterations=20_000))
+    with_epochs = parse(iterations=None, tokens=10**9, sequence_length=2048, samples_per_epoch=2560)
+    assert (with_epochs.problem.iterations, with_epochs.iterations_per_epoch) == (1908, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "says"),
+    [
+        ({"epochs": 3, "samples_per_epoch": 2560}, "epochs", "iterations is a total already; leave out one of them"),
+        ({"tokens": 10**9, "sequence_length": 2048}, "tokens", "iterations is a total already; leave out one of them"),
+        (
+            {"iterations": None, "epochs": 3, "samples_per_epoch": 9, "tokens": 9, "sequence_length": 9},
+            "tokens",
+            "epochs is a total already",
+        ),
+        ({"iterations": None, "tokens": 10**9}, "sequence_length", "is missing; tokens alone do not say how many"),
+        ({"sequence_length": 2048}, "sequence_length", "says what tokens mean; give tokens, or leave it out"),
+        ({"iterations": None, "sequence_length": 2048}, "iterations", "or tokens with sequence_length"),
+        ({"iterations": None, "tokens": 0, "sequence_length": 2048}, "tokens", "must be a whole number from 1 to"),
+        ({"iterations": None, "tokens": 1e16, "sequence_length": 2048}, "tokens", "must be a whole number from 1 to"),
+        ({"iterations": None, "tokens": 9, "sequence_length": 0}, "sequence_length", "must be a whole number from 1"),
+        ({"iterations": None, "tokens": 9, "sequence_length": 10**9}, "sequence_length", "from 1 to 100,000,000"),
+    ],
+)
+def test_totals_that_mean_nothing_are_refused_with_what_to_write(changes, field, says):
+    found, text = refusal(small_problem(**changes))
+    assert found == field
+    assert says in text
+
+
 def test_devices_go_by_any_name_that_the_catalogue_knows():
     document = small_problem()
     document["job"]["curves"][1]["device"] = "Tesla V100-SXM2-16GB"

@@ -51,6 +51,8 @@ _MOST_QUOTAS = 64
 # Offers times batch sizes times machines; what is searched grows with it.
 _MOST_COMBINATIONS = 200_000
 _MOST_ITERATIONS = 2**53
+_MOST_TOKENS = 10**15
+_LONGEST_SEQUENCE = 100_000_000
 # Fabrics of one machine whose network to others is unknown.
 _INSIDE = "inside of "
 _MOST_NAMED = 5
@@ -157,6 +159,8 @@ class ProblemKeys:
         iterations: Iterations still to do.
         epochs: In place of iterations, with ``samples_per_epoch``.
         samples_per_epoch: Samples of an epoch.
+        tokens: In place of iterations, with ``sequence_length``; the last iteration is a whole one.
+        sequence_length: Tokens of a sample.
         deadline_s: Seconds from now in which the job must end.
         budget_usd: Most that it may cost on average.
         confidence: Probability with which the deadline is to be met, 0.5 or more.
@@ -177,6 +181,8 @@ class ProblemKeys:
     iterations: Annotated[int, Whole(most=_MOST_ITERATIONS)] | None = None
     epochs: Annotated[float, Number(most=1e12)] | None = None
     samples_per_epoch: Annotated[float, Number(most=1e15)] | None = None
+    tokens: Annotated[int, Whole(most=_MOST_TOKENS)] | None = None
+    sequence_length: Annotated[int, Whole(most=_LONGEST_SEQUENCE)] | None = None
     # What these mean is checked by the problem, with words about it.
     deadline_s: Annotated[float, Number(above=None)] | None = None
     budget_usd: Annotated[float, Number(above=None)] | None = None
@@ -497,12 +503,21 @@ def _count_iterations(keys: ProblemKeys) -> tuple[int, float | None]:
     samples = keys.samples_per_epoch
     # The last batch of an epoch is dropped or padded; either way a global batch is what an iteration takes.
     per_epoch = None if samples is None else max(1.0, samples / keys.global_batch)
+    totals = [name for name in ("iterations", "epochs", "tokens") if getattr(keys, name) is not None]
+    if not totals:
+        ways = "epochs with samples_per_epoch, or tokens with sequence_length"
+        raise DocumentError("iterations", f"is missing; give it, or {ways}")
+    if len(totals) > 1:
+        raise DocumentError(totals[1], f"{totals[0]} is a total already; leave out one of them")
+    if keys.sequence_length is not None and keys.tokens is None:
+        raise DocumentError("sequence_length", "says what tokens mean; give tokens, or leave it out")
     if keys.iterations is not None:
-        if keys.epochs is not None:
-            raise DocumentError("epochs", "give either iterations, or epochs with samples_per_epoch")
         return keys.iterations, per_epoch
-    if keys.epochs is None:
-        raise DocumentError("iterations", "is missing; give it, or epochs with samples_per_epoch")
+    if keys.tokens is not None:
+        if keys.sequence_length is None:
+            raise DocumentError("sequence_length", "is missing; tokens alone do not say how many iterations there are")
+        return -(-keys.tokens // (keys.global_batch * keys.sequence_length)), per_epoch
+    assert keys.epochs is not None  # noqa: S101 - it is the total that is left
     if per_epoch is None:
         raise DocumentError("samples_per_epoch", "is missing; epochs alone do not say how many iterations there are")
     return Whole(most=_MOST_ITERATIONS).read(math.ceil(keys.epochs * per_epoch), "epochs"), per_epoch

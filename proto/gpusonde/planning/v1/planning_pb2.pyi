@@ -66,7 +66,7 @@ RECOMMENDATION_KIND_NO_PLAN: RecommendationKind
 RECOMMENDATION_KIND_DONE: RecommendationKind
 
 class Problem(_message.Message):
-    __slots__ = ("name", "objective", "global_batch", "iterations", "epochs", "samples_per_epoch", "deadline_s", "budget_usd", "confidence", "overhead_s", "batch_sizes", "job", "offers", "catalog", "continual", "across_regions", "quotas", "data")
+    __slots__ = ("name", "objective", "global_batch", "iterations", "epochs", "samples_per_epoch", "deadline_s", "budget_usd", "confidence", "overhead_s", "batch_sizes", "job", "offers", "catalog", "continual", "across_regions", "quotas", "data", "tokens", "sequence_length")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class Problem(_message.Message):
     ACROSS_REGIONS_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     name: str
     objective: Objective
     global_batch: int
@@ -103,7 +105,9 @@ class Problem(_message.Message):
     across_regions: bool
     quotas: _containers.RepeatedCompositeFieldContainer[SharedQuota]
     data: DataCosts
-    def __init__(self, name: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., global_batch: _Optional[int] = ..., iterations: _Optional[int] = ..., epochs: _Optional[float] = ..., samples_per_epoch: _Optional[float] = ..., deadline_s: _Optional[float] = ..., budget_usd: _Optional[float] = ..., confidence: _Optional[float] = ..., overhead_s: _Optional[float] = ..., batch_sizes: _Optional[_Iterable[int]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., catalog: _Optional[_Iterable[_Union[CatalogQuery, _Mapping]]] = ..., continual: _Optional[_Union[Continual, _Mapping]] = ..., across_regions: bool = ..., quotas: _Optional[_Iterable[_Union[SharedQuota, _Mapping]]] = ..., data: _Optional[_Union[DataCosts, _Mapping]] = ...) -> None: ...
+    tokens: int
+    sequence_length: int
+    def __init__(self, name: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., global_batch: _Optional[int] = ..., iterations: _Optional[int] = ..., epochs: _Optional[float] = ..., samples_per_epoch: _Optional[float] = ..., deadline_s: _Optional[float] = ..., budget_usd: _Optional[float] = ..., confidence: _Optional[float] = ..., overhead_s: _Optional[float] = ..., batch_sizes: _Optional[_Iterable[int]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., catalog: _Optional[_Iterable[_Union[CatalogQuery, _Mapping]]] = ..., continual: _Optional[_Union[Continual, _Mapping]] = ..., across_regions: bool = ..., quotas: _Optional[_Iterable[_Union[SharedQuota, _Mapping]]] = ..., data: _Optional[_Union[DataCosts, _Mapping]] = ..., tokens: _Optional[int] = ..., sequence_length: _Optional[int] = ...) -> None: ...
 
 class Continual(_message.Message):
     __slots__ = ("launch_s", "restore_s", "save_s", "window_s", "improvement")
