@@ -15,6 +15,9 @@ size, the share that a ring moves and the devices that share a machine's link, p
 process over the logarithms of devices, machines and devices per machine), plus what is this placement's own and nobody
 can explain. How much each counts is averaged over amplitudes and lengths by how well they explain the measurements; a
 measurement far off counts less (iteratively reweighted, as in Huber's estimator).
+
+``SmoothCorrection`` says how far all that is off, where placements were measured at several batch sizes: memory,
+loading and power are shared, which no exchange tells.
 """
 
 from __future__ import annotations
@@ -238,6 +241,13 @@ def _shares(log_evidence: FloatArray) -> FloatArray:
 
 CalibrationKind = Literal["default", "paper"]
 
+# Of natural logarithms of seconds: what all placements share and what is one's own, and the noise of a measurement.
+_SHARED_CORRECTIONS = (0.03, 0.1, 0.3)
+_OWN_CORRECTIONS = (0.03, 0.1)
+_CORRECTION_NOISES = (0.03, 0.06, 0.12)
+_CORRECTION_ROUNDS = 2
+_BATCH_LENGTH, _PLACEMENT_LENGTH = 1.0, 0.7  # in natural logarithms
+
 # Without recorded gradients nobody knows how many buckets there are: these are averaged.
 _ASSUMED_BUCKETS = (2, 4, 8)
 _PAPER_BUCKETS = (8,)
@@ -292,12 +302,60 @@ class IterationPrediction:
     extrapolated: npt.NDArray[np.bool_]
 
 
+class SmoothCorrection:
+    """What measured iterations take beyond what is predicted: a Gaussian process over batch sizes and placements.
+
+    Args:
+        measured: Iterations, at least one.
+        beyond: Shape (n,), natural logarithm of each over what is predicted of it.
+    """
+
+    def __init__(self, measured: Sequence[MeasuredIteration], beyond: FloatArray) -> None:
+        self._batches = np.log([each.batch_size for each in measured])
+        self._placements = [each.placement for each in measured]
+        self._logarithms = np.array([_logarithms(each) for each in self._placements])
+        settings = itertools.product(_SHARED_CORRECTIONS, _OWN_CORRECTIONS, _CORRECTION_NOISES)
+        self._shared, self._own, self._noise = np.array(list(settings)).T[:, :, None]
+        smooth = np.concatenate([self._across(each.placement, np.log([each.batch_size])) for each in measured], axis=1)
+        diagonal = np.arange(len(measured))
+        trust = np.ones(self._noise.shape)
+        for _ in range(_CORRECTION_ROUNDS):
+            covariance = smooth.copy()
+            covariance[:, diagonal, diagonal] += self._noise**2 / trust
+            self._precision = np.linalg.inv(covariance)
+            self._weights = self._precision @ beyond
+            trust = 1.0 / np.maximum(1.0, self._noise * np.abs(self._weights) / trust / _FAR_OFF)
+        self._shares = _shares(-0.5 * (self._weights @ beyond + np.linalg.slogdet(covariance)[1]))
+
+    def predict(self, placement: Placement, batch_sizes: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return natural logarithms of factors, shape (n,), the share of doubt that is left, and noise.
+
+        The share of doubt is 1 where nothing like it was measured. The noise is the standard deviation of one
+        measurement, in natural logarithms.
+        """
+        across = self._across(placement, np.log(batch_sizes))
+        before = self._shared**2 * 2.0 + self._own**2
+        explained = ((across @ self._precision) * across).sum(axis=-1)
+        left = self._shares @ np.clip(1.0 - explained / before, 0.0, 1.0)
+        noise = np.sqrt(self._shares @ self._noise**2)
+        return self._shares @ _each(across, self._weights), left, noise
+
+    def _across(self, placement: Placement, batches: FloatArray) -> FloatArray:
+        """Covariance of one placement's batch sizes, logarithms of shape (m,), with the measured: (settings, m, n)."""
+        by_batch = np.exp(-0.5 * ((batches[:, None] - self._batches) / _BATCH_LENGTH) ** 2)
+        far = ((_logarithms(placement) - self._logarithms) ** 2).sum(axis=-1)
+        near = 1.0 + np.exp(-0.5 * far / _PLACEMENT_LENGTH**2)
+        same = np.array([each == placement for each in self._placements])
+        return np.asarray(by_batch * (self._shared**2 * near + self._own**2 * same)[:, None, :])
+
+
 class ExchangeCalibration:
     """Predicts iterations of one job on one kind of device.
 
     Args:
         probes: Timed steps of a single device, at two batch sizes or more.
-        measured: Iterations on two devices or more, at least one.
+        measured: Iterations on two devices or more, at least one. The smallest batch size of each placement tells the
+            exchange, others correct what follows from it.
         traces: The job's gradients; several when it is open which, their predictions are averaged. Left out: assumed.
         kind: ``default``; ``paper`` takes the piecewise linear curve and every measurement as they are.
 
@@ -322,11 +380,18 @@ class ExchangeCalibration:
         if not traces:
             raise ProblemError("a calibration needs a trace of gradients, or none given at all")
         self._alone: ComputeCurve = fit_compute_curve(probes, kind)
-        self._curve = _among_others(self._alone, probes, measured) if kind == "default" else self._alone
         self._measured = {each.placement for each in measured}
-        self._measured_at = np.unique([each.batch_size for each in measured])
+        first = _smallest_batches(measured) if kind == "default" else measured
+        self._curve = _among_others(self._alone, probes, first) if kind == "default" else self._alone
+        self._measured_at = np.unique([each.batch_size for each in first])
         self._overlaps = [Overlap(trace) for trace in traces]
-        self._models = [self._placements(overlap, measured, kind) for overlap in self._overlaps]
+        self._models = [self._placements(overlap, first, kind) for overlap in self._overlaps]
+        self._correction: SmoothCorrection | None = None
+        if len(first) < len(measured):
+            predicted = [self._uncorrected(each.placement, each.batch_size).seconds[0] for each in measured]
+            self._correction = SmoothCorrection(
+                measured, np.log([each.seconds for each in measured]) - np.log(predicted)
+            )
 
     def predict(self, placement: Iterable[int], batch_sizes: npt.ArrayLike) -> IterationPrediction:
         """Return iterations at batch sizes, a number or shape (n,).
@@ -340,6 +405,15 @@ class ExchangeCalibration:
             compute = self._alone.predict(batch_sizes)
             sd_s = np.hypot(compute.uncertainty, _USUAL_NOISE) * compute.total_s
             return IterationPrediction(compute.total_s, sd_s, False, compute.extrapolated)
+        found = self._uncorrected(asked, batch_sizes)
+        if self._correction is None:
+            return found
+        beyond, left, noise = self._correction.predict(asked, np.atleast_1d(np.asarray(batch_sizes, dtype=np.float64)))
+        factor = np.exp(beyond)
+        sd_s = factor * np.hypot(np.sqrt(left) * found.sd_s, noise * found.seconds)
+        return replace(found, seconds=factor * found.seconds, sd_s=sd_s)
+
+    def _uncorrected(self, asked: Placement, batch_sizes: npt.ArrayLike) -> IterationPrediction:
         compute = self._curve.predict(batch_sizes)
         slower = _slower(compute)
         seconds, variances = [], []
@@ -377,6 +451,14 @@ class ExchangeCalibration:
             return LinearPlacements(placements, mean_s, sd_s)
         scale_s = max(float(np.median(mean_s)), _LEAST_SCALE * float(np.median(iteration_s)))
         return SmoothPlacements(placements, mean_s, sd_s, scale_s)
+
+
+def _smallest_batches(measured: Sequence[MeasuredIteration]) -> list[MeasuredIteration]:
+    """Return each placement's iterations of its smallest batch size."""
+    smallest: dict[Placement, float] = {}
+    for each in measured:
+        smallest[each.placement] = min(each.batch_size, smallest.get(each.placement, math.inf))
+    return [each for each in measured if each.batch_size == smallest[each.placement]]
 
 
 def _slower(compute: ComputeLatency) -> ComputeLatency:

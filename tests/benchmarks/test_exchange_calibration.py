@@ -215,3 +215,26 @@ def test_measurements_that_calibrate_nothing_are_refused():
         ExchangeCalibration(PROBES[:1], measured())
     with pytest.raises(ProblemError, match="one device or more"):
         ExchangeCalibration(PROBES, measured()).predict((), 4)
+
+
+def test_what_larger_batches_take_beyond_the_exchange_is_carried_over_to_placements_that_nobody_measured():
+    def busy(placement, batch):
+        return iteration_s(placement, batch) * (batch / 4.0) ** 0.06
+
+    known, unseen = [each for each in PLACEMENTS if each != (2, 2, 2)], (2, 2, 2)
+    several = [MeasuredIteration(each, batch, busy(each, batch)) for each in known for batch in (4.0, 16.0, 128.0)]
+    first = [row for row in several if row.batch_size == 4.0]
+    corrected, uncorrected = (ExchangeCalibration(PROBES, rows, [TRACE]) for rows in (several, first))
+    for placement in (unseen, (4, 4)):
+        for batch in (64.0, 128.0):
+            true = busy(placement, batch)
+            found, before = corrected.predict(placement, batch), uncorrected.predict(placement, batch)
+            assert abs(found.seconds[0] / true - 1) < 0.5 * abs(before.seconds[0] / true - 1)
+            assert found.sd_s[0] / found.seconds[0] < before.sd_s[0] / before.seconds[0]
+
+
+def test_one_larger_batch_far_off_does_not_correct_its_neighbours():
+    several = [row for batch in (4.0, 16.0, 64.0) for row in measured(batch=batch)]
+    several[-1] = MeasuredIteration(several[-1].placement, 64.0, 3 * several[-1].seconds)
+    found = ExchangeCalibration(PROBES, several, [TRACE]).predict((3, 3), 64.0).seconds[0]
+    assert found == pytest.approx(iteration_s((3, 3), 64.0), rel=0.06)

@@ -51,6 +51,39 @@ def test_regret_is_what_was_chosen_over_the_best_that_was_measured(module) -> No
     assert regret.CHOOSERS["CGF"](by_time) == pytest.approx(1.5)
 
 
+def test_where_most_rows_are_known_the_rest_is_asked_and_larger_batches_help(module) -> None:
+    end_to_end, sia = module("end_to_end"), module("sia")
+    batches = (8, 16, 32, 64, 128)
+    placements = [(1,), (2,), (4,), (1, 1), (2, 2), (2, 1), (4, 4), (1, 1, 1), (2, 2, 2), (4, 2)]
+    # Beyond what exchanges, several devices are the slower the larger the batch is.
+    rows = [
+        sia.StepTime("bert", "dgx", nodes, batch, seconds)
+        for nodes in placements
+        for batch in batches
+        for alone in [0.02 + 0.002 * batch]
+        for seconds in [alone if nodes == (1,) else (alone + 0.05 * len(nodes)) * (batch / 8) ** 0.1]
+    ]
+    (curve,) = end_to_end.curves_of(rows)
+    draws = [end_to_end.MostlyKnown.draw(curve, seed) for seed in range(20)]
+    for known in draws:
+        seen = {(each.placement, each.batch_size) for each in known.measured}
+        asked = {(row.nodes, row.batch_size) for row in [*known.unseen_placements, *known.unseen_rows]}
+        assert not seen & asked
+        assert seen | asked == {(row.nodes, row.batch_size) for row in rows if row.nodes != (1,)}
+        assert not {nodes for nodes, _ in seen} & {row.nodes for row in known.unseen_placements}
+        assert {nodes for nodes, _ in seen} >= {row.nodes for row in known.unseen_rows}
+        assert len(known.smallest()) == len({nodes for nodes, _ in seen})
+    unseen = sum(len(known.unseen_placements) for known in draws) / (20 * 9 * len(batches))
+    assert 0.08 < unseen < 0.22
+    calibration = module("exchange_calibration").ExchangeCalibration
+    with_all = end_to_end.mostly_known_errors([curve], lambda known: calibration(known.probes, known.measured))
+    with_first = end_to_end.mostly_known_errors([curve], lambda known: calibration(known.probes, known.smallest()))
+    for corrected, first in zip(with_all, with_first, strict=True):
+        assert abs(corrected.all).mean() < 0.5 * abs(first.all).mean()
+    assert with_all[0].of({"aws"}).by_key == {}
+    assert with_all[0].of({"dgx"}).all.size == with_all[0].all.size == with_all[0].deviations.size
+
+
 def test_a_random_instance_is_always_the_same_and_some_have_no_plan(module) -> None:
     instances = module("instances")
     first, _ = instances.instance(3, instances.SMALL)
