@@ -172,7 +172,9 @@ def _summary(jobs: Sequence[spot_jobs.SpotJob], outcomes: Sequence[Outcome], sur
 _ALONE = (
     "Cost over the prophet's (missed deadlines). The prophet knows what will be there and boots, saves and restarts "
     "for nothing, so nobody reaches it. Deadlines are 1.1 and 1.2 (tight), 1.5 and 2 times the work. The published "
-    "rules are told the true speed, and when there is capacity, which ours asks for every two minutes."
+    "rules are told the true speed, and when there is capacity, which ours asks for every two minutes. Jobs with "
+    "several zones were 24 at first, then 96, after the result of the 24 was known: 1.064 against 1.062 of Uniform "
+    "Progress. The first 24 are among the 96."
 )
 _FIGURE = (
     "ResNet50, batch 1,024, 400 iterations, deadline 500 s, least cost; spot machines 2 x p3.8xl, 8 x g3.8xl, 8 x "
