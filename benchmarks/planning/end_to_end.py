@@ -107,6 +107,8 @@ def _mostly_known(args: argparse.Namespace, curves: list[Curve]) -> list[str]:
     errors = {name: mostly_known_errors(curves, calibrated) for name, calibrated in ways.items()}
     rows = []
     for place, (what, wanted) in enumerate((("placements", 0.08), ("batches", 0.065))):
+        if not errors["default"][place].by_key:
+            continue
         shown = float(np.abs(errors["default"][place].all).mean())
         bar(args, f"end to end, most rows known, unseen {what}", f"<= {100 * wanted:g} %", percent(shown, 2),
             met=shown <= wanted)  # fmt: skip

@@ -43,13 +43,25 @@ class StepTime:
         return sum(self.nodes)
 
 
+Configuration = tuple[str, str, tuple[int, ...], int]  # network, cluster, nodes, batch size
+
+
 def read(path: Path = FILE) -> list[StepTime]:
     """Return the configurations of the ``placements`` files; ``scalability`` repeats them.
 
     Raises:
         FileNotFoundError: The file is absent.
     """
-    seconds: dict[tuple[str, str, tuple[int, ...], int], list[float]] = defaultdict(list)
+    return [StepTime(*key, statistics.median(each)) for key, each in sorted(measurements(path).items())]
+
+
+def measurements(path: Path = FILE) -> dict[Configuration, list[float]]:
+    """Return the seconds of a step that each configuration was measured at.
+
+    Raises:
+        FileNotFoundError: The file is absent.
+    """
+    seconds: dict[Configuration, list[float]] = defaultdict(list)
     with path.open(newline="", encoding="utf-8") as rows:
         for row in csv.DictReader(rows):
             if not row["source"].startswith("siasosp23/"):
@@ -60,7 +72,7 @@ def read(path: Path = FILE) -> list[StepTime]:
             nodes = tuple(sorted((int(digit) for digit in row["placement"].partition(".")[0]), reverse=True))
             key = (row["workload"], cluster, nodes, round(float(row["local_bsz"])))
             seconds[key].append(float(row["step_time_s"]))
-    return [StepTime(*key, statistics.median(each)) for key, each in sorted(seconds.items())]
+    return seconds
 
 
 def halves(placements: Sequence[tuple[int, ...]], half: int | np.random.Generator) -> tuple[list, list]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = ("planning",)
@@ -49,6 +51,24 @@ def test_regret_is_what_was_chosen_over_the_best_that_was_measured(module) -> No
     assert by_cost.measured == pytest.approx([1.0 / 32 * 2 * 1.54 / 3600, 1.5 / 32 * 2 * 0.30 / 3600])
     assert regret.CHOOSERS["FGF"](by_time) == pytest.approx(1.0)
     assert regret.CHOOSERS["CGF"](by_time) == pytest.approx(1.5)
+
+
+def test_a_chooser_that_knows_every_time_has_a_regret_where_measurements_scatter(module) -> None:
+    regret, sia, estimates = module("regret"), module("sia"), module("estimates")
+    measured = {
+        ("bert", "aws", (4,), 8): [0.9, 1.1],
+        ("bert", "aws", (2,), 16): [1.0],
+        ("bert", "aws", (1,), 32): [2.0],
+    }
+    rows = [sia.StepTime(*key, sum(each) / len(each)) for key, each in measured.items()]
+    problem = regret.Choice("bert", 32, "time", tuple(estimates.Estimates(row, {}, False) for row in rows))
+    (off,) = regret.deviations(measured).values()
+    assert off.std() == pytest.approx(abs(math.log(1.1 / 0.9)) / math.sqrt(2))
+    redrawn = regret.perfect_regrets([problem], measured)
+    # (4,) is measured twice anew and (2,), as quick, once; (1,) is never the best.
+    assert np.unique(redrawn.round(9)) == pytest.approx(np.exp([0.0, abs(off[0]), 2 * abs(off[0])]))
+    exact = {key: [row.step_s] for key, row in zip(measured, rows, strict=True)}
+    assert (regret.perfect_regrets([problem], exact) == 1.0).all()
 
 
 def test_where_most_rows_are_known_the_rest_is_asked_and_larger_batches_help(module) -> None:
