@@ -162,6 +162,13 @@ def test_cycles_that_were_told_stay_cycles_where_another_level_is_told_at_the_en
     assert {event.epoch.index for event in events if event.epoch.status == "other_level"} <= set(range(14))
 
 
+def test_cycles_belong_to_the_level_of_their_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = replace(_found(8.0, 8.0, 24.0), period_s=9.2)  # as pauses between some of them make it
+    tracker, events = _look(monkeypatch, [inner, inner, _found(24.0, 8.0, 24.0)])
+    assert not [event for event in events if event.kind == "withdrawn"]
+    assert {e.status for e in tracker.epochs if e.end_s - e.start_s == pytest.approx(8.0)} == {"other_level"}
+
+
 def test_cycles_that_were_told_are_withdrawn_where_the_run_has_no_such_level(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, events = _look(monkeypatch, [_found(8.0, 8.0), _found(8.0, 8.0), _found(59.9, 59.9)])
     assert len([event for event in events if event.kind == "withdrawn"]) == 14

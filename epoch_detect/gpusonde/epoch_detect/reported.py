@@ -256,7 +256,10 @@ def _is_cycle_of(found: EpochDetection, entry: _Tracked) -> bool:
     """Say whether what is none of the epochs of an answer is a cycle of another level of it."""
     if alike(entry.period_s, found.period_s):
         return False
-    return has_level(found, entry.period_s) or _leaves_out(found, entry.epoch)
+    # Pauses between cycles lengthen the period that was told with them, and not each of them.
+    length_s = entry.epoch.end_s - entry.epoch.start_s
+    of_level = has_level(found, length_s) and not alike(length_s, found.period_s)
+    return of_level or has_level(found, entry.period_s) or _leaves_out(found, entry.epoch)
 
 
 def _leaves_out(found: EpochDetection, epoch: TrackedEpoch) -> bool:
