@@ -446,7 +446,7 @@ MISTAKES: tuple[Case, ...] = (
         helps="prox",
         environment={"grpc_proxy": "http://127.0.0.1:9"},
     ),
-    Case("no such token file", _words("runs"), environment={"GPUSONDE_TOKEN_FILE": "nowhere"}, helps="No such file"),
+    Case("no such token file", _words("runs --token-file nowhere"), helps="No such file|--tls"),
     Case("every address without TLS", _words("collector --set server.listen=0.0.0.0:7433 --check-config"), helps="tls"),
     Case("a picture where none can be written", _run_on("detect --plot /proc/x.png"), helps="folder|file"),
     Case("`record` without a GPU", _words("record out.csv --duration-s 1s"), helps="driver|GPU"),

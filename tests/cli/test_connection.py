@@ -39,15 +39,15 @@ def test_commands_that_answer_here_are_not_sent_to_a_collector_by_a_profile(prof
     assert build_parser().parse_args(["predict", "--trace", "t.csv"]).collector is None
 
 
-def test_files_of_the_profile_lie_beside_it_and_give_way_to_the_environment(profile, tmp_path):
+def test_files_of_the_profile_lie_beside_it_and_give_way_to_environment_and_flag(profile, tmp_path):
     profile.write_text('tls_ca = "ca.pem"\ntoken_file = "/run/token"\ntls_server_name = "inside"\n')
-    given = argparse.Namespace(collector="host:1")
+    given = {"collector": "host:1", "tls_ca": None, "tls_cert": None, "tls_key": None, "token_file": None}
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
-    found = client_security(given, environment)
+    found = client_security(argparse.Namespace(**given), environment)
     assert (found.ca, found.token_file) == (str(profile.parent / "ca.pem"), "/run/token")
     assert found.server_name == "inside"
     environment |= {"GPUSONDE_TLS_CA": "other.pem", "GPUSONDE_TLS_SERVER_NAME": "outside"}
-    found = client_security(given, environment | {"GPUSONDE_TOKEN_FILE": "mine"})
+    found = client_security(argparse.Namespace(**{**given, "token_file": "mine"}), environment)
     assert (found.ca, found.token_file, found.server_name) == ("other.pem", "mine", "outside")
 
 

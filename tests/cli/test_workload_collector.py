@@ -181,7 +181,7 @@ def test_trainings_are_listed_with_their_state_and_reason(collector, capsys):
         assert word in said.out
 
 
-def test_queueing_is_for_admins(collector, tmp_path, capsys, monkeypatch):
+def test_queueing_is_for_admins(collector, tmp_path, capsys):
     code, said = fleet(capsys, "trainings", "--train", "voices", "--collector", collector.target)
     assert code == 1
     assert "no admin" in said.err
@@ -189,10 +189,9 @@ def test_queueing_is_for_admins(collector, tmp_path, capsys, monkeypatch):
     assert code == 2
     authority = Authority(tmp_path / "authority")
     certificate, key = authority.client("admin", "someone")
-    for name, file in (("CA", authority.ca), ("CERT", certificate), ("KEY", key)):
-        monkeypatch.setenv(f"GPUSONDE_TLS_{name}", str(file))
+    proof = ("--tls-ca", str(authority.ca), "--tls-cert", str(certificate), "--tls-key", str(key))
     with ThreadCollector(tmp_path / "data", **tls_settings(authority)) as running:
-        code, said = fleet(capsys, "trainings", "--train", "sounds", "--collector", running.target)
+        code, said = fleet(capsys, "trainings", "--train", "sounds", "--collector", running.target, *proof)
         assert code == 0, said.err
         assert "sounds" in said.out
         assert "queued" in said.out

@@ -112,7 +112,7 @@ def test_strangers_do_not_get_past_the_handshake(tls_collector, authority, tmp_p
             with pytest.raises(CollectorError) as error:
                 client.list_runs()
             assert error.value.code == "UNAVAILABLE"
-    with Client(tls_collector.target, timeout_s=30) as client, pytest.raises(CollectorError, match="give tls_ca"):
+    with Client(tls_collector.target, timeout_s=30) as client, pytest.raises(CollectorError, match="give --tls-ca"):
         client.list_runs()
 
 
@@ -126,7 +126,7 @@ def test_a_client_does_not_talk_to_a_server_with_another_name_or_authority(tls_c
     wrong_authority = ClientSecurity(str(other.ca), reader.certificate, reader.key)
     for security, says in (
         (wrong_name, "is for 127.0.0.1, localhost, not for other.example"),
-        (wrong_authority, "give as tls_ca the authority"),
+        (wrong_authority, "give with --tls-ca the authority"),
     ):
         with Client(tls_collector.target, timeout_s=30, security=security) as client:
             with pytest.raises(CollectorError, match=says) as error:

@@ -54,23 +54,20 @@ def test_the_certificates_are_those_that_the_documentation_names(
         with WireStream(collector.target, hello("host-1"), security=security(certificates, "agent-host-1")) as stream:
             stream.greet()
             stream.send(inventory(), batch(2)).wait_acked(2)
-            prove(monkeypatch, certificates, "admin")
-            (agent,) = ask("fleet", "list", "--collector", collector.target)["agents"]
+            files = ("--tls-ca", str(certificates / "ca.pem"), "--tls-cert", str(certificates / "admin.pem"))
+            at = ("--collector", collector.target, *files, "--tls-key", str(certificates / "admin.key"))
+            (agent,) = ask("fleet", "list", *at)["agents"]
             assert agent["identity"] == "certificate agent/host-1"
         with (
             WireStream(collector.target, hello("host-2"), security=security(certificates, "agent-host-1")) as stream,
             pytest.raises(StreamEnded, match="may not stream as agent host-2"),
         ):
             stream.greet()
-        prove(monkeypatch, certificates, "reader")
+        for variable, file in (("CA", "ca.pem"), ("CERT", "reader.pem"), ("KEY", "reader.key")):
+            monkeypatch.setenv(f"GPUSONDE_TLS_{variable}", str(certificates / file))
         assert ask("runs", "--collector", collector.target) == {"runs": []}
         assert main(["fleet", "list", "--collector", collector.target]) == 1
         assert "certificate reader/reader is no admin" in capsys.readouterr().err
-
-
-def prove(monkeypatch: pytest.MonkeyPatch, certificates: Path, name: str) -> None:
-    for variable, file in (("CA", "ca.pem"), ("CERT", f"{name}.pem"), ("KEY", f"{name}.key")):
-        monkeypatch.setenv(f"GPUSONDE_TLS_{variable}", str(certificates / file))
 
 
 def test_run_again_it_renews_and_keeps_the_authority(certificates: Path) -> None:
@@ -90,17 +87,15 @@ def test_what_is_no_name_goes_into_no_certificate(tmp_path: Path, options: tuple
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("options", "words"),
     [
-        ({"TLS_CERT": "x"}, "come together"),
-        ({"TLS_CERT": "x", "TLS_KEY": "y"}, "needs the server's authority"),
-        ({"COLLECTOR": "far.example:1", "TOKEN_FILE": "x"}, "never sent in plain text"),
+        (("--tls-cert", "x"), "come together"),
+        (("--tls-cert", "x", "--tls-key", "y"), "needs the server's authority"),
+        (("--collector", "far.example:1", "--token-file", "x"), "never sent in plain text"),
     ],
 )
-def test_files_that_do_not_go_together_are_a_usage_error(
-    environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_options_that_do_not_go_together_are_a_usage_error(
+    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(f"GPUSONDE_{name}", value)
-    assert main(["runs"]) == 2
+    assert main(["runs", *options]) == 2
     assert words in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import os
 import socket
 import subprocess
 import sys
@@ -116,11 +115,11 @@ def test_a_host_that_can_be_no_name_is_told_as_that(authority, host):
 def test_a_server_with_tls_and_one_without_are_told_to_the_client_of_the_other(authority):
     with grpc_server(authority.server()) as encrypted:
         assert kind_and_words(encrypted) == ("encrypted", "it speaks TLS")
-        assert "it speaks TLS; give tls_ca" in refusal(encrypted)
+        assert "it speaks TLS; give --tls-ca" in refusal(encrypted)
     with grpc_server() as plain:
         security = ClientSecurity(ca=str(authority.ca))
         assert kind_and_words(plain, security) == ("plain", "it does not speak TLS")
-        assert "it does not speak TLS; leave tls_ca out" in refusal(plain, security)
+        assert "it does not speak TLS; leave --tls-ca out" in refusal(plain, security)
 
 
 def test_a_web_server_is_told_with_and_without_tls_asked_for(authority):
@@ -139,7 +138,7 @@ def test_a_certificate_of_another_authority_of_other_names_or_too_old_is_told_as
     with grpc_server(other.server()) as stranger:
         kind, words = kind_and_words(stranger, security)
         assert (kind, words.startswith(f"its certificate is of no authority in {authority.ca}")) == ("authority", True)
-        assert "give as tls_ca the authority that its certificate comes from" in refusal(stranger, security)
+        assert "give with --tls-ca the authority that its certificate comes from" in refusal(stranger, security)
     with grpc_server(authority.server(hosts=("gpu-collector.example", "*.rack.example", "10.0.0.7"))) as renamed:
         words = "its certificate is for gpu-collector.example, *.rack.example, 10.0.0.7, not for 127.0.0.1"
         assert kind_and_words(renamed, security) == ("name", words)
@@ -177,9 +176,8 @@ def test_only_grpcs_own_variable_puts_a_proxy_between_and_it_is_named_without_it
 def test_a_command_prints_one_line_and_none_of_grpcs(authority, tmp_path):
     other = Authority(tmp_path / "other")
     with grpc_server(other.server()) as stranger:
-        command = [sys.executable, "-m", "gpusonde.cli", "runs", "--collector", stranger]
-        known = os.environ | {"GPUSONDE_TLS_CA": str(authority.ca)}
-        done = subprocess.run(command, env=known, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "gpusonde.cli", "runs", "--collector", stranger, "--tls-ca", str(authority.ca)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "its certificate is of no authority in" in done.stderr

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
 import sys
-import unittest.mock
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -378,8 +376,7 @@ def tokens(folder: Path) -> Any:
     with ThreadCollector(folder / "empty", **settings) as collector:
         address = ("--collector", collector.target)
         refused = ask("runs", *address, exit_code=1)["error"]["type"]
-        with unittest.mock.patch.dict(os.environ, {"GPUSONDE_TOKEN_FILE": str(access / "reader.token")}):
-            return [refused, ask("runs", *address)["runs"]]
+        return [refused, ask("runs", *address, "--token-file", str(access / "reader.token"))["runs"]]
 
 
 OBSERVED: Mapping[str, Callable[[Path], Any]] = {

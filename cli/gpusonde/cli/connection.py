@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from gpusonde.collector.client import Client
     from gpusonde.service.tls import ClientSecurity
 
-# Key of the profile, environment variable.
-_FILES = {
-    "tls_ca": "GPUSONDE_TLS_CA",
-    "tls_cert": "GPUSONDE_TLS_CERT",
-    "tls_key": "GPUSONDE_TLS_KEY",
-    "token_file": "GPUSONDE_TOKEN_FILE",
-}
+# Destination of the flag and key of the profile, environment variable, what it holds.
+_FILES = (
+    ("tls_ca", "GPUSONDE_TLS_CA", "PEM file with the authority of the collector's certificate; turns TLS on"),
+    ("tls_cert", "GPUSONDE_TLS_CERT", "PEM file with your certificate and its chain"),
+    ("tls_key", "GPUSONDE_TLS_KEY", "PEM file with its key"),
+    ("token_file", "GPUSONDE_TOKEN_FILE", "file with a token of 'gpusonde token new', instead of a certificate"),
+)
 _COLLECTOR = "GPUSONDE_COLLECTOR"
 # The name in the collector's certificate where that is not the address's host: rare enough to need no flag.
 _SERVER_NAME = "GPUSONDE_TLS_SERVER_NAME"
@@ -93,14 +93,14 @@ def add_collector_options(
     default: str | None = DEFAULT_COLLECTOR,
     otherwise: str = "predicting here",
 ) -> None:
-    """Declare ``--collector`` of the commands that ask one; environment and profile prove who asks whom.
+    """Declare ``--collector`` of the commands that ask one, and what proves who asks whom.
 
     ``otherwise`` is what happens without, for commands that have no default.
     """
     group = parser.add_argument_group(
         "the collector",
-        "Certificates and tokens stand in ~/.config/gpusonde/client.toml, or in the environment: "
-        f"{', '.join(_FILES.values())}.",
+        f"Each option has an environment variable, named in brackets, and a key of ~/.config/gpusonde/client.toml; "
+        f"{_SERVER_NAME} is the name in the collector's certificate, if not the address's host.",
     )
     group.add_argument(
         "--collector",
@@ -112,6 +112,8 @@ def add_collector_options(
     )
     # Environment and profile are looked at when the command connects: help is there for those whose profile is broken.
     parser.set_defaults(default_collector=default)
+    for name, variable, text in _FILES:
+        group.add_argument(_flag(name), metavar="FILE", help=f"{text} [{variable}]")
 
 
 def collector_address(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> str:
@@ -131,7 +133,7 @@ def collector_address(args: argparse.Namespace, environment: Mapping[str, str] =
 
 
 def client_security(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> ClientSecurity:
-    """Return the files to use; the environment wins over the user's profile.
+    """Return the files to use; flags win over the environment, and that over the user's profile.
 
     Raises:
         UsageError: They do not go together, or the profile is not what it should be.
@@ -140,7 +142,8 @@ def client_security(args: argparse.Namespace, environment: Mapping[str, str] = o
 
     profile = ClientProfile.read(environment)
     values = {
-        name: environment.get(variable, "") or profile.file(name, environment) for name, variable in _FILES.items()
+        name: getattr(args, name) or environment.get(variable, "") or profile.file(name, environment)
+        for name, variable, _ in _FILES
     }
     security = ClientSecurity(
         ca=values["tls_ca"],
@@ -150,7 +153,7 @@ def client_security(args: argparse.Namespace, environment: Mapping[str, str] = o
         token_file=values["token_file"],
     )
     if problem := security.problem(args.collector):
-        raise UsageError(f"{', '.join(_FILES)} and tls_server_name of client.toml, or of the environment: {problem}")
+        raise UsageError(f"--tls-ca, --tls-cert, --tls-key, --token-file and {_SERVER_NAME}: {problem}")
     return security
 
 
@@ -164,3 +167,7 @@ def connect(args: argparse.Namespace) -> Client:
     from gpusonde.collector.client import Client
 
     return Client(collector_address(args), security=client_security(args))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -111,7 +111,7 @@ class TrainingsPayload(TypedDict):
 def add_token_options(parser: Parser) -> None:
     """Declare ``gpusonde token``."""
     parser.description = (
-        "Make a bearer token. It is printed once: put it alone into the file that uplink.token_file or token_file "
+        "Make a bearer token. It is printed once: put it alone into the file that uplink.token_file or --token-file "
         "names, and the [[token]] lines into the collector's security.tokens_file, which holds a digest only."
     )
     parser.add_argument("action", choices=["new"], help="make one")

@@ -23,12 +23,12 @@ _ADVICE = {
     "nobody": "start one with 'gpusonde collector', or give its address",
     "path": "check the address and this host's network",
     "http": "give the port of server.listen (7433), not that of its metrics",
-    "encrypted": "give tls_ca, and tls_cert with tls_key, or token_file, in ~/.config/gpusonde/client.toml",
-    "plain": "leave tls_ca out if it is meant to have no TLS, or check the port",
-    "authority": "give as tls_ca the authority that its certificate comes from",
+    "encrypted": "give --tls-ca, and --tls-cert with --tls-key, or --token-file",
+    "plain": "leave --tls-ca out if it is meant to have no TLS, or check the port",
+    "authority": "give with --tls-ca the authority that its certificate comes from",
     "expired": "have its certificate renewed, or this host's clock set",
     "name": "ask for it by one of these names, or set GPUSONDE_TLS_SERVER_NAME to one",
-    "stranger": "give tls_cert and tls_key of a certificate from the collector's client authority",
+    "stranger": "give --tls-cert and --tls-key of a certificate from the collector's client authority",
 }
 
 
@@ -124,7 +124,7 @@ class ServiceClient:
                 details = f"the collector at {self._target} did not answer in time"
                 advice = "try again, or look at its log"
             elif code == "UNAUTHENTICATED":
-                advice = "give tls_cert and tls_key, or token_file, in ~/.config/gpusonde/client.toml"
+                advice = "give --tls-cert and --tls-key, or --token-file"
             elif code == "PERMISSION_DENIED":
                 advice = "ask with a certificate or token of another role"
             raise CollectorError(code, details, advice) from error
