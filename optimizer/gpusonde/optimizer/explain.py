@@ -138,8 +138,8 @@ SolveAgain = Callable[[Problem, Plan], SearchResult]
 def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> Proof:
     """Return what a search has shown."""
     searched = (
-        f"{found.subproblems} of {found.cells_in_all} combinations of network, slowest latency and number of GPUs were "
-        f"searched, {found.estimated} plans were estimated"
+        f"{found.subproblems:,} of {found.cells_in_all:,} combinations of network, slowest latency and number of GPUs "
+        f"were searched, {found.estimated:,} plans were estimated"
     )
     if found.value is None:
         words = f"{searched}; " + ("no plan is left." if found.complete else "the time limit ended the search.")
