@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
@@ -30,9 +31,10 @@ from support.wire_agent import batch, block, inventory, wait_until
 from gpusonde.collector import CollectorConfig
 from gpusonde.collector.alerts import AlertCounters
 from gpusonde.collector.metrics import JobMetrics
-from gpusonde.collector.push.outgoing import Pusher, post, read_headers
+from gpusonde.collector.push.outgoing import Pusher, read_headers
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.errors import ConfigError
+from gpusonde.http_request import send
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
 
@@ -313,6 +315,12 @@ def test_points_that_are_refused_are_lost_once_and_follow_no_redirect(refusing):
     assert refusing.asked == {"/moved": 1, "/broken": 1}
 
 
+def test_no_proxy_of_the_site_comes_between_two_programs_of_one_host(refusing, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{own_port()}")
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        send(urllib.request.Request(f"{refusing.address}/broken", bytes(cramjam.snappy.compress_raw(b""))), 5.0)
+
+
 def test_a_message_that_is_refused_keeps_the_next_ones_from_nothing(refusing, monkeypatch):
     monkeypatch.setattr("gpusonde.collector.push.remote_write.MOST_POINTS", 7)
     refusing.refuses = lambda number: number == 2
@@ -394,7 +402,7 @@ class Dripping:
 def test_who_answers_a_byte_now_and_then_holds_nobody_and_no_connection(scheme, begins):
     with Dripping(begins) as server:
         with pytest.raises(OSError, match="longer than 1 s"):
-            post(f"{scheme}://{server.place}/", b"told", {}, 1.0)
+            send(urllib.request.Request(f"{scheme}://{server.place}/", b"told"), 1.0)
         wait_until(lambda: server.ended, 60, "the end of the connection")
 
 

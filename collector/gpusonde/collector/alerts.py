@@ -19,15 +19,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
+from urllib.request import Request
 
 from gpusonde.collector.config import AlertsConfig
-from gpusonde.collector.push.outgoing import post
 from gpusonde.collector.query.jobs import list_jobs
 from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.model import AlertRow
 from gpusonde.collector.storage.store import Store
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import RequestError, StoreError
+from gpusonde.http_request import send
 from gpusonde.query.v1 import query_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -310,4 +311,5 @@ def _time(unix_nano: int) -> str:
 
 
 def _post(address: str, body: Mapping[str, Any]) -> None:
-    post(address, json.dumps(body).encode(), {"Content-Type": "application/json"}, _SEND_TIMEOUT_S)
+    content = {"Content-Type": "application/json"}
+    send(Request(address, json.dumps(body).encode(), content), _SEND_TIMEOUT_S)  # noqa: S310 - the configuration checks

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import math
 import re
@@ -27,9 +26,9 @@ from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen, complain
 from gpusonde.cli.parsing import Parser
-from gpusonde.collector.push.outgoing import NoRedirect
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UsageError
 from gpusonde.formatting import percent
+from gpusonde.http_request import send
 from gpusonde.service.config import check_url, parse_duration_s
 from gpusonde.service.tls import is_loopback
 
@@ -324,15 +323,13 @@ class _ApiServer:
             self._api + path, None if body is None else json.dumps(body).encode(), headers, method=method
         )
         context = ssl.create_default_context(cafile=str(authority)) if authority.exists() else None
-        opener = urllib.request.build_opener(NoRedirect, urllib.request.HTTPSHandler(context=context))
         try:
-            with opener.open(request, timeout=_TIMEOUT_S) as answer:
-                found = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
-                return found if isinstance(found, dict) else {}
+            found = json.loads(send(request, _TIMEOUT_S, most_bytes=_LARGEST_ANSWER_BYTES, tls=context))
+            return found if isinstance(found, dict) else {}
         except urllib.error.HTTPError as error:
-            said = error.read(500).decode(errors="replace")
+            said = error.read().decode(errors="replace")
             raise CommandError(f"the API server answers {error.code}: {' '.join(said.split())[:200]}") from error
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             raise _NoAnswerError(f"the API server at {self._api} does not answer: {error}") from error
         except ValueError as error:
             raise CommandError(f"the API server at {self._api} answers no JSON: {error}") from error

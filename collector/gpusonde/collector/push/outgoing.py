@@ -1,4 +1,4 @@
-"""What leaves the collector: the way out over HTTP, and ``Pusher``, which has the series of ``/metrics`` sent.
+"""``Pusher``, which has the series of ``/metrics`` sent, and the headers of a receiver that takes them over HTTP.
 
 What a receiver does not take is lost and counted: series are of now, and the next ones are newer. A message that is
 refused keeps the next ones from nothing; a receiver that is gone costs little time per interval, and no memory.
@@ -7,20 +7,12 @@ refused keeps the next ones from nothing; a receiver that is gone costs little t
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import http.client
 import logging
-import queue
 import re
-import socket
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -29,101 +21,6 @@ from gpusonde.errors import StoreError, TlsError
 from gpusonde.service.tls.certificates import locate, read_secret
 
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+)[ \t]*:[ \t]*([\x20-\x7e]*)")
-
-
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Keeps what is told, and the secret that goes with it, from going where nobody sent it."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Follow none: the answer becomes an ``HTTPError``."""
-
-
-class _EndableConnection(http.client.HTTPConnection):
-    """Ends when another thread says so: a socket's timeout is one of silence, which a byte now and then prolongs."""
-
-    _line: socket.socket | None = None
-    _is_ended = False
-
-    def connect(self) -> None:
-        super().connect()
-        # A second name: the handshake of TLS takes the first one away.
-        self._line = self.sock.dup()
-        if self._is_ended:
-            raise TimeoutError("connected too late")
-
-    def close(self) -> None:
-        super().close()
-        if self._line is not None:
-            self._line.close()
-
-    def end(self) -> None:
-        """Have what goes on fail."""
-        self._is_ended = True
-        line = self._line or self.sock
-        if line is not None:
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-
-
-class _EndableTlsConnection(http.client.HTTPSConnection, _EndableConnection):
-    """The same with TLS."""
-
-
-class _Connecting(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Keeps the connection of its request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.connection: _EndableConnection | None = None
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(self._made, _EndableConnection), req)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(self._made, _EndableTlsConnection), req)
-
-    def _made(self, kind: type[_EndableConnection], host: str, *, timeout: float) -> _EndableConnection:
-        self.connection = kind(host, timeout=timeout)
-        return self.connection
-
-
-def post(address: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> None:
-    """Send one body within a time, whoever answers how slowly; redirections are not followed.
-
-    Raises:
-        OSError: It was not taken.
-    """
-    connecting = _Connecting()
-    failed: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def send() -> None:
-        error: Exception | None = None
-        try:
-            request = urllib.request.Request(address, body, dict(headers))  # noqa: S310 - the configuration checks it
-            with urllib.request.build_opener(NoRedirect, connecting).open(request, timeout=timeout_s):
-                pass
-        except urllib.error.HTTPError as refused:
-            refused.close()
-            error = refused
-        except Exception as other:
-            error = other
-        finally:
-            if connecting.connection is not None:
-                connecting.connection.close()
-            failed.put(error)
-
-    # Names are looked up without a limit: not even that holds the caller, or the end of the process.
-    threading.Thread(target=send, daemon=True).start()
-    try:
-        error = failed.get(timeout=timeout_s)
-    except queue.Empty:
-        if connecting.connection is not None:
-            connecting.connection.end()
-        raise TimeoutError(f"it took longer than {timeout_s:g} s") from None
-    if isinstance(error, OSError):
-        raise error
-    if error is not None:  # what came was no HTTP, or the address is none
-        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def read_headers(path: str) -> dict[str, str]:

@@ -9,12 +9,14 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from urllib.request import Request
 
 import cramjam
 from prometheus_client.metrics_core import Metric
 
-from gpusonde.collector.push.outgoing import MOST_POINTS, TIMEOUT_S, post, read_headers
+from gpusonde.collector.push.outgoing import MOST_POINTS, TIMEOUT_S, read_headers
 from gpusonde.formats.v1 import remote_write_pb2 as pb
+from gpusonde.http_request import send
 
 _HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -115,6 +117,7 @@ class WriteBatch:
             OSError: It was not taken.
         """
         body = pb.WriteRequest(timeseries=self.series()).SerializeToString()
-        post(self.url, bytes(cramjam.snappy.compress_raw(body)), self.headers, TIMEOUT_S)
+        compressed = bytes(cramjam.snappy.compress_raw(body))
+        send(Request(self.url, compressed, dict(self.headers)), TIMEOUT_S)  # noqa: S310 - checked by the configuration
         for labels, _ in self.points:
             self.note_taken(labels)

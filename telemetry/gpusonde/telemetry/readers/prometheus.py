@@ -7,31 +7,26 @@ Prefixes in front of ``/api/v1`` are kept, ``proms://`` is https, a user and pas
 from __future__ import annotations
 
 import base64
-import contextlib
-import http.client
-import queue
 import re
-import threading
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote, urlencode
 
 from gpusonde.errors import TraceFormatError, shown
+from gpusonde.http_request import send
 from gpusonde.telemetry.readers.delimited import unix_scale
 from gpusonde.telemetry.readers.records import Records, decode, records_of
 
 _SCHEMES = {"prom": "http", "proms": "https"}
 _SILENCE_S = 60.0
 _LONGEST_ANSWER_S = 600.0
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MOST_BYTES = 256 << 20
 _LAST_S = 3600.0
 # Prometheus refuses to evaluate at more places than this.
 _MOST_STEPS = 11_000
-_CHUNK_BYTES = 1 << 16
 _KEYS = ("query", "start", "end", "last", "step")
 _ASKS = re.compile(rf"\?(?=(?:{'|'.join(_KEYS)})=)")
 _SERVER = re.compile(
@@ -138,21 +133,6 @@ def _parse(place: str, address: str) -> _Api:
     return _Api(url, match["host"].strip("[]"), pair, asked)
 
 
-class _StayThere(urllib.request.HTTPRedirectHandler):
-    """Another host has no business with the password, and urllib would send it there."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> None:
-        """Follow none: the answer becomes an ``HTTPError``."""
-
-
 def _ask(place: str, api: _Api, path: str, form: dict[str, str]) -> str:
     url = f"{api.url}{path}"
     request = urllib.request.Request(url, urlencode(form).encode())  # noqa: S310 - http or https
@@ -160,69 +140,32 @@ def _ask(place: str, api: _Api, path: str, form: dict[str, str]) -> str:
         user, _, password = api.pair.partition(":")
         pair = f"{unquote(user)}:{unquote(password)}"
         request.add_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
-    # As for gRPC: a proxy of the site has no business with this very host.
-    own = [urllib.request.ProxyHandler({})] if api.host in _LOOPBACK else []
-    opener = urllib.request.build_opener(_StayThere, *own)
-    came: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
-
-    def fetch() -> None:
-        try:
-            came.put(_body(place, url, opener, request))
-        except Exception as error:
-            came.put(error)
-
-    # A socket's limit is one of silence: who sends a byte of a header now and then is waited for here.
-    threading.Thread(target=fetch, daemon=True).start()
     try:
-        body = came.get(timeout=_LONGEST_ANSWER_S)
-    except queue.Empty:
-        body = _too_slow(place, url)
-    if isinstance(body, Exception):
-        raise body from None
-    return body.decode(errors="replace")
-
-
-def _too_slow(place: str, url: str) -> TraceFormatError:
-    return TraceFormatError(
-        place, f"{url} took longer than {_LONGEST_ANSWER_S:g} s; ask for fewer series or a shorter time"
-    )
-
-
-def _body(place: str, url: str, opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> bytes:
-    ends_at = time.monotonic() + _LONGEST_ANSWER_S
-    body, chunk = bytearray(), b"-"
-    try:
-        with opener.open(request, timeout=_SILENCE_S) as answer:
-            while len(body) <= _MOST_BYTES and time.monotonic() < ends_at and (chunk := answer.read1(_CHUNK_BYTES)):
-                body += chunk
-            whole = chunk == b""
-            # read1 takes the end of the connection for that of the answer.
-            if whole and answer.length:
-                raise http.client.IncompleteRead(bytes(body), answer.length)
+        body = send(request, _LONGEST_ANSWER_S, silence_s=_SILENCE_S, most_bytes=_MOST_BYTES)
+    except TimeoutError:
+        raise TraceFormatError(
+            place, f"{url} took longer than {_LONGEST_ANSWER_S:g} s; ask for fewer series or a shorter time"
+        ) from None
     except urllib.error.HTTPError as error:
         if error.code // 100 == 3:
             leads = shown(error.headers.get("Location") or "elsewhere")
             raise TraceFormatError(
                 place, f"{url} leads to {leads}, which is not followed; write the address of Prometheus itself"
             ) from None
-        said = ""
-        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-            said = error.read(4096).decode(errors="replace")
+        said = error.read().decode(errors="replace")
         match = re.search(r'"error"\s*:\s*"((?:[^"\\]|\\.)*)"', said)
         raise TraceFormatError(
             place,
             f"{url} refused ({error.code}): {shown(match[1] if match else said or error.reason)}; correct the query",
         ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except OSError as error:
         reason = shown(str(getattr(error, "reason", error)) or type(error).__name__).strip("'\"")
         raise TraceFormatError(
             place, f"no answer from {url}: {reason}; is this the address of Prometheus, and is it running?"
         ) from None
     if len(body) > _MOST_BYTES:
         raise TraceFormatError(place, f"more than {_MOST_BYTES:,} bytes; ask for fewer series or a shorter time")
-    if not whole:
-        raise _too_slow(place, url)
-    return bytes(body)
+    return body.decode(errors="replace")
 
 
 def _decoded(place: str, body: str) -> list[tuple[int, Any]]:
