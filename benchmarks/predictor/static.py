@@ -18,6 +18,7 @@ from gpusonde.simulator.parallel import ParallelPredictor, Placement
 
 # Of the hosts that gavel's jobs were spread over.
 _SLOW_NETWORK = 10e9 / 8
+_FEW_JOBS = 3
 
 
 def static_section(path: Path) -> str:
@@ -143,25 +144,50 @@ def several_gpus_section(path: Path) -> str:
             )
             for place, *found in zip(others, *answers, strict=True):
                 true_s = ran["t_rel"][place]
-                rows.append((first["dataset"], count, *(score for each in found for score in _score(each, true_s))))
+                rows.append((
+                    first["dataset"], count, *(score for each in found for score in _score(each, true_s)),
+                    (placed[source].gpu.name, placed[place].gpu.name, first["precision"]),
+                    found[-1].epoch_latency_s / true_s,
+                ))  # fmt: skip
     found = pd.DataFrame(rows)
+    found[9] = found.groupby([0, 1, 8])[9].transform(_errors_by_others)
     cells = []
     for count, dataset in [
         *((each, "all") for each in (2, 3, 4, 8)),
         *((each, name) for name in ("lambda", "gavel", "ryujaehun") for each in (4, 8)),
     ]:
         of = found[(found[1] == count) & ((found[0] == dataset) | (dataset == "all"))]
-        for first_column, known in ((2, "one GPU"), (4, "exchange"), (6, "exchange, batch told")):
-            if len(of):
-                scores = of[[first_column, first_column + 1]].to_numpy(dtype=float)
-                cells.append((count, dataset, len(of), known, *_summary(scores)))
+        if len(of):
+            scores = (_summary(of[[column, column + 1]].to_numpy(dtype=float)) for column in (2, 4, 6))
+            cells.append((
+                count, dataset, len(of), *(f"{mean} ({inside})" for mean, _, inside in scores),
+                percent(float(of[9].mean())),
+            ))  # fmt: skip
     return (
         "\nJobs on several GPUs, asked for as many of the target: as one GPU is answered, with the exchange of "
-        "gradients (`simulator/parallel.py`), and with the batch per GPU told for both. The exchange was fitted to "
-        "gavel and ryujaehun (DataParallel, whose single process binds it), all of lambda was kept back; how wide "
-        "intervals are was chosen on all of them:\n\n"
-        + table(("GPUs", "dataset", "predictions", "answered", "mean error", "median", "coverage of 90 %"), cells)
+        "gradients (`simulator/parallel.py`), and with the batch per GPU told for both; mean error, in brackets the "
+        "coverage of 90 % intervals. The exchange was fitted to gavel and ryujaehun (DataParallel, whose single "
+        "process binds it), all of lambda was kept back; how wide intervals are was chosen on all of them. *Pair "
+        "timed*: the best that is to be had without a word on the job, the answer times a factor that the other jobs "
+        "of the dataset on the same two GPUs give, as many and in the same precision (three or more).\n\n"
+        + table(
+            ("GPUs", "dataset", "predictions", "as one GPU", "with the exchange", "and the batch told", "pair timed"),
+            cells,
+        )
     )
+
+
+def _errors_by_others(ratios: pd.Series) -> pd.Series:
+    """Relative errors left by the factor that is best for all others, from predicted / true; NaN for few others."""
+    errors = np.full(len(ratios), math.nan)
+    values = ratios.to_numpy()
+    if len(values) > _FEW_JOBS:
+        for place, ratio in enumerate(values):
+            others = np.sort(np.delete(values, place))[::-1]
+            # Of sum |factor * ratio - 1| the median of 1 / ratio, weighted by the ratios, is the least.
+            weights = others.cumsum()
+            errors[place] = abs(ratio / others[np.searchsorted(weights, weights[-1] / 2)] - 1)
+    return pd.Series(errors, index=ratios.index)
 
 
 def _log_median(seconds: pd.Series) -> float:

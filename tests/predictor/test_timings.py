@@ -41,6 +41,12 @@ def test_a_job_is_predicted_from_each_gpu_it_ran_on_to_every_other(tmp_path):
     assert sorted(trusted.errors.measured_s.tolist()) == pytest.approx([math.sqrt(0.99), 2.0])
 
 
+def test_timings_that_do_not_say_of_which_job_are_compared_with_nothing(tmp_path):
+    rows = ("0,a,one,T4,fp32,2.0,True", "1,a,one,V100,fp32,0.9,True")
+    timings = read_timings(write(tmp_path, *rows, "2,,one,T4,fp32,90.0,True", "3,,one,V100,fp32,1.0,True"))
+    assert evaluate_timings(timings, LatencyModel.shipped(), only_main=True).overall.pairs == 2
+
+
 @pytest.mark.parametrize(
     ("row", "field", "said"),
     [

@@ -64,6 +64,8 @@ def is_timings_table(path: str | Path) -> bool:
 def read_timings(path: str | Path, *, gpus: GpuCatalog | None = None) -> tuple[Timing, ...]:
     """Read a table of timings from CSV; columns other than ``COLUMNS`` are not looked at.
 
+    Rows without a time, and rows that do not say of which job, are passed over: nothing can be compared with them.
+
     Args:
         path: The file.
         gpus: Catalogue to look the GPUs up in; the one that is shipped when left out.
@@ -75,7 +77,7 @@ def read_timings(path: str | Path, *, gpus: GpuCatalog | None = None) -> tuple[T
     gpus = gpus or load_gpus()
     known: dict[str, GpuSpec] = {}
     table = read_table(path, required=COLUMNS)
-    timings = tuple(_read_timing(row, gpus, known) for row in table.rows if row.text("t_rel"))
+    timings = tuple(_read_timing(row, gpus, known) for row in table.rows if row.text("t_rel") and row.text("pair_key"))
     if not timings:
         raise TableError("the table has a heading but no timings", path=table.path)
     return timings
