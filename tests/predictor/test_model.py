@@ -24,6 +24,7 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
     interpolate_rising,
     rate_uncertainty,
 )
+from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, roofline
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees
 from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
@@ -87,6 +88,10 @@ def test_with_both_gpus_unseen_the_prior_alone_answers(model, runs, gpus):
     (prediction,) = model.predict(source, [gpus.get("H100-SXM5-80GB")])
     assert prediction.method == "prior only"
     assert prediction.status == "extrapolated"
+    line = dataclasses.replace(roofline(source, MetricLevel.NVIDIA_SMI), exponent=model.state.pairs.working_exponent)
+    log_ratio = log_latency_ratio(source, gpus.get("H100-SXM5-80GB"), line)
+    assert prediction.epoch_latency_s == pytest.approx(source.epoch_latency_s * math.exp(log_ratio))
+    assert line.exponent != 1.0
 
 
 def test_a_missing_metric_degrades_openly_to_the_prior(model, runs, gpus):

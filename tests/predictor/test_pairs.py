@@ -35,6 +35,16 @@ def test_parts_joined_again_mean_what_they_meant(pairs):
     ] == [*gpus[0], *gpus[1]]
 
 
+@pytest.mark.parametrize("true", [0.8, 1.0, 1.4])
+def test_the_power_that_working_time_goes_with_is_found_from_pairs_and_drawn_to_one(pairs, true):
+    known = replace(pairs, log_ratio=pairs.log_prior(true))
+    assert known.working_exponent == pytest.approx(true, abs=abs(true - 1) / 3)
+    (one, other) = (int(pairs.source_gpu[0]), int(pairs.target_gpu[0]))
+    few = known.where(known.touches(one) & known.touches(other))
+    assert abs(few.working_exponent - 1) <= abs(known.working_exponent - 1)
+    assert known.where(np.zeros(len(known), dtype=bool)).working_exponent == 1.0
+
+
 def test_a_model_does_not_mind_where_its_pairs_come_from(pairs, runs, small_settings):
     quick = replace(small_settings, regimes=())
     half = pairs.configuration % 2 == 0

@@ -124,7 +124,15 @@ class Calibrator:
         return [part for part in parts if len(part.log_errors)]
 
     def _measure_prior_only(self) -> FloatArray:
-        return self._residual
+        """Return errors on pairs of two GPUs, the power of the ratio from all pairs that neither of them is in."""
+        pairs = self._pairs
+        errors = np.zeros(len(pairs))
+        ends = np.sort(np.stack([pairs.source_gpu, pairs.target_gpu]), axis=0)
+        for one, other in np.unique(ends, axis=1).T.tolist():
+            between = (ends[0] == one) & (ends[1] == other)
+            others = pairs.where(~(pairs.touches(one) | pairs.touches(other)))
+            errors[between] = pairs.where(between).log_prior(others.working_exponent) - pairs.log_ratio[between]
+        return errors
 
     def _measure_static_only(self) -> FloatArray:
         return self._pairs.static - self._pairs.log_ratio

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -226,6 +226,8 @@ class Query:
             # Nothing learned applies, so the metrics that split the work between memory and compute decide.
             level = MetricLevel.DCGM
         line = roofline(source, level)
+        if level is MetricLevel.NVIDIA_SMI:
+            line = replace(line, exponent=self._state.pairs.working_exponent)
         if level in (MetricLevel.STATIC, MetricLevel.UTILIZATION):
             log_ratio = log_cautious_ratio(source, target, line)
         else:

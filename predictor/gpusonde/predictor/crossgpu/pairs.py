@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
+from gpusonde.predictor.crossgpu.features import FEATURES, REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
 from gpusonde.predictor.crossgpu.neighbourhood import TrainedGpu
 from gpusonde.predictor.crossgpu.prior import log_cautious_ratio, log_latency_ratio, metric_level, roofline
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
@@ -20,6 +21,14 @@ BoolArray = npt.NDArray[np.bool_]
 
 # The time of a pair of a table, whose runs have none: it never grows old.
 TIMELESS = 0.0
+# Variance of the log error that all pairs of the same two GPUs share, over that of the exponent around 1: a tenth is
+# (0.08 / 0.25)^2. Errors on two GPUs left out are the same within half a point for a fifth to twice of it.
+_SHARED_VARIANCE = 0.1
+_EXPONENTS = (0.5, 2.0)
+_NEWTON_STEPS = 20
+_BUSY = FEATURES.index("gpu_utilization_mean")
+# Below, the working part cannot be told from what files round the prior by.
+_LEAST_BUSY, _LEAST_RATIO = 0.05, 1e-3
 _ARRAYS = (
     "features", "prior", "static", "log_ratio", "configuration", "workload", "source_gpu", "target_gpu", "time_unix_s",
 )  # fmt: skip
@@ -142,6 +151,35 @@ class Pairs:
     def gpu_names(self) -> tuple[str, ...]:
         """Canonical names of the GPUs."""
         return tuple(gpu.name for gpu in self.gpus)
+
+    @cached_property
+    def working_exponent(self) -> float:
+        """Power of the prior's ratio of rates that the working part of these pairs' epochs goes with; 1 without pairs.
+
+        By least squares, drawn to 1: the less, the more pairs of GPUs there are.
+        """
+        ends = np.sort(np.stack([self.source_gpu, self.target_gpu]), axis=0)
+        caution = _SHARED_VARIANCE * len(self) / max(1, np.unique(ends, axis=1).shape[1])
+        busy, rates = self._working
+        exponent = 1.0
+        for _ in range(_NEWTON_STEPS if len(self) else 0):
+            working = busy * np.exp(exponent * rates)
+            slope = rates * working / (1 - busy + working)
+            step = slope @ (self.log_ratio - self.log_prior(exponent)) - caution * (exponent - 1)
+            exponent = float(np.clip(exponent + step / (slope @ slope + caution), *_EXPONENTS))
+        return exponent
+
+    def log_prior(self, exponent: float) -> FloatArray:
+        """Return the log ratio by the prior whose working part goes with that power, shape (pairs,)."""
+        busy, rates = self._working
+        found: FloatArray = np.log(1 - busy + busy * np.exp(exponent * rates))
+        return found
+
+    @cached_property
+    def _working(self) -> tuple[FloatArray, FloatArray]:
+        """Share of the source's epoch in which it worked, and log ratio of rates, each of shape (pairs,)."""
+        busy = np.clip(self.features[:, _BUSY], _LEAST_BUSY, 1.0)
+        return busy, np.log(np.maximum(np.exp(self.prior) - (1 - busy), _LEAST_RATIO) / busy)
 
     def where(self, mask: BoolArray) -> Pairs:
         """Return the pairs for which ``mask``, shape (pairs,), is True; the names stay."""

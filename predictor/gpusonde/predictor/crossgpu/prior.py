@@ -9,6 +9,9 @@ time (input pipeline, launch gaps) does not change::
 the work was split; with nvidia-smi's memory utilisation it moves a little to either side, with DCGM's activity metrics
 fully. ``features.log_compute_rate`` says what a compute rate is. Measured errors: docs/latency_prediction.md.
 
+The working part goes with that ratio to a power, 1 unless a model says otherwise: it fits one for GPUs that it has not
+seen (``Pairs.working_exponent``).
+
 Laws of eight coefficients, fitted in turn without each GPU, reach 29.9 % (mean) and 18.3 % (median) on the timings of
 38 GPUs with all rows, 32.6 % / 19.3 % with those whose licence permits fitting; this form, fitted to nothing,
 27.9 % / 18.5 %.
@@ -51,12 +54,14 @@ class Roofline:
         bandwidth_weight: Exponent of the memory bandwidth, 0..1; the compute rate has the rest.
         tensor_weight: Share of the compute part that ran on tensor cores, 0..1.
         precision: Of that work, as far as metrics tell; what the run says of itself goes before.
+        exponent: Power of the ratio of rates that the working time goes with.
     """
 
     busy: float
     bandwidth_weight: float = DEFAULT_BANDWIDTH_WEIGHT
     tensor_weight: float = DEFAULT_TENSOR_WEIGHT
     precision: Precision | None = None
+    exponent: float = 1.0
 
 
 def metric_level(source: SourceMeasurement, required: tuple[str, ...]) -> MetricLevel:
@@ -136,7 +141,8 @@ def log_latency_ratio(
     compute = log_compute_rate(source.gpu, precision, line.tensor_weight) - log_compute_rate(
         target, precision, line.tensor_weight
     )
-    working = math.exp((1 - line.bandwidth_weight) * compute + line.bandwidth_weight * math.log(own / theirs))
+    rates = (1 - line.bandwidth_weight) * compute + line.bandwidth_weight * math.log(own / theirs)
+    working = math.exp(line.exponent * rates)
     return math.log((1 - line.busy) + line.busy * working)
 
 
