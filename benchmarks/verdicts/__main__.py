@@ -39,7 +39,7 @@ up after a first look, which took the mean of the states from 95.5 to 96.2 %.
 
 Recorded = list[tuple[recordings.JobRecording, Told]]
 _BARE_SHARE = 0.2  # of the weeks, to be watched without marks as well
-_ETA_JOBS = 5  # generated of each kind
+_ETA_JOBS = 12  # generated of each kind
 _WITHOUT_CYCLES = {"slow", "slower", "weeks", "cost"}
 _JOBS_PER_KIND = 2  # for what got slower
 _PACE_SHARE = 0.5  # of the weeks, likewise

@@ -178,7 +178,7 @@ class TraceFormatError(TraceError):
 
 
 class TotalEpochsError(GpusondeError, ValueError):
-    """A total number of epochs that the run has gone beyond, or too few epochs to say anything."""
+    """A total number of epochs that the run has gone beyond, or too few epochs are known to say anything."""
 
 
 class UnknownMetricError(GpusondeError, KeyError):

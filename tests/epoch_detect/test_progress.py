@@ -128,7 +128,7 @@ def test_nine_of_ten_ends_lie_in_their_interval_though_the_pace_drifts() -> None
     for _ in range(300):
         durations = np.concatenate([[50.0], rng.normal(30.0, 0.6, 39)])
         done = int(rng.integers(5, 35))
-        durations[done:] *= rng.normal(1.0, 0.05)
+        durations[done:] *= rng.normal(1.0, 0.03)
         ends = np.cumsum(durations)
         starts = np.concatenate([[0.0], ends[:-1]])
         estimate = estimate_end(starts[:done], ends[:done], 40, float(ends[done - 1]))
@@ -182,29 +182,59 @@ def test_a_long_pause_since_the_last_epoch_comes_on_top_and_many_short_ones_do_n
     assert estimate.end_s == pytest.approx(300.0 + later_s)
 
 
-@pytest.mark.parametrize(
-    ("first_s", "done", "end_s"),
-    [
-        (10.0, 10, 310.0),
-        (33.0, 13, 303.0),  # three, and a while to warm up
-        (36.0, 13, 300.0),  # each begins with what ends the job
-    ],
-)
-def test_what_it_trained_right_before_the_first_epoch_that_was_seen_is_epochs_too(
-    first_s: float, done: int, end_s: float
+@pytest.mark.parametrize(("first_s", "done"), [(9.0, 10), (22.0, 10), (36.0, 13)])
+def test_what_it_trained_before_the_first_epoch_that_was_seen_is_epochs_too_unless_it_may_have_been_a_start(
+    first_s: float, done: int
 ) -> None:
     starts = first_s + np.arange(0.0, 100.0, 10.0)
-    trained_s = np.array([[0.0 if first_s > 10 else 9.0, first_s + 100]])
-    estimate = estimate_end(starts, starts + 10.0, 30, first_s + 100, training_s=trained_s)
-    assert (estimate.epochs_done, estimate.end_s) == (done, pytest.approx(end_s))
+    estimate = estimate_end(starts, starts + 10.0, 30, first_s + 100, training_s=np.array([[0.0, first_s + 100]]))
+    assert (estimate.epochs_done, estimate.end_s) == (done, pytest.approx(first_s + 100 + 10 * (30 - done)))
+    assert estimate.end_low_s <= 300
 
 
-def test_what_looked_like_training_before_a_rest_was_a_start_and_no_epochs() -> None:
-    starts = 33.0 + np.arange(0.0, 100.0, 10.0)
-    trained_s = np.array([[0.0, 24.0], [26.0, 27.0], [33.0, 133.0]])
-    assert estimate_end(starts, starts + 10.0, 30, 133.0, training_s=trained_s).epochs_done == 10
-    short_rests_s = np.array([[3.0, 10.0], [12.0, 31.0], [33.0, 133.0]])
-    assert estimate_end(starts, starts + 10.0, 30, 133.0, training_s=short_rests_s).epochs_done == 12
+def test_longer_epochs_to_come_are_counted_by_their_rhythm() -> None:
+    durations = np.full(24, 10.0)
+    durations[3::4] += 20.0
+    ends = np.cumsum(durations)
+    for done in range(9, 22):
+        estimate = estimate_end(ends[:done] - durations[:done], ends[:done], 24, float(ends[done - 1]))
+        assert estimate.end_s == pytest.approx(ends[-1], rel=0.01)
+
+
+@pytest.mark.parametrize(("longer", "end_s"), [(8, 330.0), (2, 310.0)])
+def test_one_longer_epoch_is_expected_again_until_it_is_overdue(longer: int, end_s: float) -> None:
+    durations = np.full(12, 10.0)
+    durations[longer] += 10.0
+    ends = np.cumsum(durations)
+    estimate = estimate_end(ends - durations, ends, 30, float(ends[-1]))
+    assert estimate.end_s == pytest.approx(end_s)
+
+
+def test_an_evaluation_that_was_told_as_an_epoch_is_none() -> None:
+    trained = np.array([[10.0 * i + 6.0 * (i // 4), 10.0 * i + 6.0 * (i // 4) + 10.0] for i in range(20)])
+    starts = np.sort(np.append(trained[:, 0], trained[3::4, 1]))
+    ends = np.append(starts[1:], starts[-1] + 6.0)
+    estimate = estimate_end(starts, ends, 40, float(ends[-1]), training_s=trained)
+    assert (estimate.epochs_done, estimate.end_s) == (20, pytest.approx(2 * ends[-1], rel=0.01))
+
+
+def test_the_interval_is_wide_where_the_pace_has_changed_before() -> None:
+    def width(durations: list[float]) -> float:
+        ends = np.cumsum(durations)
+        estimate = estimate_end(ends - durations, ends, 40, float(ends[-1]))
+        return (estimate.end_high_s - estimate.end_low_s) / (estimate.end_s - ends[-1])
+
+    assert width([10.0] * 20) < 0.2
+    assert width([*[10.0] * 7, *[14.0] * 7, *[11.0] * 6]) > 0.4
+
+
+@pytest.mark.parametrize("trained_s", [(0.0, 240.0), (-130.0, 100.0)])
+def test_no_end_is_told_where_the_epochs_that_were_seen_are_less_than_half_of_the_training(
+    trained_s: tuple[float, float],
+) -> None:
+    starts = np.arange(0.0, 100.0, 10.0)
+    with pytest.raises(TotalEpochsError, match=r"only 4\d% of what it has trained"):
+        estimate_end(starts, starts + 10.0, 40, trained_s[1], training_s=np.array([trained_s]))
 
 
 def test_earlier_runs_bound_the_end_of_one_that_goes_on() -> None:

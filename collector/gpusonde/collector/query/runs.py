@@ -304,12 +304,12 @@ def training_spans(states: Sequence[tuple[JobStateRow, int]], origin_unix_nano: 
 
     Args:
         states: What it did, in order, each with its end.
-        origin_unix_nano: What they count from.
+        origin_unix_nano: What they count from; what was before it, by a run that is over, is left out.
     """
     spans = [
-        ((row.start_unix_nano - origin_unix_nano) / 1e9, (end - origin_unix_nano) / 1e9)
+        (max(row.start_unix_nano - origin_unix_nano, 0) / 1e9, (end - origin_unix_nano) / 1e9)
         for row, end in states
-        if row.state in _TRAINS
+        if row.state in _TRAINS and end > origin_unix_nano
     ]
     return np.array(spans).reshape(-1, 2)
 
@@ -458,11 +458,6 @@ def _estimate(
     total_epochs: int,
 ) -> None:
     """Add the estimate, or why there is none yet."""
-    if len(epochs) < FEWEST_EPOCHS:
-        response.estimate_reason = (
-            f"{len(epochs)} epochs are over; at least {FEWEST_EPOCHS} are needed to say when the job will be done"
-        )
-        return
     origin = run.start_unix_nano
     starts_s = np.array([(epoch.start_unix_nano - origin) / 1e9 for epoch in epochs])
     ends_s = np.array([(epoch.end_unix_nano - origin) / 1e9 for epoch in epochs])
@@ -473,6 +468,9 @@ def _estimate(
             starts_s, ends_s, total_epochs, now_s, training_s=training_s if training_s.size else None
         )
     except TotalEpochsError as error:
+        if len(epochs) < FEWEST_EPOCHS or len(epochs) <= total_epochs:
+            response.estimate_reason = str(error)
+            return
         raise RequestError(
             "INVALID_ARGUMENT",
             f"field 'total_epochs': {error}; give the number with which the job was started, or leave it out",

@@ -7,13 +7,16 @@ what came before it. The interval's width was chosen on generated jobs and half 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+import numpy.typing as npt
+from scipy.special import ndtri, stdtrit
 
+from gpusonde import formatting
 from gpusonde.epoch_detect.progress.changes import duration_trend
 from gpusonde.errors import TotalEpochsError
 from gpusonde.telemetry import FloatArray
@@ -21,15 +24,20 @@ from gpusonde.telemetry import FloatArray
 COVERAGE = 0.9
 FEWEST_EPOCHS = 3
 
-_LONGER = 1.12  # times the usual duration: a cycle with something more in it
+_LONGER = 0.12  # of the usual duration: a cycle with something more in it
 _MOST_LONGER = 0.34  # share of the cycles; if there are more, they are just uneven
+_EVEN = 0.6  # of the distances between longer cycles, that are alike where these are a rhythm
 _NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is cycles that were not seen
 _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
-# Beyond the scatter of cycles: slow drift, of the time left; where boundaries are placed, and cycles that were not
-# seen, of a cycle; and the share of time that longer ones took, of the time left: they need be no part of a rhythm.
-_DRIFT, _PLACED, _UNSEEN, _UNEVEN = 0.03, 0.5, 1.0, 0.5
-_WARM_UP = 0.4  # of a cycle
-_LOST_BEFORE = 0.25  # of a cycle: what trained and rested for longer before the first one was a start, not cycles
+_RESTS = 0.4  # of what a cycle usually trains: less, and it is something else, unless it takes as long as they do
+_AS_LONG = 0.03  # of the usual duration
+_LEAST_KNOWN = 0.5  # of what it has trained, in cycles that were seen
+_STARTS = 0.25  # of the cycles that were seen: what trained for less before them may have been a start
+_TWICE = 1.3  # cycles that it trained until the first one ended: they may be two
+# Standard deviations beyond the scatter of cycles. Of the time left: slow drift; what longer cycles took without a
+# rhythm; the square of what was trained outside of known cycles. Of a cycle: where boundaries are placed; one that was
+# not seen; whether the first was one. Of cycles that were not seen before the first: their number.
+_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.03, 0.3, 0.8, 0.2, 0.7, 0.6, 0.5
 _LOST = 1.0  # of a cycle, that it has not trained at a time: less, and what it usually does, is part of its cycles
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
@@ -68,7 +76,8 @@ def estimate_end(
     """Estimate the end from the epochs since the last change of their duration.
 
     What recurs in every few of them (a checkpoint, an evaluation) is counted as often as it is still to come. The
-    interval (Student's t) holds their scatter, what is not known of their mean and of what recurs, and drift.
+    interval holds their scatter and what is not known of their mean (Student's t), of what recurs and of how many are
+    over, drift, and that their pace may change as it has before.
 
     Args:
         starts_s: Shape (epochs,), of the epochs that are over.
@@ -76,12 +85,13 @@ def estimate_end(
         total_epochs: Epochs that the job is to run for.
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
-            A gap between epochs is a pause, or epochs that were not seen, and so is training right before them. A pause
-            since the last of them that is twice as long as any before comes on top.
+            A gap between epochs is a pause, or epochs that were not seen; what was told as an epoch and hardly trained
+            is none. A pause since the last of them that is twice as long as any before comes on top.
         epochs_before: Epochs before the first one given.
 
     Raises:
-        TotalEpochsError: More epochs are over than there are to be, or fewer than three are.
+        TotalEpochsError: More epochs are over than there are to be, or fewer than three are, or those that were seen
+            are less than half of what it has trained.
     """
     done = int(starts_s.size) + epochs_before
     if starts_s.size < FEWEST_EPOCHS:
@@ -90,33 +100,45 @@ def estimate_end(
         )
     if total_epochs < done:
         raise TotalEpochsError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
-    last = float(ends_s[-1])
-    seen = _SeenCycles.measure(starts_s, ends_s, training_s)
+    training = _Training(training_s) if training_s is not None and training_s.size else None
+    if training is not None:
+        are_cycles = training.are_cycles(starts_s, ends_s)
+        if are_cycles.sum() >= FEWEST_EPOCHS:
+            starts_s, ends_s = starts_s[are_cycles], ends_s[are_cycles]
+            done = int(starts_s.size) + epochs_before
+    seen = _SeenCycles.measure(starts_s, ends_s, training)
+    unseen, known, first_off = seen.unseen, 1.0, 0.0
+    if training is not None and not epochs_before:
+        known = training.share(starts_s, ends_s)
+        if known < _LEAST_KNOWN and done < total_epochs:
+            raise TotalEpochsError(
+                f"only {known:.0%} of what it has trained are cycles that are known; how many the rest are, and how"
+                " long they take now, cannot be told"
+            )
+        before = float(training.until(starts_s[0])) / seen.mean_s
+        if before >= _STARTS * starts_s.size:
+            unseen += int(before)
+        first_off = _FIRST if before + (ends_s[0] - starts_s[0]) / seen.mean_s >= _TWICE else 0.0
+        first_off = max(first_off, _BEFORE * before)
     # A total that is reached only by what was not seen is not reached.
-    unseen, begun = seen.unseen, 0.0
-    if training_s is not None and training_s.size and not epochs_before:
-        before = _run_up_s(training_s, float(starts_s[0]), _LOST_BEFORE * seen.mean_s) / seen.mean_s
-        unseen += int(before)
-        # It warms up, too. More than that: cycles begin with what ends the job, and the last one is that alone.
-        begun = before % 1 if before % 1 >= _WARM_UP else 0.0
     unseen = min(unseen, total_epochs - done) if total_epochs > done else 0
     done += unseen
     left = total_epochs - done
+    last = float(ends_s[-1])
     if left <= 0:
         return EndEstimate(total_epochs, 0, last, last, last, "all of its cycles are over")
     longer_s, longer_variance = seen.longer_to_come(left)
-    sigma = math.sqrt(
-        seen.scatter_s**2 * (left + left**2 / seen.count)
-        + longer_variance
-        + (_DRIFT * left * seen.mean_s) ** 2
-        + (_PLACED * seen.mean_s) ** 2
-        + (_UNSEEN * seen.mean_s) ** 2 * unseen
-    )
-    half = float(stdtrit(max(seen.count - 1, 1), 0.5 + COVERAGE / 2)) * sigma
-    end = last + (left - begun) * seen.mean_s + longer_s
-    if training_s is not None and training_s.size:
-        pauses = _pauses_s(training_s, last, now_s)
-        usual_s = max(_pauses_s(training_s, float(starts_s[0]), last), default=0.0)
+    left_s = left * seen.mean_s + longer_s
+    of_left = math.hypot(_DRIFT, _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left))
+    of_a_cycle = math.hypot(_PLACED, _UNSEEN * math.sqrt(seen.unseen), first_off)
+    other_s = math.sqrt((of_left * left_s) ** 2 + (of_a_cycle * seen.mean_s) ** 2 + longer_variance)
+    scatter_s = seen.scatter_s * math.sqrt(left + left**2 / seen.count)
+    upper = 0.5 + COVERAGE / 2
+    half = math.hypot(float(stdtrit(max(seen.count - 1, 1), upper)) * scatter_s, float(ndtri(upper)) * other_s)
+    end = last + left_s
+    if training is not None:
+        usual_s = max(training.pauses_s(float(starts_s[0]), last), default=0.0)
+        pauses = training.pauses_s(last, now_s)
         end += sum(pause_s - usual_s for pause_s in pauses if pause_s > max(_LOST * seen.mean_s, 2 * usual_s))
     low, high = (max(end + side * half, now_s) for side in (-1, 1))
     return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s))
@@ -151,16 +173,54 @@ def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: fl
     return EndEstimate(0, 0, end, low, high, f"how long {runs} took: {math.exp(float(np.median(logs))):.0f} s")
 
 
+class _Training:
+    """When a job is known to have trained, shape (spans, 2), in order."""
+
+    def __init__(self, spans_s: FloatArray) -> None:
+        self._spans_s = spans_s
+        self._before_s = np.concatenate([[0.0], np.cumsum(spans_s[:, 1] - spans_s[:, 0])])
+
+    def until(self, time_s: FloatArray | float) -> FloatArray:
+        """Seconds that it had trained until some times, their shape."""
+        i = np.searchsorted(self._spans_s[:, 0], time_s, side="right")
+        begin_s, end_s = self._spans_s[np.maximum(i - 1, 0)].T
+        inside = np.where(i > 0, np.minimum(time_s, end_s) - begin_s, 0.0)
+        return np.asarray(self._before_s[np.maximum(i - 1, 0)] + np.maximum(inside, 0.0))
+
+    def between(self, begins_s: FloatArray, ends_s: FloatArray) -> FloatArray:
+        """Seconds that it trained in stretches, shape (stretches,)."""
+        return self.until(ends_s) - self.until(begins_s)
+
+    def share(self, starts_s: FloatArray, ends_s: FloatArray) -> float:
+        """Share of it that lies in cycles."""
+        return min(float(self.between(starts_s, ends_s).sum() / max(self._before_s[-1], 1e-9)), 1.0)
+
+    def are_cycles(self, starts_s: FloatArray, ends_s: FloatArray) -> npt.NDArray[np.bool_]:
+        """Which stretches that were told as cycles are some, shape (cycles,): an evaluation may look like one."""
+        trained = self.between(starts_s, np.append(starts_s[1:], ends_s[-1]))
+        durations = ends_s - starts_s
+        as_long = np.abs(durations / np.median(durations) - 1) < _AS_LONG
+        return np.asarray(as_long | (trained >= _RESTS * np.median(trained)))
+
+    def pauses_s(self, begin_s: float, end_s: float) -> list[float]:
+        """How long each stretch of a time is in which it did not train, seconds."""
+        inside = self._spans_s[(self._spans_s[:, 1] > begin_s) & (self._spans_s[:, 0] < end_s)]
+        edges = np.concatenate([[begin_s], inside.ravel(), [max(begin_s, end_s)]])
+        return [max(float(stop - begin), 0.0) for begin, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
 @dataclass(frozen=True)
 class _SeenCycles:
     """What cycles so far tell of those to come.
 
     Attributes:
-        mean_s: Mean duration of those that are not longer than usual.
+        mean_s: Mean duration of those that are not longer than usual, since their pace last changed.
         scatter_s: Standard deviation of them.
         count: How many they are.
+        changes: Shape (changes,), logarithms of the changes of pace.
+        measured: How many cycles changes were looked for in.
         places: Shape (longer,), which ones are longer, counted from the first.
-        longer_s: Shape (longer,), by how much.
+        longer_s: Shape (longer,), by how much, at the latest pace.
         last: Place of the last one.
         unseen: Cycles in gaps that were not seen.
     """
@@ -168,86 +228,71 @@ class _SeenCycles:
     mean_s: float
     scatter_s: float
     count: int
+    changes: FloatArray
+    measured: int
     places: FloatArray
     longer_s: FloatArray
     last: int
     unseen: int
 
     @classmethod
-    def measure(cls, starts_s: FloatArray, ends_s: FloatArray, training_s: FloatArray | None) -> _SeenCycles:
+    def measure(cls, starts_s: FloatArray, ends_s: FloatArray, training: _Training | None) -> _SeenCycles:
         usual = float(np.median(ends_s - starts_s))
         gaps = np.append(starts_s[1:] - ends_s[:-1], 0.0) / usual
-        if training_s is not None and training_s.size:
-            trained = np.append(_overlap(ends_s[:-1], starts_s[1:], training_s), 0.0) / usual
+        if training is not None:
+            trained = np.append(training.between(ends_s[:-1], starts_s[1:]), 0.0) / usual
             # A gap of which the half was no training is a pause.
             missed = np.where(trained > 0.5 * gaps, np.round(trained), 0.0)
         else:
             whole = np.round(gaps)
             missed = np.where(np.abs(gaps - whole) < _NEARLY_WHOLE * np.sqrt(np.maximum(whole, 1)), whole, 0.0)
-        durations = ends_s - starts_s + np.where(missed, 0.0, np.maximum(gaps, 0.0) * usual)
+        durations = ends_s - starts_s + np.maximum(gaps - missed, 0.0) * usual
         places = np.arange(durations.size) + np.cumsum(missed) - missed
         if durations.size > FEWEST_EPOCHS:  # the first one compiles, fills caches, allocates
             durations, places = durations[1:], places[1:]
-        is_longer = durations > _LONGER * float(np.median(durations))
+        bounds = [0, *[point.epoch for point in duration_trend(durations).change_points], durations.size]
+        paces = [float(np.median(durations[begin:end])) for begin, end in itertools.pairwise(bounds)]
+        more = durations / np.repeat(paces, np.diff(bounds)) - 1
+        is_longer = more > _LONGER
         if is_longer.mean() > _MOST_LONGER:
             is_longer[:] = False
-        alike = durations[~is_longer]
-        points = duration_trend(alike).change_points
-        if points and alike.size - points[-1].epoch > 1:
-            alike = alike[points[-1].epoch :]
+        alike = durations[bounds[-2] :][~is_longer[bounds[-2] :]]
         mean = float(alike.mean())
         scatter = max(float(alike.std(ddof=1)) if alike.size > 1 else 0.0, _LEAST_SCATTER * mean)
         return cls(
-            mean, scatter, alike.size, places[is_longer], durations[is_longer] - mean, int(places[-1]),
-            int(missed.sum()),
+            mean, scatter, alike.size, np.diff(np.log(paces)), durations.size, places[is_longer],
+            more[is_longer] * mean, int(places[-1]), int(missed.sum()),
         )  # fmt: skip
+
+    def pace_deviation(self, left: int) -> float:
+        """Relative standard deviation of the mean duration of cycles to come, if pace changes as often as so far."""
+        if not self.changes.size:
+            return 0.0
+        expected = self.changes.size / self.measured * left
+        return float(np.sqrt(np.mean(self.changes**2) * min(expected / 3, 1.0)))
 
     def longer_to_come(self, left: int) -> tuple[float, float]:
         """Seconds that longer cycles among those to come take beyond the usual, expected, and their variance."""
         if not self.places.size:
             return 0.0, 0.0
-        each, count = float(self.longer_s.mean()), self.places.size
-        # As often as in all so far, once it is clear that they recur; some in a row are no rhythm.
-        rate = (count + 0.5) / (self.last + 1) if count > 1 else 1 / (self.last + 2)
-        if count > 1:
-            rate = min(rate, 1 / float(np.diff(self.places).mean()))
-        often = left * rate
+        each, count, since = float(self.longer_s.mean()), self.places.size, self.last - float(self.places[-1])
+        # One alone may be the first of a rhythm; it is none once another one would have been due.
+        apart = np.diff(self.places) if count > 1 else self.places + 1
+        period = float(np.median(apart))
+        if period > 1 and np.mean(apart == period) >= _EVEN and since <= period:
+            often = (since + left) // period
+        else:
+            # As often as in all so far; some in a row are no rhythm.
+            often = left * min((count + 0.5) / (self.last + 1), 1 / float(apart.mean())) if count > 1 else 0.0
         uneven = self.longer_s.sum() / (max(self.last, 1) * self.mean_s)
         return often * each, max(often, 0.25) * each**2 + (_UNEVEN * uneven * left * self.mean_s) ** 2
 
     def words(self, unseen: int, longer_s: float) -> str:
         said = [f"the latest {self.count} cycles, {self.mean_s:.3g} s each"]
+        if self.changes.size:
+            said.append(f"whose pace has changed {formatting.count(self.changes.size, 'time')}")
         if self.places.size:
             said.append(f"{self.places.size} longer ones, for which {longer_s:.0f} s are still to come")
         if unseen:
             said.append(f"{unseen} that were not seen but must have been")
         return ", ".join(said)
-
-
-def _pauses_s(spans_s: FloatArray, begin_s: float, end_s: float) -> list[float]:
-    """How long each stretch of a time is that lies in no span, seconds."""
-    inside = spans_s[(spans_s[:, 1] > begin_s) & (spans_s[:, 0] < end_s)]
-    edges = np.concatenate([[begin_s], inside.ravel(), [max(begin_s, end_s)]])
-    return [max(float(stop - begin), 0.0) for begin, stop in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _run_up_s(spans_s: FloatArray, begin_s: float, most_s: float) -> float:
-    """For how long it trained up to a time, with rests of so many seconds at most."""
-    begins = spans_s[spans_s[:, 0] < begin_s, 0]
-    ends = np.minimum(spans_s[: begins.size, 1], begin_s)
-    rests = np.append(begins[1:], begin_s) - ends
-    lost = np.flatnonzero(rests > most_s)
-    first = int(lost[-1]) + 1 if lost.size else 0
-    return float((ends - begins)[first:].sum())
-
-
-def _overlap(begins_s: FloatArray, ends_s: FloatArray, spans_s: FloatArray) -> FloatArray:
-    """Seconds of stretches that lie in spans, shape (stretches,)."""
-    before = np.concatenate([[0.0], np.cumsum(spans_s[:, 1] - spans_s[:, 0])])
-
-    def until(time_s: FloatArray) -> FloatArray:
-        i = np.searchsorted(spans_s[:, 0], time_s, side="right")
-        inside = np.where(i > 0, np.minimum(time_s, spans_s[i - 1, 1]) - spans_s[i - 1, 0], 0.0)
-        return np.asarray(before[np.maximum(i - 1, 0)] + np.maximum(inside, 0.0))
-
-    return until(ends_s) - until(begins_s)
