@@ -96,6 +96,27 @@ def test_a_pattern_that_no_shell_took_apart_means_its_files(
     assert (code, answer["trace"]) == (0, str(tmp_path / "gpu0.csv"))
 
 
+@pytest.mark.parametrize(
+    ("durations_s", "said"),
+    [
+        (20.0 * 1.012 ** np.arange(14), "each takes 1.2"),
+        ([20.0] * 6 + [30.0] + [20.0] * 6, "7 alone took 30.0 s, 1.5 times the usual"),
+    ],
+)
+def test_drift_and_single_long_cycles_are_told_and_not_that_nothing_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], durations_s: Any, said: str
+) -> None:
+    rng = np.random.default_rng(5)
+    cycles = [np.where(np.arange(round(10 * each)) < 10 * each - 15, 0.92, 0.05) for each in durations_s]
+    active = np.concatenate([np.zeros(100), *cycles, np.zeros(100)])
+    values = {"sm_active": np.clip(active + rng.normal(0, 0.02, active.size), 0, 1)}
+    write_trace(Trace(0.1 * np.arange(active.size), values), tmp_path / "job.csv")
+    assert main(["detect", str(tmp_path / "job.csv")]) == 0
+    told = capsys.readouterr().out
+    assert said in told
+    assert ("no lasting change" in told) == ("alone" in said)
+
+
 def test_one_metric_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = run_json(capsys, "detect", str(bundled_trace()), "--metric", "dram_active")
     assert (code, answer["metrics"]) == (0, ["dram_active"])

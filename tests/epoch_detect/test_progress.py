@@ -10,6 +10,7 @@ from gpusonde.epoch_detect.progress import (
     epoch_table,
     estimate_end,
     estimate_from_others,
+    long_epochs,
     time_shares,
 )
 from gpusonde.epoch_detect.ticks import measure_seen_seconds
@@ -108,6 +109,26 @@ def test_a_single_pause_is_no_change() -> None:
     durations = np.full(30, 12.0) * np.random.default_rng(2).normal(1, 0.01, 30)
     durations[[7, 19]] *= 2.5
     assert duration_trend(durations).change_points == ()
+    # Hardly any scatter, and the last one was cut short.
+    regular = np.full(12, 20.0) * np.random.default_rng(2).normal(1, 0.0002, 12)
+    for at in range(12):
+        durations = regular.copy()
+        durations[-1] *= 0.96
+        durations[at] *= 1.5
+        assert duration_trend(durations).change_points == (), at
+
+
+def test_single_long_epochs_are_found_and_what_recurs_is_none() -> None:
+    durations = np.full(30, 12.0) * np.random.default_rng(2).normal(1, 0.01, 30)
+    durations[7] *= 1.5
+    durations[19] *= 2.5
+    assert [(at, pytest.approx(times, rel=0.05)) for at, times in long_epochs(durations)] == [(19, 2.5), (7, 1.5)]
+    durations[::5] *= 1.5
+    assert long_epochs(durations) == []
+    # A change for good is none, nor is drift, nor what scatters as much.
+    assert long_epochs(np.concatenate([np.full(10, 12.0), np.full(10, 18.0)])) == []
+    assert long_epochs(12.0 * 1.03 ** np.arange(30)) == []
+    assert long_epochs(12.0 * np.random.default_rng(3).lognormal(0, 0.2, 30)) == []
 
 
 def test_gradual_growth_is_told_per_epoch() -> None:

@@ -39,6 +39,8 @@ def add_detection_options(parser: Parser) -> OptionGroup:
 
 
 _SHOWN_METRICS = 4
+_SHOWN_LONG = 3
+_LEAST_DRIFT = 0.04  # in all: less is of no use to anybody
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class TrendPayload(TypedDict):
     """How the duration of epochs develops."""
 
     recent_s: Annotated[float, JsonKey("median duration since the last change, without the first epoch")]
-    change_per_epoch: Annotated[float, JsonKey("seconds that each epoch since then takes longer")]
+    change_per_epoch: Annotated[float, JsonKey("ratio by which each epoch since then takes longer than the one before")]
     change_per_epoch_low: Annotated[float, JsonKey("its 95 % interval")]
     change_per_epoch_high: Annotated[float, JsonKey("its 95 % interval")]
     change_points: Annotated[list[ChangePayload], JsonKey("lasting changes")]
@@ -316,7 +318,7 @@ def render_progress(screen: Screen, progress: Progress, noun: str) -> None:
     )
     _render_statuses(screen, {epoch.status for epoch in progress.table})
     if progress.trend is not None:
-        _render_trend(screen, progress.trend, noun)
+        _render_trend(screen, progress.trend, noun, progress.table)
     idle, stalled = progress.idle_share, progress.stalled_share
     screen.line(f"idle {formatting.percent(idle, 1)} of the time; lost in stalls {formatting.percent(stalled, 1)}")
     if (estimate := progress.estimate) is not None:
@@ -354,15 +356,32 @@ def _shown_metrics(table: Sequence[EpochFigures]) -> list[str]:
     return names[:_SHOWN_METRICS]
 
 
-def _render_trend(screen: Screen, trend: TrendPayload, noun: str) -> None:
+def _render_trend(screen: Screen, trend: TrendPayload, noun: str, table: Sequence[EpochFigures]) -> None:
+    from gpusonde.epoch_detect.progress import long_epochs
+
+    # Withdrawn ones and those of another level are no epochs of this trend.
+    durations_s = [e.end_s - e.start_s for e in table if e.status in ("", "confirmed", "provisional")]
     for point in trend["change_points"]:
         kind = "slower" if point["change"] > 0 else "faster"
         screen.line(
             f"from {noun} {point['epoch']} on {formatting.percent(abs(point['change']))} {kind}: "
             f"{formatting.seconds(point['before_s'])} -> {formatting.seconds(point['after_s'])}"
         )
-    if not trend["change_points"]:
+    low, high = sorted((trend["change_per_epoch_low"], trend["change_per_epoch_high"]))
+    since = trend["change_points"][-1]["epoch"] if trend["change_points"] else 2
+    surely = low if low > 0 else min(high, 0.0)
+    if abs((1 + surely) ** (len(durations_s) - since) - 1) >= _LEAST_DRIFT:
+        screen.line(
+            f"since {noun} {since} each takes {formatting.percent(abs(trend['change_per_epoch']), 2)} "
+            f"{'longer' if surely > 0 else 'less'} than the one before "
+            f"(95 % interval {formatting.percent(low, 2)} to {formatting.percent(high, 2)}); "
+            f"median {formatting.seconds(trend['recent_s'])}"
+        )
+    elif not trend["change_points"]:
         screen.line(f"no lasting change of the duration; median {formatting.seconds(trend['recent_s'])}")
+    for at, times in long_epochs(durations_s[1:])[:_SHOWN_LONG]:
+        took = formatting.seconds(durations_s[at + 1])
+        screen.line(f"{noun} {at + 2} alone took {took}, {times:.2g} times the usual")
 
 
 def level_payload(cycle: Cycle | CycleInfo) -> LevelPayload:

@@ -1,7 +1,7 @@
 """What the epochs of a run tell: their table, the trend of their duration, its end; and what a job does now."""
 
 from gpusonde.epoch_detect.progress.causes import CAUSE_METRICS, slowdown_causes
-from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend
+from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend, long_epochs
 from gpusonde.epoch_detect.progress.level_pace import PaceChange
 from gpusonde.epoch_detect.progress.pace import PaceWatch
 from gpusonde.epoch_detect.progress.remaining import (
@@ -39,6 +39,7 @@ __all__ = [
     "estimate_end",
     "estimate_from_others",
     "find_slow_device",
+    "long_epochs",
     "slowdown_causes",
     "time_shares",
 ]

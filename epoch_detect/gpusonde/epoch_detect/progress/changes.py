@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ _LEAST_TREND_SCATTER = 0.004  # of the duration: boundaries are placed to a tick
 _PENALTY = 5.0  # times log(epochs) that a change must explain; false alarms on steady noise: see the tests
 _LEAST_CHANGE = 0.04  # as a ratio: less is real, perhaps, but of no use to anybody
 _OUTLIER = 3.0  # standard deviations beyond which a single epoch counts no more
+_LONG, _MOST_LONG = 0.2, 0.1  # of the usual duration; share of the epochs: what comes more often belongs to the job
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,26 @@ def duration_trend(durations_s: FloatArray) -> Trend:
     return Trend(points, float(np.exp(np.median(recent))), slope, low, high)
 
 
+def long_epochs(durations_s: Sequence[float]) -> list[tuple[int, float]]:
+    """Find single epochs that took far longer than those around them.
+
+    Args:
+        durations_s: Of each epoch, positive; leave the slow first one out.
+
+    Returns:
+        Of each, the longest first: its index, and how many times the usual duration it took. Where long ones come
+        again and again, as an evaluation after every fifth epoch does, none.
+    """
+    if len(durations_s) < 2 * _SHORTEST_STRETCH:
+        return []
+    logs = np.log(durations_s)
+    excess = logs - median_filter(logs, 5, mode="nearest")
+    found = np.flatnonzero(excess > max(np.log1p(_LONG), 2 * _OUTLIER * _usual_scatter(logs)))
+    if found.size > max(1.0, _MOST_LONG * logs.size):
+        return []
+    return sorted(((int(at), float(np.exp(excess[at]))) for at in found), key=lambda each: -each[1])
+
+
 def _usual_scatter(logs: FloatArray) -> float:
     if logs.size < 2:
         return _LEAST_TREND_SCATTER
@@ -137,7 +159,7 @@ def _fit_stretches(logs: FloatArray, inner: list[int]) -> list[tuple[float, floa
         middle = float(np.median(part))
         first = last = middle
         if part.size >= _LEAST_DRIFTING:
-            third = part.size // 3
+            third = max(3, part.size // 3)  # the median of two is no match for one long epoch
             rise = float(np.median(part[-third:]) - np.median(part[:third])) / (part.size - third) * (part.size - 1)
             noise = scatter * np.sqrt(2 * 1.57 / third)
             if abs(rise) > _OUTLIER * noise:
