@@ -121,7 +121,7 @@ def _mostly_known(args: argparse.Namespace, curves: list[Curve]) -> list[str]:
     text = (
         f"About {percent(_UNSEEN_PLACEMENTS, 0)} of the placements unseen, and {percent(_UNSEEN_ROWS, 0)} of the other "
         f"rows; {len(_DRAWS)} draws. The correction was made on the clusters with T4 and RTX 2080 Ti; the others were "
-        "held back. It serves this benchmark alone: `gpusonde` takes a user's timed iterations without it."
+        "held back. A user's timed iterations get the same one."
     )
     columns = ("rows, clusters", "number", *ways, "default: within 90 %")
     return ["### Most rows known", "", text, "", *table(columns, rows)]

@@ -16,10 +16,10 @@ OURS, SEED, APM = "gpusonde", "the seed's models", "APM"
 _LEAST_BATCH_SIZES = 4
 # What APM needs: bytes of all gradients (single precision, from the networks' published sizes), and rated bandwidths in
 # bytes per second of a machine's network, or of PCI Express for the cluster that is one machine.
-_GRADIENT_BYTES = {
+GRADIENT_BYTES = {
     "bert": 440e6, "cifar10": 45e6, "deepspeech2": 110e6, "imagenet": 102e6, "ncf": 30e6, "yolov3": 248e6,
 }  # fmt: skip
-_RATED = {"aws": 50e9 / 8, "rtx": 50e9 / 8, "dgx": 200e9 / 8, "quad": 20e9}
+RATED = {"aws": 50e9 / 8, "rtx": 50e9 / 8, "dgx": 200e9 / 8, "quad": 20e9}
 _SEEN_BEYOND = 1.01  # batch sizes above the largest single-GPU one may not fit
 
 
@@ -49,7 +49,7 @@ def estimates_of(
         all_known: Give the models every row instead, to see what is left then.
     """
     found = []
-    curves = {(row.network, row.cluster) for row in rows if row.cluster in _RATED and row.network in _GRADIENT_BYTES}
+    curves = {(row.network, row.cluster) for row in rows if row.cluster in RATED and row.network in GRADIENT_BYTES}
     for network, cluster in sorted(curves):
         own = [row for row in rows if (row.network, row.cluster) == (network, cluster)]
         alone = sorted((row for row in own if row.world_size == 1), key=lambda row: row.batch_size)
@@ -103,7 +103,7 @@ def _apm(rows: Sequence[sia.StepTime], probes: Sequence[sia.StepTime]) -> list[f
     line = _probes(probes)
     return [
         apm_iteration_s(
-            [ApmGroup(line, row.world_size, row.batch_size, _RATED[row.cluster])], _GRADIENT_BYTES[row.network]
+            [ApmGroup(line, row.world_size, row.batch_size, RATED[row.cluster])], GRADIENT_BYTES[row.network]
         )
         for row in rows
     ]

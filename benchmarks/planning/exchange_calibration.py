@@ -16,8 +16,7 @@ process over the logarithms of devices, machines and devices per machine), plus 
 can explain. How much each counts is averaged over amplitudes and lengths by how well they explain the measurements; a
 measurement far off counts less (iteratively reweighted, as in Huber's estimator).
 
-``SmoothCorrection`` says how far all that is off, where placements were measured at several batch sizes: memory,
-loading and power are shared, which no exchange tells.
+Where placements were measured at several batch sizes, the product's ``SmoothCorrection`` says how far that is off.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.errors import ProblemError
+from gpusonde.simulator.calibration import Placement, SmoothCorrection, placement_logarithms, shares_of
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency, ComputeProbe, fit_compute_curve
 from gpusonde.simulator.gradients import FloatArray, GradientTrace
 
@@ -91,8 +91,6 @@ class Overlap:
         return np.asarray(np.cumsum(self.trace.bucket_bytes[::-1])[::-1] / self.trace.total_bytes)
 
 
-Placement = tuple[int, ...]
-
 # All relative to the median exchange time of the measured placements.
 _LINEAR_FREEDOM = 0.5  # by how much a feature that lies one standard deviation off may change it
 # What to expect before anything is measured: links inside a machine carry several times what its network does.
@@ -137,7 +135,7 @@ class SmoothPlacements:
         self._middle[0] = 0.0
         self._spread = np.where(spread > 0, spread, 1.0)
         self._features = self._standardised(placements)
-        self._logarithms = np.array([_logarithms(placement) for placement in placements])
+        self._logarithms = np.array([placement_logarithms(placement) for placement in placements])
         # Every setting of the process at once, shape (settings,).
         settings = itertools.product(_LENGTH_SCALES, _AMPLITUDES, _OWN)
         self._lengths, self._amplitudes, self._own = np.array(list(settings)).T
@@ -151,14 +149,17 @@ class SmoothPlacements:
             self._precision = np.linalg.inv(covariance)
             self._weights = self._precision @ beyond
             log_evidence = -0.5 * (self._weights @ beyond + np.linalg.slogdet(covariance)[1])
-            self._shares = _shares(log_evidence)
+            self._shares = shares_of(log_evidence)
             own = float(self._shares @ self._own**2)
             off = np.abs(beyond - self._shares @ _each(smooth, self._weights)) / np.sqrt(own + variance)
             self._trust = 1.0 / np.maximum(1.0, off / _FAR_OFF)
 
     def predict(self, placements: Sequence[Placement]) -> ExchangeTimes:
         """Return exchange times; a measured placement keeps what is its own."""
-        features, logarithms = self._standardised(placements), np.array([_logarithms(each) for each in placements])
+        features, logarithms = (
+            self._standardised(placements),
+            np.array([placement_logarithms(each) for each in placements]),
+        )
         across = self._smooth(features, logarithms)
         trust = np.ones(len(placements))
         for row, placement in enumerate(placements):
@@ -225,28 +226,12 @@ def _expected(placements: Sequence[Placement]) -> FloatArray:
     return np.array([1.0 if len(placement) > 1 else _WITHIN_ONE_MACHINE for placement in placements])
 
 
-def _logarithms(placement: Placement) -> FloatArray:
-    return np.log([sum(placement), len(placement), max(placement), min(placement)])
-
-
 def _each(across: FloatArray, weights: FloatArray) -> FloatArray:
     """What each setting says, shape (settings, m)."""
     return np.asarray((across @ weights[:, :, None])[:, :, 0])
 
 
-def _shares(log_evidence: FloatArray) -> FloatArray:
-    weights = np.exp(log_evidence - log_evidence.max())
-    return np.asarray(weights / weights.sum())
-
-
 CalibrationKind = Literal["default", "paper"]
-
-# Of natural logarithms of seconds: what all placements share and what is one's own, and the noise of a measurement.
-_SHARED_CORRECTIONS = (0.03, 0.1, 0.3)
-_OWN_CORRECTIONS = (0.03, 0.1)
-_CORRECTION_NOISES = (0.03, 0.06, 0.12)
-_CORRECTION_ROUNDS = 2
-_BATCH_LENGTH, _PLACEMENT_LENGTH = 1.0, 0.7  # in natural logarithms
 
 # Without recorded gradients nobody knows how many buckets there are: these are averaged.
 _ASSUMED_BUCKETS = (2, 4, 8)
@@ -300,53 +285,6 @@ class IterationPrediction:
     sd_s: FloatArray
     measured: bool
     extrapolated: npt.NDArray[np.bool_]
-
-
-class SmoothCorrection:
-    """What measured iterations take beyond what is predicted: a Gaussian process over batch sizes and placements.
-
-    Args:
-        measured: Iterations, at least one.
-        beyond: Shape (n,), natural logarithm of each over what is predicted of it.
-    """
-
-    def __init__(self, measured: Sequence[MeasuredIteration], beyond: FloatArray) -> None:
-        self._batches = np.log([each.batch_size for each in measured])
-        self._placements = [each.placement for each in measured]
-        self._logarithms = np.array([_logarithms(each) for each in self._placements])
-        settings = itertools.product(_SHARED_CORRECTIONS, _OWN_CORRECTIONS, _CORRECTION_NOISES)
-        self._shared, self._own, self._noise = np.array(list(settings)).T[:, :, None]
-        smooth = np.concatenate([self._across(each.placement, np.log([each.batch_size])) for each in measured], axis=1)
-        diagonal = np.arange(len(measured))
-        trust = np.ones(self._noise.shape)
-        for _ in range(_CORRECTION_ROUNDS):
-            covariance = smooth.copy()
-            covariance[:, diagonal, diagonal] += self._noise**2 / trust
-            self._precision = np.linalg.inv(covariance)
-            self._weights = self._precision @ beyond
-            trust = 1.0 / np.maximum(1.0, self._noise * np.abs(self._weights) / trust / _FAR_OFF)
-        self._shares = _shares(-0.5 * (self._weights @ beyond + np.linalg.slogdet(covariance)[1]))
-
-    def predict(self, placement: Placement, batch_sizes: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return natural logarithms of factors, shape (n,), the share of doubt that is left, and noise.
-
-        The share of doubt is 1 where nothing like it was measured. The noise is the standard deviation of one
-        measurement, in natural logarithms.
-        """
-        across = self._across(placement, np.log(batch_sizes))
-        before = self._shared**2 * 2.0 + self._own**2
-        explained = ((across @ self._precision) * across).sum(axis=-1)
-        left = self._shares @ np.clip(1.0 - explained / before, 0.0, 1.0)
-        noise = np.sqrt(self._shares @ self._noise**2)
-        return self._shares @ _each(across, self._weights), left, noise
-
-    def _across(self, placement: Placement, batches: FloatArray) -> FloatArray:
-        """Covariance of one placement's batch sizes, logarithms of shape (m,), with the measured: (settings, m, n)."""
-        by_batch = np.exp(-0.5 * ((batches[:, None] - self._batches) / _BATCH_LENGTH) ** 2)
-        far = ((_logarithms(placement) - self._logarithms) ** 2).sum(axis=-1)
-        near = 1.0 + np.exp(-0.5 * far / _PLACEMENT_LENGTH**2)
-        same = np.array([each == placement for each in self._placements])
-        return np.asarray(by_batch * (self._shared**2 * near + self._own**2 * same)[:, None, :])
 
 
 class ExchangeCalibration:

@@ -22,7 +22,8 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import MachineOffer, Plan
+from gpusonde.optimizer.problem import Group, MachineOffer, Plan
+from gpusonde.simulator.calibration import SmoothCorrection
 from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.gradients import GradientTrace
@@ -220,6 +221,9 @@ DEFAULT_MODEL_SPREAD = 0.1
 # NCCL runs one allreduce of a communicator at a time. Without any limit the transfers of a job would not slow down
 # each other, and plans with slow networks would look far too good.
 DEFAULT_SHARING = BandwidthSharing(max_in_flight=1)
+# Medians of iteration times of one configuration differ by so much from one launch to the next.
+_LAUNCH_NOISE = 0.05
+_LISTED_MACHINES = 16
 
 
 class SimulatedSteps:
@@ -238,6 +242,8 @@ class SimulatedSteps:
         samples: Iterations to draw per estimate.
         model_spread: Relative standard deviation of the simulator's own error, shared by all iterations of a run.
             It only widens the margin of a deadline.
+        corrections: What timed iterations take beyond the simulated ones, by name of the offer. Of several in a plan
+            the largest counts, as the slowest decides.
         mode: How iterations are run.
 
     Raises:
@@ -255,6 +261,7 @@ class SimulatedSteps:
         optimizer_s: float = 0.0,
         samples: int = 256,
         model_spread: float = DEFAULT_MODEL_SPREAD,
+        corrections: Mapping[str, SmoothCorrection] | None = None,
         mode: StepMode = PLAIN_STEPS,
     ) -> None:
         for offer in offers:
@@ -273,6 +280,14 @@ class SimulatedSteps:
         self._optimizer_s = optimizer_s
         self._samples = samples
         self._model_spread = model_spread
+        self._corrections = {
+            offer.name: _CorrectionTable.of(corrections[offer.name], offer)
+            for offer in offers
+            if corrections and offer.name in corrections and offer.quota
+        }
+        everywhere = len(self._corrections) == len(offers)
+        least = min((table.least for table in self._corrections.values()), default=0.0)
+        self._least_factor = math.exp(least if everywhere else min(least, 0.0))
         self._classes: dict[str, float] = {}
         # Of every class of network, by world size; NaN where nobody asked yet.
         self._bandwidths: dict[float, FloatArray] = {}
@@ -300,8 +315,8 @@ class SimulatedSteps:
 
     @property
     def least_spread(self) -> float:
-        """The simulator's own error."""
-        return self._model_spread
+        """The simulator's own error, or what timed iterations leave of it."""
+        return min([self._model_spread, *(table.noise for table in self._corrections.values())])
 
     def latency_s(self, offer: MachineOffer, batch_size: int, machines: int = 1) -> float:
         """Return the mean computation of the slowest GPU among ``machines`` of an offer."""
@@ -336,7 +351,7 @@ class SimulatedSteps:
         bound_s = self._bound_s(latency_s, min(shares), worlds, network, gathers=False)
         if self._mode.sharding is Sharding.ZERO3:
             bound_s = np.maximum(bound_s, self._bound_s(latency_s, max(shares), worlds, network, gathers=True))
-        return np.asarray((bound_s + self._optimizer_s)[places])
+        return np.asarray(self._least_factor * (bound_s + self._optimizer_s)[places])
 
     def _bound_s(
         self, latency_s: float, share: float, worlds: npt.NDArray[np.int64], network: float, *, gathers: bool
@@ -391,12 +406,17 @@ class SimulatedSteps:
         steady = self._simulator(_SteadyNetwork(network)).estimate(groups)
         placement_variance = max(found.sd_s**2 - steady.sd_s**2, 0.0)
         model_sd_s = max(self._model_spread * found.mean_s, found.uncertainty_s)
-        shared_variance = placement_variance + model_sd_s**2
+        beyond, left, noise = max(
+            (table.at(group) for group in plan.groups if (table := self._corrections.get(group.offer))),
+            default=(0.0, 1.0, 0.0),
+        )
+        factor = math.exp(beyond)
+        shared_variance = left * (placement_variance + model_sd_s**2) + (noise * found.mean_s) ** 2
         return StepEstimate(
-            mean_s=found.mean_s,
-            sd_s=math.sqrt(min(found.sd_s, steady.sd_s) ** 2 + shared_variance),
-            p95_s=found.p95_s,
-            shared_sd_s=math.sqrt(shared_variance),
+            mean_s=factor * found.mean_s,
+            sd_s=factor * math.sqrt(min(found.sd_s, steady.sd_s) ** 2 + shared_variance),
+            p95_s=factor * found.p95_s,
+            shared_sd_s=factor * math.sqrt(shared_variance),
         )
 
     def _simulator(self, network: NetworkModel) -> IterationSimulator:
@@ -434,6 +454,47 @@ class SimulatedSteps:
         queue = ready[:, 0] + duration.sum(axis=1) / servers
         link = ready[:, 0] + traffic.sum(axis=1) / capacity
         return np.asarray(np.maximum.reduce([alone, queue, link]))
+
+
+# Batch sizes at which corrections are computed; between them their logarithm runs straight over that of the batch.
+_TABLED_BATCHES = 2.0 ** np.arange(0.0, 24.5, 0.5)
+
+
+@dataclass(frozen=True)
+class _CorrectionTable:
+    """Corrections of an offer by machines and batch, of which the search knows the least.
+
+    Attributes:
+        machines: Shape (m,), ascending; between them the nearest counts.
+        beyond: Shape (m, batches), natural logarithm of factors.
+        left: Likewise, the share of doubt that is left.
+        noise: Standard deviation of a measurement, relative.
+    """
+
+    machines: FloatArray
+    beyond: FloatArray
+    left: FloatArray
+    noise: float
+
+    @classmethod
+    def of(cls, correction: SmoothCorrection, offer: MachineOffer) -> _CorrectionTable:
+        """Return the table: every number of machines up to some, then ever fewer."""
+        spaced = np.unique(np.round(2.0 ** np.arange(0.0, math.log2(offer.quota) + 0.25, 0.25)).astype(int))
+        machines = np.union1d(spaced, np.arange(1, min(offer.quota, _LISTED_MACHINES) + 1))
+        found = [correction.predict((offer.devices,) * int(count), _TABLED_BATCHES) for count in machines]
+        beyond, left = np.stack([each[0] for each in found]), np.stack([each[1] for each in found])
+        return cls(machines, beyond, left, math.hypot(float(found[0][2][0]), _LAUNCH_NOISE))
+
+    @property
+    def least(self) -> float:
+        """Natural logarithm of the smallest factor."""
+        return float(self.beyond.min())
+
+    def at(self, group: Group) -> tuple[float, float, float]:
+        """Return the natural logarithm of the factor, the share of doubt that is left, and the noise."""
+        row = int(np.abs(np.log(self.machines / group.machines)).argmin())
+        batch = math.log(group.batch_size), np.log(_TABLED_BATCHES)
+        return float(np.interp(*batch, self.beyond[row])), float(np.interp(*batch, self.left[row])), self.noise
 
 
 @dataclass(frozen=True)

@@ -127,12 +127,14 @@ class RatedNetwork:
         devices: Of a machine.
         between: Between machines; None where nobody knows, and one machine is meant.
         factor: Transfers take so many times as long as links of their class say.
+        factor_spread: Standard deviation of its natural logarithm where iterations tell it; None for that of classes.
     """
 
     inside: RatedLink
     devices: int
     between: RatedLink | None = None
     factor: float = 1.0
+    factor_spread: float | None = None
 
     def bus_bandwidth(self, transfer_bytes: npt.ArrayLike, world_size: int) -> BusBandwidth:
         """Return what single transfers reach among ``world_size`` devices."""
@@ -151,4 +153,5 @@ class RatedNetwork:
             spread = self.between.kind.log_spread if binds else max(spread, self.between.kind.log_spread)
             taken_s = np.maximum(taken_s, between_s)
             setup_s = setup_s + self.between.setup_s(sizes) * math.sqrt(world_size / _SETUP_WORLD)
+        spread = spread if self.factor_spread is None else self.factor_spread
         return BusBandwidth(traffic / (self.factor * (taken_s + setup_s)), np.full(sizes.shape, spread))

@@ -19,7 +19,7 @@ from gpusonde.formatting import join_names
 from gpusonde.optimizer.problem import BatchSize, JobMemory
 from gpusonde.optimizer.step_times import DEFAULT_SHARING
 from gpusonde.simulator.allreduce import AllreduceMeasurement, ModelKind
-from gpusonde.simulator.calibration import TimedIteration, calibrate
+from gpusonde.simulator.calibration import IterationCalibration, TimedIteration, calibrate
 from gpusonde.simulator.communication import BandwidthSharing, SharingRule
 from gpusonde.simulator.compute import (
     ComputeCurve,
@@ -178,7 +178,7 @@ class Job:
         allreduce: Timed allreduces, of all fabrics.
         allreduce_model: ``default`` or ``paper``.
         sharing: How transfers share a link.
-        exchange_factors: Device model -> by how much longer exchanges were seen to take than its links' ratings say.
+        calibrations: Device model -> what iterations timed on several of it say.
         notes: What was assumed, for a reader.
     """
 
@@ -188,7 +188,7 @@ class Job:
     allreduce: tuple[AllreduceMeasurement, ...]
     allreduce_model: ModelKind
     sharing: BandwidthSharing
-    exchange_factors: Mapping[str, float]
+    calibrations: Mapping[str, IterationCalibration]
     notes: tuple[str, ...]
 
 
@@ -203,7 +203,7 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
     except ProblemError as error:
         raise DocumentError(f"{path}.gradients", str(error)) from None
     curves: dict[str, ComputeCurve] = {}
-    factors: dict[str, float] = {}
+    calibrations: dict[str, IterationCalibration] = {}
     not_measured: dict[str, list[str]] = {}
     for place, each in enumerate(keys.curves):
         device = device_name(each.device, gpus)
@@ -212,7 +212,8 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
         at = f"{path}.curves[{place}]"
         probes = getattr(each, each.form)
         if each.iterations is not None:
-            probes, factors[device] = _calibrated(each.iterations, gradients, device, gpus, keys.optimizer_s, at)
+            calibrations[device] = _calibrated(each.iterations, gradients, device, gpus, keys.optimizer_s, at)
+            probes = calibrations[device].probes
         curve = _curve(each, probes, at, gpus, curves)
         curves[device] = curve
         if curve.origin is not CurveOrigin.PROBES:
@@ -220,10 +221,9 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
             at_one = " at one batch size" if curve.known_from == curve.known_to and each.shape is None else ""
             not_measured.setdefault(f"{_NOT_MEASURED[curve.origin]}{at_one}{remark}", []).append(device)
     notes = [_curves_note(devices, words) for words, devices in not_measured.items()]
-    for device, factor in factors.items():
-        notes.append(
-            f"exchanges of {device} are taken {factor:.2g} times as long as rated, as its iterations have them"
-        )
+    for device, calibration in calibrations.items():
+        times = f"{calibration.exchange_factor:.2g} times as long as rated"
+        notes.append(f"exchanges of {device} are taken {times}, as its iterations have them")
     if gradients.assumed:
         notes.append("when gradients are ready is assumed from their size; 'gpusonde profile' records it")
     return Job(
@@ -233,7 +233,7 @@ def parse_job(keys: JobKeys, gpus: GpuCatalog, path: str = "job") -> Job:
         keys.allreduce,
         keys.allreduce_model,
         keys.link.sharing(),
-        factors,
+        calibrations,
         tuple(notes),
     )
 
@@ -254,16 +254,14 @@ def device_name(name: str, gpus: GpuCatalog) -> str:
 
 def _calibrated(
     rows: Sequence[TimedIteration], gradients: GradientTrace, device: str, gpus: GpuCatalog, optimizer_s: float, at: str
-) -> tuple[Sequence[ComputeProbe], float]:
-    """Return the passes on one GPU behind iterations on several, and the factor of their exchange."""
+) -> IterationCalibration:
     spec = None
     with contextlib.suppress(UnknownGpuError):
         spec = gpus.get(device)
     try:
-        found = calibrate(rows, gradients, spec, optimizer_s=optimizer_s)
+        return calibrate(rows, gradients, spec, optimizer_s=optimizer_s)
     except ProblemError as error:
         raise DocumentError(f"{at}.iterations", str(error)) from None
-    return found.probes, found.exchange_factor
 
 
 def _curve(

@@ -236,6 +236,11 @@ class ProblemDocument:
             job.gradients,
             sharing=job.sharing,
             optimizer_s=job.optimizer_s,
+            corrections={
+                offer.name: job.calibrations[offer.device].correction
+                for offer in offers
+                if offer.device in job.calibrations
+            },
         )
 
     def _networks(self) -> Mapping[str, NetworkModel]:
@@ -423,8 +428,9 @@ def _rated_network(offer: MachineOffer, job: Job, gpus: GpuCatalog) -> RatedNetw
     rating = offer.network_bytes_per_second
     provider = (offer.region or offer.name).partition("/")[0]
     between = None if rating is None else outer_link(rating, provider)
-    factor = job.exchange_factors.get(offer.device, 1.0)
-    return RatedNetwork(_inside_link(offer, gpus), offer.devices, between, factor)
+    seen = job.calibrations.get(offer.device)
+    factor, spread = (1.0, None) if seen is None else (seen.exchange_factor, seen.factor_spread)
+    return RatedNetwork(_inside_link(offer, gpus), offer.devices, between, factor, spread)
 
 
 def _add_fabrics(
