@@ -191,6 +191,28 @@ def test_reports_come_through_a_pipe_and_recommendations_are_appended_as_they_co
     assert "launch: " in out
 
 
+def test_a_watch_is_drawn_with_what_was_held_taken_away_and_refused(
+    problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = [{"elapsed_s": t, "completed_iterations": 4.2 * t} for t in range(0, 600, 30)]
+    picture = problem.with_name("watch.svg")
+    watch = ("monitor", str(problem), *RUNS, "--plot", str(picture), "--progress")
+    out, _ = said(capsys, *watch, reports(problem.parent, rows))
+    assert f"picture: {picture}" in out
+    quiet = picture.read_text(encoding="utf-8")
+    assert "12 % done after 9.50 min" in quiet
+    assert "<!-- deadline -->" in quiet
+    assert "taken away" not in quiet
+    rows.append({"elapsed_s": 605, "machines": [{"offer": "t4", "machines": 2}],
+                 "preempted": [{"offer": "t4", "machines": 2}],
+                 "refused": [{"offer": "v100", "machines": 1}]})  # fmt: skip
+    said(capsys, *watch, reports(problem.parent, rows))
+    eventful = picture.read_text(encoding="utf-8")
+    assert "<!-- taken away -->" in eventful
+    assert "<!-- refused -->" in eventful
+    said(capsys, "monitor", str(problem), "--progress", reports(problem.parent, rows), "--plot", "absent/w.png", code=1)
+
+
 def test_nothing_is_recommended_before_the_reports_are_there(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = said(capsys, "monitor", str(problem), "--progress", str(problem.with_name("absent.jsonl")), code=1)
     assert out == ""

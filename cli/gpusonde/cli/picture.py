@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -345,6 +345,99 @@ def draw_jobs(path: Path, jobs: Sequence[JobMarks], headline: str, detail: str) 
     axis.set_axisbelow(True)
     _add_legend(axis, legend)
     _save(figure, path)
+
+
+@dataclass(frozen=True)
+class WatchMarks:
+    """What became of a watched job; times are seconds on its clock.
+
+    Attributes:
+        held: By offer: how many machines, start and end of each stretch.
+        wanted: Likewise, the machines of the recommended plans.
+        taken: Offer and time of machines that were taken away.
+        refused: Offer and time of machines that could not be had.
+        times_s: Shape (n,), of what follows.
+        done: Shape (n,), share of the iterations.
+        spent_usd: Shape (n,).
+        deadline_s: None without.
+        budget_usd: None without.
+    """
+
+    held: Mapping[str, Sequence[tuple[int, float, float]]]
+    wanted: Mapping[str, Sequence[tuple[int, float, float]]]
+    taken: Sequence[tuple[str, float]]
+    refused: Sequence[tuple[str, float]]
+    times_s: FloatArray
+    done: FloatArray
+    spent_usd: FloatArray
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+
+def draw_watch(path: Path, marks: WatchMarks, headline: str, detail: str) -> None:
+    """Write what a watched job held and was to hold, its progress and its cost, one above the other on one time axis.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    offers = list({**marks.wanted, **marks.held})[:_MOST_ROWS]
+    rows_inches = 0.5 + 1.2 * _ROW_INCHES * len(offers)
+    heights = [rows_inches, _PANEL_INCHES, _PANEL_INCHES]
+    figure = _new_figure(10.0, 1.9 + sum(heights))
+    axes = figure.subplots(3, 1, sharex=True, height_ratios=heights)
+    unit_s, unit = _time_unit(max([*marks.times_s, marks.deadline_s or 0.0]))
+    machines, progress, cost = axes
+    for row, offer in enumerate(offers):
+        held, wanted = marks.held.get(offer, ()), marks.wanted.get(offer, ())
+        most = max((count for count, *_ in (*held, *wanted)), default=1)
+        for spans, top, height, colour in ((held, -0.3, 0.5, _LINE), (wanted, 0.26, 0.14, _TRUE)):
+            for count, start_s, end_s in spans:
+                tall, width = height * count / most, (end_s - start_s) / unit_s
+                machines.barh(row + top + height, width, -tall, start_s / unit_s, align="edge", color=colour, lw=0)
+    for events, mark, colour in ((marks.refused, "|", _MUTED), (marks.taken, "x", _BOUNDARY)):
+        at = [(time_s / unit_s, offers.index(offer)) for offer, time_s in events if offer in offers]
+        machines.plot([time for time, _ in at], [row for _, row in at], mark, color=colour, ms=7, mew=1.6, lw=0)
+    machines.set_yticks(range(len(offers)), offers, fontsize=9)
+    machines.set_ylim(len(offers) - 0.4, -0.6)
+    times = marks.times_s / unit_s
+    progress.plot(times, 100 * marks.done, color=_LINE, lw=1.6)
+    progress.set_ylim(0, 104)
+    progress.set_ylabel("done (%)", fontsize=10, color=_INK)
+    cost.plot(times, marks.spent_usd, color=_LINE, lw=1.6)
+    cost.set_ylim(bottom=0)
+    cost.set_ylabel("cost ($)", fontsize=10, color=_INK)
+    cost.set_xlabel(f"time since the job began ({unit})", fontsize=10, color=_INK)
+    if marks.budget_usd is not None:
+        cost.axhline(marks.budget_usd, color=_BOUNDARY, lw=0.9, ls=(0, (4, 2)))
+    for axis in axes:
+        if marks.deadline_s is not None:
+            axis.axvline(marks.deadline_s / unit_s, color=_BOUNDARY, lw=1.2)
+        axis.margins(x=0.01)
+        axis.grid(axis="x", color="#e3e7eb", lw=0.7, zorder=0)
+        axis.set_axisbelow(True)
+        axis.tick_params(colors=_MUTED, labelsize=9, length=3)
+        axis.spines[["top", "right"]].set_visible(False)
+    _write_above(machines, detail, 8, fontsize=10, color=_MUTED)
+    _write_above(machines, headline, 26, fontsize=14, color=_INK, fontweight="bold")
+    _add_legend(machines, _watch_legend(marks))
+    _save(figure, path)
+
+
+def _watch_legend(marks: WatchMarks) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    def drawn(label: str, **style: Any) -> Line2D:
+        return Line2D([], [], label=label, **style)
+
+    return [
+        Patch(color=_LINE, label="held"),
+        Patch(color=_TRUE, label="recommended"),
+        *([drawn("taken away", color=_BOUNDARY, marker="x", mew=1.6, lw=0)] if marks.taken else ()),
+        *([drawn("refused", color=_MUTED, marker="|", mew=1.6, lw=0)] if marks.refused else ()),
+        *([drawn("deadline", color=_BOUNDARY, lw=1.2)] if marks.deadline_s is not None else ()),
+        *([drawn("budget", color=_BOUNDARY, lw=0.9, ls=(0, (4, 2)))] if marks.budget_usd is not None else ()),
+    ]
 
 
 def _one_axis(inches: float, headline: str, detail: str) -> tuple[Figure, Axes]:

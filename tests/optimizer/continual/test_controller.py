@@ -328,6 +328,15 @@ def test_a_machine_that_vanishes_without_a_notice_is_a_preemption() -> None:
     assert decision.recommendation.launch == (("other", 1),)
 
 
+def test_a_machine_that_was_to_end_and_is_kept_is_paid_for() -> None:
+    cloud = ReportedCloud([Machine("sure/1", "sure", ready=True)])
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud)
+    assert controller.step(0.0).terminate == ("sure/1",)
+    controller.attach(Plan((Group("sure", 1, 64),)), ["sure/1"])
+    controller.step(60.0)
+    assert controller.step(60.0 + HOUR).recommendation.spent_usd == pytest.approx(SURE.usd_per_hour)
+
+
 def test_progress_from_detected_epochs_projects_the_end_of_a_job_that_nobody_instrumented() -> None:
     cloud = ReportedCloud([Machine("m", "sure", ready=True)])
     task = problem(deadline_s=6 * HOUR)

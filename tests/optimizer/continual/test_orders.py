@@ -78,6 +78,15 @@ def test_a_machine_measured_on_spot_is_known_on_demand() -> None:
     assert found.usd < 0.36 * 24.0
 
 
+def test_the_time_to_spare_is_not_lost_between_two_checkpoints() -> None:
+    """After a preemption at 36 minutes half an hour to spare suffices to go on in the next zone, not on demand."""
+    other = replace(SPOT, name="other")
+    there = {"spot": StepCapacity([0.0, 0.6 * HOUR], [1, 0]), "other": StepCapacity([0.0, 0.6 * HOUR], [0, 1])}
+    found = outcome((SPOT, other, SURE), 6.0, 6.5, capacity=there)
+    assert found.hours <= 6.5
+    assert found.usd < 0.4 * 6.0
+
+
 def test_a_job_on_demand_that_is_ahead_stops_and_waits_for_spot() -> None:
     spot = StepCapacity([0.0, 6 * HOUR], [0, 1])
     found = outcome((SPOT, SURE), 12.0, 26.0, capacity={"spot": spot})

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -455,6 +456,7 @@ def add_monitor_options(parser: Parser) -> None:
         help="done so far; with --run, before that run (default: 0)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="append every recommendation as a line of JSON")
+    add_plot_option(parser, "at the end, machines, progress and cost over time,")
     add_collector_options(parser, default=None, otherwise="computing here")
 
 
@@ -463,15 +465,22 @@ def run_monitor(args: argparse.Namespace) -> int:
     from gpusonde.optimizer.documents.references import read_problem
 
     _check_monitor(args)
+    check_writable(args.plot)
     output = Output(as_json=args.json)
     with error_context(args.problem):
         problem = read_problem(args.problem)
     start = _start(args)
     kept: list[dict[str, Any]] = []
+    watched: deque[dict[str, Any]] = deque(maxlen=_MOST_KEPT)
+    machines: deque[dict[str, Any]] = deque(maxlen=_MOST_KEPT)
     screen = output.screen()
     with _appended(args.out) as out:
-        found = _of_collector(args, problem, start) if args.collector else _here(args, problem, start)
+        found = (
+            _of_collector(args, problem, start, machines) if args.collector else _here(args, problem, start, machines)
+        )
         for recommendation in found:
+            if args.plot is not None:
+                watched.append(recommendation)
             if kept and not is_news(kept[-1], recommendation):
                 continue
             del kept[: len(kept) + 1 - _MOST_KEPT]
@@ -481,6 +490,10 @@ def run_monitor(args: argparse.Namespace) -> int:
             if out is not None:
                 out.write(to_json(recommendation) + "\n")
                 out.flush()
+    if args.plot is not None:
+        _draw_watch(args.plot, problem, [{"elapsed_s": 0.0, **start}, *machines], watched)
+        if not args.json:
+            screen.line(f"picture: {args.plot}")
     if args.json:
         output.result(cast(MonitorPayload, {"recommendations": kept}), lambda _: None)
     return 0
@@ -508,7 +521,9 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in start.items() if value is not None}
 
 
-def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _here(
+    args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[str, Any], machines: deque[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     from gpusonde.catalog import load_gpus, load_offers
     from gpusonde.optimizer.documents.problem import parse_problem
     from gpusonde.optimizer.documents.references import read_problem, reread_after_s
@@ -521,7 +536,7 @@ def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[s
     looked_s = float(start.get("elapsed_s", 0.0))
     waiting_s = None
     read_s = time.monotonic()
-    with _reports(args) as reports:
+    with _reports(args, machines) as reports:
         yield (found := watch.recommend(looked_s))
         for report in reports:
             if reread_s is not None and time.monotonic() >= read_s + reread_s:
@@ -543,7 +558,7 @@ def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[s
 
 
 def _of_collector(
-    args: argparse.Namespace, problem: Mapping[str, Any], start: dict[str, Any]
+    args: argparse.Namespace, problem: Mapping[str, Any], start: dict[str, Any], machines: deque[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     from gpusonde.cli.commands.epochs import find_run
     from gpusonde.collector.client import PlanningClient
@@ -553,21 +568,31 @@ def _of_collector(
             found = find_run(client, args.run)
         start["run_id"] = found.run_id
         start.setdefault("elapsed_s", max(0.0, time.time() - found.start_unix_nano / 1e9))
-    with PlanningClient(args.collector, security=client_security(args)) as planning, _reports(args) as reports:
+    with (
+        PlanningClient(args.collector, security=client_security(args)) as planning,
+        _reports(args, machines) as reports,
+    ):
         yield from planning.watch(problem, start, reports)
 
 
 @contextlib.contextmanager
-def _reports(args: argparse.Namespace) -> Iterator[Iterable[dict[str, Any]]]:
+def _reports(args: argparse.Namespace, machines: deque[dict[str, Any]]) -> Iterator[Iterable[dict[str, Any]]]:
+    """Open the reports; those of machines are remembered for the picture as they go by."""
     from gpusonde.optimizer.documents.watching import read_reports
+
+    def passed(reports: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for report in reports:
+            if "elapsed_s" in report and "completed_iterations" not in report:
+                machines.append(report)
+            yield report
 
     if args.progress is None:
         yield ()
     elif args.progress == _STDIN:
-        yield read_reports(sys.stdin, "stdin")
+        yield passed(read_reports(sys.stdin, "stdin"))
     else:
         with open(args.progress, encoding="utf-8", errors="replace") as file:
-            yield read_reports(file, args.progress)
+            yield passed(read_reports(file, args.progress))
 
 
 @contextlib.contextmanager
@@ -653,6 +678,55 @@ def _draw(path: Path, problem: Mapping[str, Any], front: Mapping[str, Any]) -> N
     told = "no other plan beats one of them in both" + ("" if front["complete"] else " · the search ran out of time")
     kept = f"kept with {formatting.percent(problem.get('confidence', Problem.confidence), None)} confidence"
     draw_plans(path, plans, f"{problem.get('name') or 'the job'}: {what}, time against cost", told, kept)
+
+
+def _draw_watch(
+    path: Path, problem: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], watched: Sequence[Mapping[str, Any]]
+) -> None:
+    import numpy as np
+
+    from gpusonde.cli.picture import WatchMarks, draw_watch
+
+    last = watched[-1]
+
+    def counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for row in rows:
+            found[row["offer"]] = found.get(row["offer"], 0) + row["machines"]
+        return found
+
+    def groups(plan: Mapping[str, Any] | None) -> dict[str, int]:
+        return counts(plan["groups"]) if plan else {}
+
+    def stretches(states: Sequence[tuple[float, dict[str, int]]]) -> dict[str, list[tuple[int, float, float]]]:
+        spans: dict[str, list[tuple[int, float, float]]] = {}
+        ends_s = [time_s for time_s, _ in states[1:]] + [last["at_s"]]
+        for (start_s, state), end_s in zip(states, ends_s, strict=True):
+            for offer, machines in state.items():
+                of_offer = spans.setdefault(offer, [])
+                goes_on = bool(of_offer) and of_offer[-1][0] == machines and of_offer[-1][2] == start_s
+                of_offer.append((machines, of_offer.pop()[1] if goes_on else start_s, end_s))
+        return spans
+
+    def events(key: str) -> list[tuple[str, float]]:
+        return [(row["offer"], report["elapsed_s"]) for report in reports for row in report.get(key, ())]
+
+    held = [(r["elapsed_s"], {**groups(r.get("plan")), **counts(r.get("machines", ()))}) for r in reports]
+    marks = WatchMarks(
+        held=stretches(held),
+        wanted=stretches([(row["at_s"], groups(row["plan"])) for row in watched]),
+        taken=events("preempted"),
+        refused=events("refused"),
+        times_s=np.array([row["at_s"] for row in watched]),
+        done=np.array([row["completed_iterations"] for row in watched])
+        / (last["completed_iterations"] + last["remaining_iterations"]),
+        spent_usd=np.array([row["spent_usd"] for row in watched]),
+        deadline_s=problem.get("deadline_s"),
+        budget_usd=problem.get("budget_usd"),
+    )
+    share = formatting.percent(marks.done[-1])
+    told = f"{share} done after {formatting.duration(last['at_s'])}, {formatting.dollars(last['spent_usd'])} spent"
+    draw_watch(path, marks, str(problem.get("name") or "the job"), told)
 
 
 def render_notes(screen: Screen, notes: Sequence[str]) -> None:

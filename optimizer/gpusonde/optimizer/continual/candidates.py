@@ -33,6 +33,8 @@ _MEASURED_BEFORE_SPREAD = 0.05
 _WORST_DEVIATIONS = 3.0
 # The share of cases in which more preemptions come than time is set aside for.
 _MORE_PREEMPTIONS = 0.05
+# Of the time to spare, what may lie between two checkpoints: a preemption takes as much of it.
+_UNSAVED_SHARE = 0.25
 
 # What a group of machines is to the speed of a job, whoever lets them: device, devices, networks, machines, batch, and
 # the fields of the mode.
@@ -58,6 +60,7 @@ class WatchedJob:
         slowdown: By how much iterations take longer than estimated, at least 1.
         running: The plan that runs; None when nothing does.
         measured_s: Measured iterations of what runs or ran, by ``CandidateFinder.kind``.
+        interval_s: Between two checkpoints of what runs; None where that is not known.
     """
 
     now_s: float
@@ -69,6 +72,7 @@ class WatchedJob:
     slowdown: float = 1.0
     running: Plan | None = None
     measured_s: Mapping[tuple[GroupKind, ...], float] = field(default_factory=dict)
+    interval_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -174,8 +178,10 @@ class CandidateFinder:
                 wait_s, slow_wait_s = wait_s + options.save_s, slow_wait_s + options.save_s
         work_s = at.remaining * step_s
         per_hour = sum(group.machines * self._per_hour(group.offer) for group in plan.groups)
-        run = expected_run(work_s, per_hour, options.restart_s, options.save_s)
         reach = math.exp(self._deviations * spread)
+        bound_s = at.now_s + slow_wait_s + work_s * reach
+        interval_s = at.interval_s if stay else self._interval_s(work_s, bound_s, per_hour)
+        run = expected_run(work_s, per_hour, options.restart_s, options.save_s, interval_s)
         usd_per_hour, once_usd = plan.usd_per_hour(self._problem.offers), 0.0
         if self._problem.data is not None:
             # Where machines are held, the data are.
@@ -191,7 +197,7 @@ class CandidateFinder:
             wait_s=wait_s,
             run=run,
             end_s=at.now_s + wait_s + run.seconds,
-            bound_s=at.now_s + slow_wait_s + work_s * reach,
+            bound_s=bound_s,
             optimistic_s=at.now_s + wait_s + work_s / reach,
             worst_s=at.now_s + slow_wait_s + work_s * math.exp(worst_deviations * spread),
             usd=once_usd + usd_per_hour * (run.running_s + (0.0 if stay else options.restore_s)) / _HOUR_S,
@@ -328,6 +334,18 @@ class CandidateFinder:
             self.solved += 1
             self._known[key] = self._solver(asked, self._steps).plan
         return self._known[key]
+
+    def _interval_s(self, work_s: float, bound_s: float, per_hour: float) -> float | None:
+        """Return the time between checkpoints where the deadline asks for less than costs the least; else None.
+
+        What a preemption takes is missing before the deadline, and so is what saving takes: no less than what makes
+        their sum the smallest.
+        """
+        deadline_s, save_s = self._problem.deadline_s, self._options.save_s
+        if deadline_s is None or not self._options.guard or not per_hour > 0:
+            return None
+        longest_s = max(math.sqrt(save_s * work_s), _UNSAVED_SHARE * (deadline_s - bound_s), save_s, 1.0)
+        return longest_s if longest_s < checkpoint_interval_s(save_s, per_hour) else None
 
     def _per_hour(self, name: str) -> float:
         offer = self._offers[name]

@@ -208,6 +208,7 @@ class Controller:
         self._completed = 0.0
         self._slowdown = 1.0
         self._saving = 1.0
+        self._interval_s: float | None = None
         self._measured_s: dict[tuple[GroupKind, ...], float] = {}
         self._now_s = -math.inf
         self._running: tuple[Plan, frozenset[str]] | None = None
@@ -264,7 +265,8 @@ class Controller:
         """Take over a job that runs already, on machines that the cloud lists."""
         self._running = (plan, frozenset(machines))
         # Whoever runs something else than what was decided has decided otherwise.
-        self._target = self._idle_since_s = None
+        self.fleet.kept(machines)
+        self._target = self._idle_since_s = self._interval_s = None
         self._saving = 1.0
 
     def detach(self) -> None:
@@ -395,7 +397,8 @@ class Controller:
         )
         self._look_s = at.now_s + self.options.resolve_s
         stay = self._finder.evaluate(plan, self._watched_job(at.now_s))
-        self._saving = 1.0 + self.problem.save_s / stay.run.interval_s
+        self._interval_s = stay.run.interval_s
+        self._saving = 1.0 + self.problem.save_s / self._interval_s
         ruling = PolicyDecision(
             stay, why, at_risk=aim is not None and aim.at_risk, fallback=aim.fallback if aim else None
         )
@@ -475,6 +478,7 @@ class Controller:
             slowdown=self._slowdown,
             running=self.running,
             measured_s=self._measured_s,
+            interval_s=self._interval_s,
         )
 
     def _decision(

@@ -201,6 +201,10 @@ class Fleet:
                 self._ending.add(identifier)
             self._ordered.pop(identifier, None)
 
+    def kept(self, identifiers: Collection[str]) -> None:
+        """Take note that machines do not end after all."""
+        self._ending.difference_update(identifiers)
+
     def still_there(self) -> tuple[str, ...]:
         """Return machines that were to end and that the cloud still lists."""
         return tuple(sorted(self._ending))

@@ -236,12 +236,12 @@ class Policy:
             # What runs is known better than what ran before: the guard has to hold after the switch, too, or the spot
             # machines are left as soon as they work.
             fallback = self.fallback(_without_machines(at), None) or fallback
-        # Until the machines are there nothing is gained, unless something else works meanwhile.
+        # A switch and the switch back; until the machines are there nothing is gained, unless something else works.
         options = self._options
-        wasted_s = options.solve_s + options.restore_s + options.save_s
+        wasted_s = 2 * (options.solve_s + options.restore_s + options.save_s)
         if stay is None and candidate.wait_s > options.launch_s:
             wasted_s += options.launch_slowest_s
-        return fallback.slack_s > wasted_s + options.restart_s + _lost_s(candidate, fallback.candidate)
+        return fallback.slack_s > wasted_s + _lost_s(candidate, fallback.candidate)
 
     def _waits_until(self, at: WatchedJob, best: PlanCandidate | None, idle_since_s: float | None) -> float:
         """Return until when waiting for spot capacity beats going on without."""
