@@ -90,8 +90,10 @@ def test_what_the_epochs_tell_is_the_same_directly_and_through_the_collector(
     mine, theirs = here["estimate"], there["estimate"]
     assert (theirs["epochs_done"], theirs["epochs_left"]) == (12, 28)
     last_start = there["epochs"][-1]["start_s"] - here["epoch_starts_s"][-1]
-    for key in ("end_s", "end_low_s", "end_high_s"):
-        assert theirs[key] - last_start == pytest.approx(mine[key], abs=1e-4), key
+    assert theirs["end_s"] - last_start == pytest.approx(mine["end_s"], abs=1e-4)
+    # The collector knows when it trained, too, and so of more that may be otherwise.
+    assert theirs["end_low_s"] - last_start <= mine["end_low_s"] + 1e-4
+    assert theirs["end_high_s"] - last_start >= mine["end_high_s"] - 1e-4
 
 
 def test_the_screen_tells_of_a_run_what_detect_tells_of_its_trace(

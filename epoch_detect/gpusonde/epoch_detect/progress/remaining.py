@@ -31,13 +31,13 @@ _NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is 
 _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
 _RESTS = 0.4  # of what a cycle usually trains: less, and it is something else, unless it takes as long as they do
 _AS_LONG = 0.03  # of the usual duration
-_LEAST_KNOWN = 0.5  # of what it has trained, in cycles that were seen
-_STARTS = 0.25  # of the cycles that were seen: what trained for less before them may have been a start
+_LEAST_KNOWN = 0.4  # of what it has trained, in cycles that were seen
+_LOST_BEFORE = 0.25  # of a cycle: what trained and rested for longer before the first one was a start, not cycles
 _TWICE = 1.3  # cycles that it trained until the first one ended: they may be two
 # Standard deviations beyond the scatter of cycles. Of the time left: slow drift; what longer cycles took without a
 # rhythm; the square of what was trained outside of known cycles. Of a cycle: where boundaries are placed; one that was
 # not seen; whether the first was one. Of cycles that were not seen before the first: their number.
-_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.03, 0.3, 0.8, 0.2, 0.7, 0.6, 0.5
+_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.03, 0.3, 0.5, 0.2, 0.7, 0.6, 0.5
 _LOST = 1.0  # of a cycle, that it has not trained at a time: less, and what it usually does, is part of its cycles
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
@@ -91,7 +91,7 @@ def estimate_end(
 
     Raises:
         TotalEpochsError: More epochs are over than there are to be, or fewer than three are, or those that were seen
-            are less than half of what it has trained.
+            are less than two fifths of what it has trained.
     """
     done = int(starts_s.size) + epochs_before
     if starts_s.size < FEWEST_EPOCHS:
@@ -115,9 +115,8 @@ def estimate_end(
                 f"only {known:.0%} of what it has trained are cycles that are known; how many the rest are, and how"
                 " long they take now, cannot be told"
             )
-        before = float(training.until(starts_s[0])) / seen.mean_s
-        if before >= _STARTS * starts_s.size:
-            unseen += int(before)
+        before = training.run_up_s(float(starts_s[0]), _LOST_BEFORE * seen.mean_s) / seen.mean_s
+        unseen += int(before)
         first_off = _FIRST if before + (ends_s[0] - starts_s[0]) / seen.mean_s >= _TWICE else 0.0
         first_off = max(first_off, _BEFORE * before)
     # A total that is reached only by what was not seen is not reached.
@@ -201,6 +200,15 @@ class _Training:
         durations = ends_s - starts_s
         as_long = np.abs(durations / np.median(durations) - 1) < _AS_LONG
         return np.asarray(as_long | (trained >= _RESTS * np.median(trained)))
+
+    def run_up_s(self, begin_s: float, most_s: float) -> float:
+        """For how long it trained up to a time, with rests of so many seconds at most."""
+        begins = self._spans_s[self._spans_s[:, 0] < begin_s, 0]
+        ends = np.minimum(self._spans_s[: begins.size, 1], begin_s)
+        rests = np.append(begins[1:], begin_s) - ends
+        lost = np.flatnonzero(rests > most_s)
+        first = int(lost[-1]) + 1 if lost.size else 0
+        return float((ends - begins)[first:].sum())
 
     def pauses_s(self, begin_s: float, end_s: float) -> list[float]:
         """How long each stretch of a time is in which it did not train, seconds."""
