@@ -26,6 +26,9 @@ def problem(tmp_path: Path) -> Path:
     return tmp_path / "p.json"
 
 
+OF_32_GPUS = ["plan", "init", "--gpu-model", "4x8xA100", "--epoch-s", "100", "--epochs", "3"]
+
+
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
     """Run a command; return what it printed on stdout and stderr."""
     assert main(list(arguments)) == code
@@ -126,6 +129,20 @@ def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.Cap
     ("arguments", "code", "says"),
     [
         (["plan", "solve", "nope.json"], 1, "nope.json: No such file"),
+        (
+            [*OF_32_GPUS, "--batch-size", "1048576"],
+            2,
+            "--batch-size: 1,048,576 on each of 32 GPUs are 33,554,432 a step",
+        ),
+        (
+            [*OF_32_GPUS, "--batch-size", "524288", "--steps-per-epoch", "100000000"],
+            2,
+            "--steps-per-epoch: 100,000,000 with a batch of 524,288 on each of 32 GPUs are more than",
+        ),
+        ([*OF_32_GPUS, "--targets", "T44"], 2, "--targets: "),
+        ([*OF_32_GPUS, "--providers", "amazon"], 2, "--providers: no provider of the catalogue is called 'amazon'"),
+        (["plan", "solve", "p.json", "--quota", "4"], 2, "--quota belongs to a run, not to a problem file"),
+        (["plan", "solve", "p.json", "--epoch-s", "4"], 2, "--epoch-s belongs to a run, not to a problem file"),
         (["plan", "estimate", "p.json"], 2, "--plan FILE or --group"),
         (["plan", "estimate", "p.json", "--group", "t4=4"], 2, "OFFER=MACHINES@BATCH"),
         (["plan", "estimate", "p.json", "--group", "k80=4@64"], 1, "p.json: plan.groups[0].offer"),

@@ -278,7 +278,10 @@ def test_a_run_poses_a_problem_that_has_plans_and_says_what_it_assumes(filled, r
             ({"steps_per_epoch": 0}, "INVALID_ARGUMENT", "field 'steps_per_epoch': give"),
             ({"steps_per_epoch": 1 << 31}, "INVALID_ARGUMENT", "field 'steps_per_epoch': give a whole number from 1"),
             ({"providers": ["nowhere"]}, "INVALID_ARGUMENT", "field 'providers': no provider"),
-            ({"providers": ["a"] * 33}, "INVALID_ARGUMENT", "at most 32"),
+            ({"providers": ["aws"] * 65}, "INVALID_ARGUMENT", "at most 64"),
+            ({"gpus": ["T44"]}, "INVALID_ARGUMENT", "field 'gpus'"),
+            ({"deadline_s": -1.0}, "INVALID_ARGUMENT", "field 'deadline_s': give a number above zero"),
+            ({"budget_usd": float("nan")}, "INVALID_ARGUMENT", "field 'budget_usd': give a number above zero"),
             ({"run_id": "nobody"}, "NOT_FOUND", "nobody"),
             ({"precision": "fp3"}, "INVALID_ARGUMENT", "field 'precision'"),
         ):

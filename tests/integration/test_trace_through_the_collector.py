@@ -155,6 +155,22 @@ def test_a_run_is_planned_by_the_collector_as_its_trace_is_here(
     assert there["notes"][1] == here["notes"][1]
 
 
+def test_a_run_gives_the_same_problem_file_here_and_through_the_collector(
+    collector: CollectorProcess, run: dict[str, Any], tmp_path: Path
+) -> None:
+    wanted = ["--epochs", "9000", "--deadline", "24h", "--budget", "90", "--objective", "time", "--targets", "T4,a10g"]
+    at_collector = ["--run", run["run_id"], "--collector", collector.address]
+    here = ask("plan", "init", "--trace", str(bundled_trace()), *wanted)
+    there = ask("plan", "init", *at_collector, *wanted, "--out", str(tmp_path / "p.toml"))
+    same = ("objective", "global_batch", "epochs", "samples_per_epoch", "deadline_s", "budget_usd", "catalog")
+    assert {key: there[key] for key in same} == {key: here[key] for key in same}
+    text = (tmp_path / "p.toml").read_text()
+    assert "# an epoch takes 17.5 s on 1 x T4" in text
+    assert "quota = 8  # assumed: machines of each kind; say what you may rent" in text
+    found = ask("plan", "solve", str(tmp_path / "p.toml"))
+    assert found["plan"] == ask("plan", "solve", *at_collector, *wanted)["plan"]
+
+
 def test_a_measurement_gets_the_same_numbers_here_and_by_grpc(collector: CollectorProcess) -> None:
     arguments = ["predict", "--trace", str(bundled_trace()), "--epoch-s", "12.5"]
     here = ask(*arguments)["predictions"]

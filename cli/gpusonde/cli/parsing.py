@@ -44,6 +44,10 @@ class Parser(argparse.ArgumentParser):
         """Have ``declare`` add the options when they are needed, and not before."""
         self._declare = declare
 
+    def options(self) -> list[str]:
+        """Return what options and arguments are called in what is parsed, in the order in which they were added."""
+        return [action.dest for action in self._actions]
+
     def complete(self) -> None:
         """Add the options that wait for being needed."""
         declare, self._declare = self._declare, None

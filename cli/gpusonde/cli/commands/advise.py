@@ -90,7 +90,7 @@ def run_advise(args: argparse.Namespace) -> int:
         except GpusondeError as error:
             missing = f"where it would run and what to rent: {error}"
         else:
-            asked = {*(terms.gpus or ()), source.measurement.gpu.name}
+            asked = {*terms.gpus, source.measurement.gpu.name}
             rentable = {offer.gpu_model for offer in terms.offers()} | asked
             chosen = [spec for spec in gpus.specs if spec.name in rentable]
             predictions = predict_here(source, [Placement(spec, counted=False) for spec in chosen], args.model)

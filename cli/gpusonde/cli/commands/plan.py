@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
@@ -33,34 +33,9 @@ if TYPE_CHECKING:
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
 _LOG = logging.getLogger(__name__)
 _EXIT_NO_PLAN = 1
+# Terms of a job whose options are called otherwise.
+_OPTIONS = {"deadline_s": "deadline", "budget_usd": "budget", "gpus": "targets"}
 KEEPS_LIMITS = ("optimal", "feasible")
-# What only a job of which no problem file tells is described by.
-_OF_RUN = (
-    "trace",
-    "runs",
-    "run",
-    "job",
-    "gpu_model",
-    "epoch_s",
-    "precision",
-    "row",
-    "model",
-    "gpu",
-    "gpus",
-    "interval_s",
-    "column",
-    "total_epochs",
-    "steps_per_epoch",
-    "role",
-    "epochs",
-    "deadline",
-    "budget",
-    "objective",
-    "batch_size",
-    "quota",
-    "providers",
-    "targets",
-)
 
 
 def add_plan_options(parser: Parser) -> None:
@@ -94,9 +69,11 @@ def add_plan_options(parser: Parser) -> None:
         choices=["skypilot", "slurm", "aws-cli", "k8s-job"],
         help="solve, estimate: print a file that starts the plan, to be run by hand; the answer goes to stderr",
     )
+    before = parser.options()
     add_terms_options(parser)
     add_run_options(parser, "a run, instead of PROBLEM (one of --trace, --runs, --run, --job, and --gpu-model)")
     parser.add_argument("--model", type=Path, metavar="FILE", help="model of 'gpusonde train', for the run")
+    parser.set_defaults(of_run=[name for name in parser.options() if name not in before])
     add_collector_options(parser, default=None, otherwise="computing here")
 
 
@@ -119,14 +96,11 @@ def terms_of(args: argparse.Namespace) -> JobTerms:
     """Return what is wanted of a job.
 
     Raises:
-        UnknownGpuError: A target that the catalogue lacks.
-        UsageError: A number that is absurd.
+        UsageError: A number that is absurd, or a name that is nobody's.
     """
-    from gpusonde.catalog import load_gpus
     from gpusonde.optimizer.documents.posing import JobTerms
 
-    gpus = None if args.targets is None else [load_gpus().resolve(name).spec.name for name in args.targets]
-    try:
+    with _told_as_options():
         return JobTerms(
             epochs=args.epochs,
             deadline_s=args.deadline,
@@ -136,10 +110,18 @@ def terms_of(args: argparse.Namespace) -> JobTerms:
             steps_per_epoch=args.steps_per_epoch,
             quota=args.quota,
             providers=args.providers or (),
-            gpus=gpus,
+            gpus=args.targets or (),
         )
+
+
+@contextlib.contextmanager
+def _told_as_options() -> Iterator[None]:
+    """Name the options by which terms were given."""
+    try:
+        yield
     except DocumentError as error:
-        raise UsageError(f"--{error.field.replace('_', '-')}: {error.problem}") from None
+        option = _OPTIONS.get(error.field, error.field.replace("_", "-"))
+        raise UsageError(f"--{option}: {error.problem}") from None
 
 
 def group(text: str) -> dict[str, Any]:
@@ -189,7 +171,7 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _check_plan(args: argparse.Namespace) -> None:
     estimating = args.action == "estimate"
-    of_run = [name for name in _OF_RUN if getattr(args, name) not in (None, [])]
+    of_run = [name for name in args.of_run if getattr(args, name) not in (None, [])]
     if args.problem is not None and of_run:
         raise UsageError(
             f"--{of_run[0].replace('_', '-')} belongs to a run, not to a problem file, which has keys for it"
@@ -221,27 +203,23 @@ def _check_plan(args: argparse.Namespace) -> None:
 def _posed(args: argparse.Namespace, output: Output) -> PosedProblem:
     """Pose the problem of the run that the arguments name, which ``args.problem`` is called by from then on."""
     from gpusonde.catalog import load_gpus
-    from gpusonde.optimizer.documents.posing import PosedProblem, doubt_of_run
-    from gpusonde.predictor.crossgpu import SourceMeasurement
+    from gpusonde.optimizer.documents.posing import PosedProblem
     from gpusonde.simulator.parallel import Placement
 
-    gpus = load_gpus()
     terms = terms_of(args)
-    predictions, source = predict_run_of(args, output, [Placement(spec) for spec in gpus.specs])
-    gpu = gpus.get(predictions.source_gpu)
-    here = Placement(gpu, predictions.source_gpu_count, predictions.source_host_count)
-    args.problem = Path(shown(args.trace[0]) if args.trace else str(args.run or args.job or gpu.name))
-    with error_context(args.problem):
-        if source is not None:
-            posed = pose_source(args.problem.stem, predictions, source, terms, args.total_epochs)
-        else:
-            with connect(args) as client:
-                found = client.list_epochs(run_id_of(args, client))
-            seen = SourceMeasurement(gpu, predictions.epoch_latency_s)
-            doubt = doubt_of_run(found.role, predictions.epoch_latency_s)
-            posed = PosedProblem.of_run(
-                args.problem.stem, predictions.rows, seen, here, terms, cycles=found.cycles, doubt=doubt
-            )
+    args.problem = Path(
+        shown(args.trace[0]) if args.trace else str(args.run or args.job or args.gpu_model or args.runs)
+    )
+    if args.run is not None or args.job is not None:
+        with connect(args) as client:
+            run_id = run_id_of(args, client)
+        with _client(args) as planning:
+            found = planning.pose(run_id, {**asdict(terms), "precision": args.precision})
+        return PosedProblem(found.pop("problem"), **found)
+    predictions, source = predict_run_of(args, output, [Placement(spec) for spec in load_gpus().specs])
+    assert source is not None  # noqa: S101 - only of stored runs the collector alone knows it
+    with error_context(args.problem), _told_as_options():
+        posed = pose_source(args.problem.stem, predictions, source, terms, args.total_epochs)
     return replace(posed, assumed=[*predictions.notes, *posed.assumed])
 
 

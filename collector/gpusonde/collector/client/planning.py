@@ -10,6 +10,7 @@ from gpusonde.collector.messages import fill, to_document
 from gpusonde.errors import CollectorError
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 
+_PROBLEM_FORMAT = "gpusonde.problem/1"
 _SOLUTION_FORMAT = "gpusonde.solution/1"
 _PARETO_FORMAT = "gpusonde.pareto/1"
 
@@ -19,6 +20,27 @@ class PlanningClient(ServiceClient):
 
     usual_timeout_s = 300.0
     _stub_type = planning_pb2_grpc.PlanningServiceStub
+
+    def pose(self, run_id: str, terms: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the problem of a stored run: ``problem``, ``measured``, ``assumed``, ``key_notes``, ``extrapolated``.
+
+        Args:
+            run_id: The run.
+            terms: ``epochs``, and what else of ``PoseProblemRequest`` is known.
+
+        Raises:
+            CollectorError: No such run, or of it no problem can be made.
+        """
+        request = planning_pb2.PoseProblemRequest(run_id=run_id)
+        fill(request, terms)
+        found = self._ask(self._stub.PoseProblem, request)
+        return {
+            "problem": {"format": _PROBLEM_FORMAT, **to_document(found.problem)},
+            "measured": found.measured,
+            "assumed": list(found.assumed[1:]),
+            "key_notes": dict(found.key_notes),
+            "extrapolated": dict(found.extrapolated),
+        }
 
     def solve(self, problem: Mapping[str, Any], method: str = "exact") -> dict[str, Any]:
         """Return the solution of a problem.

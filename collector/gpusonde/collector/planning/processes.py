@@ -10,11 +10,12 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.config import PlanningConfig, WorkersConfig
-from gpusonde.collector.messages import fill
+from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.planning.wire import unpack_question
 from gpusonde.collector.query.job_tree import JobTree
 from gpusonde.collector.query.prediction import LatencyPredictor
@@ -170,10 +171,6 @@ def _document(data: bytes) -> dict[str, Any]:
     return answer
 
 
-_MOST_PROVIDERS = 32
-_LONGEST_PROVIDER = 40
-
-
 class RunProblems:
     """Poses problems.
 
@@ -209,27 +206,25 @@ class RunProblems:
             posed = PosedProblem.of_run(
                 name, found.predictions, found.source, found.here, terms, cycles=tree.cycles, doubt=doubt
             )
+        except DocumentError as error:
+            raise RequestError("INVALID_ARGUMENT", f"field '{error.field}': {error.problem}") from None
         except CommandError as error:
             raise RequestError("FAILED_PRECONDITION", str(error)) from None
-        response = planning_pb2.PoseProblemResponse(assumed=[posed.measured, *posed.assumed])
+        response = planning_pb2.PoseProblemResponse(
+            assumed=[posed.measured, *posed.assumed],
+            measured=posed.measured,
+            key_notes=posed.key_notes,
+            extrapolated=posed.extrapolated,
+        )
         fill(response.problem, posed.document)
         return response
 
 
 def _terms(request: planning_pb2.PoseProblemRequest) -> JobTerms:
-    if len(request.providers) > _MOST_PROVIDERS or max(map(len, request.providers), default=0) > _LONGEST_PROVIDER:
-        raise RequestError("INVALID_ARGUMENT", f"field 'providers': at most {_MOST_PROVIDERS} names are taken")
+    told = to_document(request)
     try:
-        terms = JobTerms(
-            epochs=request.epochs,
-            batch_size=request.batch_size if request.HasField("batch_size") else None,
-            steps_per_epoch=request.steps_per_epoch if request.HasField("steps_per_epoch") else None,
-            quota=request.quota if request.HasField("quota") else None,
-            providers=tuple(request.providers),
+        return JobTerms(
+            **{"epochs": 0} | {each.name: told[each.name] for each in fields(JobTerms) if each.name in told}
         )
-        terms.offers()
     except DocumentError as error:
         raise RequestError("INVALID_ARGUMENT", f"field '{error.field}': {error.problem}") from None
-    except CommandError as error:
-        raise RequestError("INVALID_ARGUMENT", f"field 'providers': {error}") from None
-    return terms

@@ -14,10 +14,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusonde import formatting
-from gpusonde.catalog import load_offers
+from gpusonde.catalog import UnknownGpuError, load_gpus, load_offers
 from gpusonde.errors import CommandError, DocumentError
 from gpusonde.optimizer.problem import MOST_MACHINES
 from gpusonde.simulator.compute import EpochLatency
+from gpusonde.simulator.compute.fitting import LARGEST_BATCH
+from gpusonde.simulator.compute.sources import MOST_SAMPLES
 from gpusonde.simulator.parallel import Placement, gradients_per_second
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ _UNTOLD_STEP_S = 0.25
 # Images, containers, data.
 _OVERHEAD_S = 180.0
 _SURE_ROLE = 0.7
+_MOST_NAMES = 64
 # What is more is a slip; one limit for all who ask, so that none is told another.
 _MOST_OF_TERMS = {"epochs": 10_000_000, "batch_size": 1 << 20, "steps_per_epoch": 100_000_000, "quota": MOST_MACHINES}
 _LATENCY_KEYS = [each.name for each in fields(EpochLatency) if each.name not in ("batch_size", "samples_per_epoch")]
@@ -66,10 +69,10 @@ class JobTerms:
         steps_per_epoch: Optimizer steps; None if unknown.
         quota: Machines of each kind.
         providers: Clouds; empty for all.
-        gpus: Models of the catalogue; None for all.
+        gpus: GPUs in any spelling, models of the catalogue from then on; empty for all.
 
     Raises:
-        DocumentError: A number is below 1, or absurd.
+        DocumentError: A number is below 1, or absurd, or a name is nobody's; its field is the attribute.
     """
 
     epochs: int
@@ -80,30 +83,36 @@ class JobTerms:
     steps_per_epoch: int | None = None
     quota: int | None = None
     providers: Sequence[str] = ()
-    gpus: Sequence[str] | None = None
+    gpus: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, most in _MOST_OF_TERMS.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise DocumentError(name, f"give a whole number from 1 to {most:,}, not {value:,}")
+        for name in ("deadline_s", "budget_usd"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise DocumentError(name, f"give a number above zero, not {value:g}")
+        for name in ("providers", "gpus"):
+            if len(getattr(self, name)) > _MOST_NAMES:
+                raise DocumentError(name, f"at most {_MOST_NAMES} names are taken")
+        try:
+            object.__setattr__(self, "gpus", [load_gpus().resolve(name).spec.name for name in self.gpus])
+        except UnknownGpuError as error:
+            raise DocumentError("gpus", str(error)) from None
+        known = sorted({offer.provider for offer in _listed()})
+        for name in sorted(set(self.providers) - set(known)):
+            words = f"no provider of the catalogue is called {name[:40]!r}; it has {', '.join(known)}"
+            raise DocumentError("providers", words)
 
     def offers(self) -> list[Offer]:
-        """Return the machines of the catalogue that these terms leave.
-
-        Raises:
-            CommandError: A provider that it does not know.
-        """
-        listed = [offer for offer in load_offers().all if offer.billing == "on_demand" and offer.whole_gpu]
-        unknown = set(self.providers) - {offer.provider for offer in listed}
-        if unknown:
-            known = ", ".join(sorted({offer.provider for offer in listed}))
-            raise CommandError(f"no provider of the catalogue is called {sorted(unknown)[0]!r}; it has {known}")
+        """Return the machines of the catalogue that these terms leave."""
         return [
             offer
-            for offer in listed
+            for offer in _listed()
             if (not self.providers or offer.provider in self.providers)
-            and (self.gpus is None or offer.gpu_model in self.gpus)
+            and (not self.gpus or offer.gpu_model in self.gpus)
         ]
 
 
@@ -149,11 +158,12 @@ class PosedProblem:
             doubt: Why its epochs may be none; empty where they are told or sure.
 
         Raises:
+            DocumentError: What is wanted is too much together.
             CommandError: Nothing is predicted on any GPU that can be rented, or the run has more GPUs than there are.
         """
         offered = terms.offers()
         rentable = {offer.gpu_model for offer in offered}
-        unrented = [name for name in terms.gpus or () if name not in rentable]
+        unrented = [name for name in terms.gpus if name not in rentable]
         if not offered:
             who = f"no provider of {', '.join(terms.providers)}" if terms.providers else "nobody"
             raise CommandError(f"{who} rents out {' or '.join(unrented)}; 'gpusonde offers' lists what can be rented")
@@ -163,6 +173,7 @@ class PosedProblem:
         alone_s = next(row.epoch_latency_s for row in predictions if row.target_gpu == here.gpu.name)
         steps, of_steps = _steps_per_epoch(terms, cycles, source.epoch_latency_s)
         samples = steps * batch * here.gpu_count
+        _check_products(batch, steps, here.gpu_count)
         rows = [row for row in predictions if row.target_gpu in rentable and math.isfinite(row.epoch_latency_s)]
         curves = [_curve(row, batch, samples) for row in rows if row.fits != "no"]
         if not curves:
@@ -274,6 +285,22 @@ def _check_machines(offered: Sequence[Offer], here: Placement, terms: JobTerms) 
             f"{DEFAULT_QUOTA * most:,} in one region at most: tell the quota, how many you may rent, such as "
             f"{-(-here.gpu_count // most):,}"
         )
+
+
+def _check_products(batch: int, steps: int, gpus: int) -> None:
+    """Refuse what makes sense singly and not together, by the names under which it was told."""
+    together = f"{batch:,} on each of {formatting.count(gpus, 'GPU')}"
+    if batch * gpus > LARGEST_BATCH:
+        raise DocumentError(
+            "batch_size", f"{together} are {batch * gpus:,} a step; {LARGEST_BATCH:,} at most are taken"
+        )
+    if steps * batch * gpus > MOST_SAMPLES:
+        words = f"{steps:,} with a batch of {together} are more than {MOST_SAMPLES:,.0f} samples; give fewer"
+        raise DocumentError("steps_per_epoch", words)
+
+
+def _listed() -> list[Offer]:
+    return [offer for offer in load_offers().all if offer.billing == "on_demand" and offer.whole_gpu]
 
 
 def _steps_per_epoch(terms: JobTerms, cycles: Sequence[RoledCycle], epoch_s: float) -> tuple[int, str]:

@@ -39,6 +39,7 @@ from gpusonde.optimizer.step_times import SimulatedSteps
 from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
+from gpusonde.simulator.compute.sources import MOST_SAMPLES
 from gpusonde.simulator.iteration import NetworkModel, Sharding
 from gpusonde.simulator.links import RatedLink, RatedNetwork, inner_link, outer_link
 
@@ -180,7 +181,7 @@ class ProblemKeys:
     global_batch: Annotated[int, Whole(most=LARGEST_BATCH)]
     iterations: Annotated[int, Whole(most=_MOST_ITERATIONS)] | None = None
     epochs: Annotated[float, Number(most=1e12)] | None = None
-    samples_per_epoch: Annotated[float, Number(most=1e15)] | None = None
+    samples_per_epoch: Annotated[float, Number(most=MOST_SAMPLES)] | None = None
     tokens: Annotated[int, Whole(most=_MOST_TOKENS)] | None = None
     sequence_length: Annotated[int, Whole(most=_LONGEST_SEQUENCE)] | None = None
     # What these mean is checked by the problem, with words about it.

@@ -412,7 +412,7 @@ class Group(_message.Message):
     def __init__(self, offer: _Optional[str] = ..., machines: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
 
 class PoseProblemRequest(_message.Message):
-    __slots__ = ("run_id", "epochs", "batch_size", "steps_per_epoch", "quota", "providers", "precision")
+    __slots__ = ("run_id", "epochs", "batch_size", "steps_per_epoch", "quota", "providers", "precision", "deadline_s", "budget_usd", "objective", "gpus")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +420,10 @@ class PoseProblemRequest(_message.Message):
     QUOTA_FIELD_NUMBER: _ClassVar[int]
     PROVIDERS_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_USD_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     epochs: int
     batch_size: int
@@ -427,15 +431,39 @@ class PoseProblemRequest(_message.Message):
     quota: int
     providers: _containers.RepeatedScalarFieldContainer[str]
     precision: str
-    def __init__(self, run_id: _Optional[str] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., quota: _Optional[int] = ..., providers: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ...) -> None: ...
+    deadline_s: float
+    budget_usd: float
+    objective: Objective
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., quota: _Optional[int] = ..., providers: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ..., deadline_s: _Optional[float] = ..., budget_usd: _Optional[float] = ..., objective: _Optional[_Union[Objective, str]] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PoseProblemResponse(_message.Message):
-    __slots__ = ("problem", "assumed")
+    __slots__ = ("problem", "assumed", "measured", "key_notes", "extrapolated")
+    class KeyNotesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class ExtrapolatedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ASSUMED_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    KEY_NOTES_FIELD_NUMBER: _ClassVar[int]
+    EXTRAPOLATED_FIELD_NUMBER: _ClassVar[int]
     problem: Problem
     assumed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, problem: _Optional[_Union[Problem, _Mapping]] = ..., assumed: _Optional[_Iterable[str]] = ...) -> None: ...
+    measured: str
+    key_notes: _containers.ScalarMap[str, str]
+    extrapolated: _containers.ScalarMap[str, str]
+    def __init__(self, problem: _Optional[_Union[Problem, _Mapping]] = ..., assumed: _Optional[_Iterable[str]] = ..., measured: _Optional[str] = ..., key_notes: _Optional[_Mapping[str, str]] = ..., extrapolated: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class EstimatePlanRequest(_message.Message):
     __slots__ = ("problem", "plan")

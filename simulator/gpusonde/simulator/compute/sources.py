@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from gpusonde.predictor.crossgpu import LatencyPrediction
 
 
+MOST_SAMPLES = 1e15
+
+
 @dataclass(frozen=True)
 class LatencyEstimate:
     """Estimated latency of a step on a device, with its interval.
@@ -99,7 +102,7 @@ class EpochLatency:
     """
 
     batch_size: BatchSize
-    samples_per_epoch: Annotated[float, Number(most=1e15)]
+    samples_per_epoch: Annotated[float, Number(most=MOST_SAMPLES)]
     epoch_latency_s: Seconds
     epoch_latency_low_s: Seconds | None = None
     epoch_latency_high_s: Seconds | None = None
