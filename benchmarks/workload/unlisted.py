@@ -151,16 +151,32 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _counted(module, example, graph: WorkloadGraph) -> int:  # type: ignore[no-untyped-def]
+    """Return what torch counts, but for products of constants: positions, say, that neither data nor weights change."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
     from gpusonde.predictor.workload.graph.torch.fx import read_mode
 
+    class Constants(TorchDispatchMode):
+        flops = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            made = func(*args, **(kwargs or {}))
+            count = flop_registry.get(func._overloadpacket)
+            if count is not None and not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+                self.flops += count(*args, **(kwargs or {}), out_val=made)
+            return made
+
     as_trained = any("as in training" in note for note in graph.notes)
+    example = example.detach().requires_grad_()
     # The counter's hooks want gradients.
-    with read_mode(module, as_trained=as_trained), torch.enable_grad(), FlopCounterMode(display=False) as counter:
-        module(example)
-    return int(counter.get_total_flops())
+    with read_mode(module, as_trained=as_trained), torch.enable_grad():
+        with FlopCounterMode(display=False) as counter:
+            module(example)
+        with Constants() as constants:
+            module(example)
+    return int(counter.get_total_flops()) - constants.flops
 
 
 def _answers(graph: WorkloadGraph, engine: WorkloadModel) -> dict[tuple[str, Precision], list[WorkloadPrediction]]:

@@ -17,6 +17,7 @@ from gpusonde.cli.exchange_rates import FORMATS, ExchangeRates
 from gpusonde.cli.main import main
 from gpusonde.cli.measuring import Predictions
 from gpusonde.cli.output import Screen
+from gpusonde.errors import CommandError
 from gpusonde.predictor.crossgpu import LatencyPrediction
 from gpusonde.telemetry import Trace, write_trace
 
@@ -135,6 +136,21 @@ def test_a_gpu_that_cannot_hold_the_job_is_worth_nothing_to_it(capsys: pytest.Ca
         rates.render(Screen(sys.stdout), form)
         shown = capsys.readouterr().out
         assert ("P100" in shown) == (form == "table"), shown
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_where_no_other_gpu_holds_the_job_the_matrix_is_no_empty_table(form: str) -> None:
+    row = LatencyPrediction("P100", 15.0, 9.0, 25.0, 0.9, "ok", False, "prior", "", "model", fits="no")
+    with pytest.raises(CommandError, match="the memory of P100 does not hold the job"):
+        ExchangeRates.from_predictions("T4", 20.0, 1, [row]).render(Screen(sys.stdout), form)
+
+
+def test_a_slice_and_the_whole_gpu_are_both_named_where_both_are_new(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("--gpu-model", "A100-SXM4-40GB MIG 3g.20gb", "--epoch-s", "60", "--targets", "T4,A100-SXM4-40GB")
+    assert main(["predict", *question]) == 0
+    shown = capsys.readouterr()
+    assert "the model was not fitted on A100-SXM4-40GB MIG 3g.20gb and A100-SXM4-40GB\n" in shown.out
+    assert "4 of 8 parts of the memory of A100-SXM4-40GB\n" in shown.out
 
 
 def test_what_was_measured_on_another_number_of_gpus_is_no_error_of_these() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpusonde.catalog import Precision
 from gpusonde.errors import ModelError
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.engine import Cluster, Parallelism, WorkloadModel, WorkloadRequest
+from gpusonde.predictor.workload.engine import Cluster, HostResources, Parallelism, WorkloadModel, WorkloadRequest
 from gpusonde.simulator.steps import DataParallelModel
 
 VGG, RESNET = zoo.load("vgg16"), zoo.load("resnet50")
@@ -70,6 +70,15 @@ def test_gradients_in_half_precision_wait_less(model):
 def test_copies_of_gradients_count_in_the_memory(model):
     one, eight = model.predict([ask(count=1), ask()])
     assert eight.memory.need.total_bytes > one.memory.need.total_bytes
+
+
+def test_more_gpus_in_a_host_than_machines_hold_are_refused_unless_the_host_is_there(model):
+    with pytest.raises(ModelError, match="no machine holds more than 8; spread them over hosts, for example 2x8x"):
+        model.predict([ask(count=16)])
+    there, old, spread = model.predict(
+        [ask(count=16, host=HostResources(cores=64.0)), ask(count=16, device="K80"), ask(count=16, hosts=2)]
+    )
+    assert min(there.seconds, old.seconds, spread.seconds) > 0
 
 
 def test_links_that_such_gpus_do_not_have_are_refused(model):

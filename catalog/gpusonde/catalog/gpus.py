@@ -389,7 +389,7 @@ class GpuCatalog:
             raise UnknownGpuError(requested, reason=f"a MIG slice whose share of SMs and memory is not known, {told}")
         spec = self.get(f"{possible[0]} MIG {profile}")
         also = f"; also possible: of {', '.join(possible[1:])}" if possible[1:] else ""
-        return Resolution(spec, requested, f"taken for {spec.note} of a {possible[0]}{also}", (spec.name,))
+        return Resolution(spec, requested, f"taken for {spec.note} of {possible[0]}{also}", (spec.name,))
 
     def _profiles(self, name: str) -> tuple[str, ...]:
         return tuple(self._mig[name].profiles) if name in self._mig else ()

@@ -162,7 +162,16 @@ class ExchangeRates:
         return {"own_gpu_model": self.own, "rates": self.rates(), "replacements": replacements}
 
     def render(self, screen: Screen, form: str) -> None:
-        """Print the rates in one of ``FORMATS``."""
+        """Print the rates in one of ``FORMATS``.
+
+        Raises:
+            CommandError: No GPU is left to compare with.
+        """
+        if len(self.paces) < 2 and self.too_small:
+            raise CommandError(
+                f"the memory of {', '.join(self.too_small)} does not hold the job, so there is nothing to exchange "
+                f"{self.own} for; a smaller batch may fit"
+            )
         if form == "csv":
             screen.stream.write("gpu_model,by_gpu_model,count,low,high,extrapolated\n")
             for each in self.payload()["replacements"]:

@@ -209,9 +209,8 @@ class Predictions:
                 screen.line(f"{name}: {row.reason}")
                 continue
             for reason in filter(None, row.reason.split("; ")):
-                told.setdefault(reason.replace(f"not fitted on {row.target_gpu}", "not fitted on this GPU"), []).append(
-                    name
-                )
+                of_this = reason == f"the model was not fitted on {row.target_gpu}"
+                told.setdefault("the model was not fitted on this GPU" if of_this else reason, []).append(name)
         ranked = sorted(told.items(), key=lambda item: -len(item[1]))
         for reason, gpus in ranked[:_MOST_NOTES]:
             which = f"{len(gpus)} of {len(self.rows)} answers" if len(gpus) > _MOST_NAMES else ", ".join(gpus)

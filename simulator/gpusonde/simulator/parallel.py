@@ -233,9 +233,7 @@ class ParallelPredictor:
     """
 
     def __init__(self, offers: Iterable[Offer] = ()) -> None:
-        self._machines: dict[str, int] = {}
-        for offer in offers:
-            self._machines[offer.gpu_model] = max(self._machines.get(offer.gpu_model, 1), offer.gpu_count)
+        self._offers = tuple(offers)
 
     def predict(
         self, model: SingleGpuModel, source: SourceMeasurement, here: Placement, targets: Sequence[Placement]
@@ -275,13 +273,7 @@ class ParallelPredictor:
     def _find_too_many(self, placement: Placement, here: Placement) -> str:
         if placement.gpu.is_slice and placement.gpu_count > 1:
             return "a process sees one MIG slice, and slices have no links: ask for one"
-        most = max(self._machines.get(placement.gpu.name, 1), _USUAL_MACHINE, here.gpus_per_host)
-        if placement.gpus_per_host <= most:
-            return ""
-        return (
-            f"{placement.gpus_per_host} x {placement.gpu.name} in one host: no machine holds more than {most}; spread "
-            f"them over hosts, for example {math.ceil(placement.gpu_count / most)}x{most}x{placement.gpu.name}"
-        )
+        return find_too_many(placement, self._offers, here.gpus_per_host)
 
     def _scale(
         self,
@@ -331,6 +323,20 @@ class ParallelPredictor:
             communication_ratio=float(np.mean(1 - 1 / step)),
             fits=single.fits if batch == 1.0 or single.fits in _STILL_FITS[batch > 1.0] else "unknown",
         )
+
+
+def find_too_many(placement: Placement, offers: Iterable[Offer], known: int = 0) -> str:
+    """Say that no machine holds what a placement has in a host; empty where one does, or ``known`` many are seen."""
+    if placement.gpus_per_host <= max(_USUAL_MACHINE, known):
+        return ""
+    held = (offer.gpu_count for offer in offers if offer.gpu_model == placement.gpu.name)
+    most = max(_USUAL_MACHINE, known, *held)
+    if placement.gpus_per_host <= most:
+        return ""
+    return (
+        f"{placement.gpus_per_host} x {placement.gpu.name} in one host: no machine holds more than {most}; spread "
+        f"them over hosts, for example {math.ceil(placement.gpu_count / most)}x{most}x{placement.gpu.name}"
+    )
 
 
 def _refuse(single: LatencyPrediction, target: Placement, problem: str) -> LatencyPrediction:

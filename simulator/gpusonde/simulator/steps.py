@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gpusonde.catalog import GpuCatalog, Precision, load_gpus
+from gpusonde.catalog import GpuCatalog, Offer, Precision, load_gpus, load_offers
 from gpusonde.errors import MeasurementError, ModelError
 from gpusonde.predictor.workload.engine import Parallelism, WorkloadModel, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
@@ -30,7 +30,7 @@ from gpusonde.simulator.links import (
     outer_link,
     pcie_bytes_per_second,
 )
-from gpusonde.simulator.parallel import JOB_LOG_SPREAD, NORMAL_90, Placement, measure_step
+from gpusonde.simulator.parallel import JOB_LOG_SPREAD, NORMAL_90, Placement, find_too_many, measure_step
 
 _HALF = (Precision.FP16, Precision.BF16)
 
@@ -51,6 +51,10 @@ class DataParallelModel:
     def _gpus(self) -> GpuCatalog:
         return self._given or load_gpus()
 
+    @cached_property
+    def _offers(self) -> tuple[Offer, ...]:
+        return load_offers().all
+
     @property
     def encoder(self) -> EncoderReference | None:
         """The model's."""
@@ -60,7 +64,7 @@ class DataParallelModel:
         """Predict steps; arguments, order and errors are those of ``WorkloadModel.predict``.
 
         Raises:
-            ModelError: Also for links that such GPUs do not have.
+            ModelError: Also for links that such GPUs do not have, and for more of them in a host than machines hold.
         """
         apart = [row for row, each in enumerate(requests) if self._is_new(each)]
         asked = list(requests)
@@ -90,6 +94,9 @@ class DataParallelModel:
             )
         except MeasurementError as error:
             raise ModelError(str(error)) from None
+        # Hosts that somebody has hold what they hold.
+        if cluster.host is None and (problem := find_too_many(placement, self._offers)):
+            raise ModelError(problem)
         width = 2 if cluster.precision in _HALF else 4
         gradients = width * request.graph.parameter_count
         bus = _network(placement).bus_bandwidth([float(DEFAULT_BUCKET_BYTES)], placement.gpu_count)

@@ -55,6 +55,47 @@ def test_operations_keep_what_their_derivatives_need(activation, tensors):
     assert need.weights_bytes == 4 * 2_000_000
 
 
+def chain(*steps):
+    """A network of operations on 1,000 numbers, each reading the one before or those that it names."""
+    shape = (1, 1000)
+    operations, edges = [Operation(Primitive.INPUT, "x", shape)], []
+    for position, (primitive, source, *told) in enumerate(steps, 1):
+        read = told[0] if told else (position - 1,)
+        weight = told[1] if len(told) > 1 else ()
+        parameters = (Parameter(f"{position}.weight", weight),) if weight else ()
+        operations.append(
+            Operation(primitive, str(position), shape, (shape,) * len(read), weight, parameters, source=source)
+        )
+        edges += [(each, position) for each in read]
+    last = len(operations)
+    operations.append(Operation(Primitive.OUTPUT, "output", shape, (shape,)))
+    return WorkloadGraph("chain", tuple(operations), (*sorted(edges), (last - 1, last)), 1)
+
+
+def kept(graph, precision=Precision.FP32):
+    return StepMemory.of(graph, precision, Optimizer.SGD).need(10_000).activations_bytes / 10_000_000
+
+
+def test_a_product_with_what_does_not_learn_keeps_nothing():
+    linear = (Primitive.LINEAR, "aten.linear", (0,), (1000, 1000))
+    by_constant = (Primitive.PRODUCT, "aten.mul.Tensor")
+    assert kept(chain(linear, by_constant)) == kept(chain(linear))
+    by_weight = (Primitive.PRODUCT, "aten.mul.Tensor", (1,), (1000,))
+    assert kept(chain(linear, by_weight)) == kept(chain(linear)) + 4
+
+
+def test_a_norm_made_by_hand_in_half_precision_keeps_one_tensor_in_single_and_one_in_half():
+    linear = (Primitive.LINEAR, "aten.linear", (0,), (1000, 1000))
+    norm = (
+        (Primitive.ACTIVATION, "aten.pow.Tensor_Scalar", (1,)),
+        (Primitive.ACTIVATION, "aten.rsqrt", (2,)),
+        (Primitive.PRODUCT, "aten.mul.Tensor", (1, 3)),
+        (Primitive.PRODUCT, "aten.mul.Tensor", (4,), (1000,)),
+    )
+    # Of x its copy in single precision, once; the root, as large here; the normalised x in half, as weights meet it.
+    assert kept(chain(linear, *norm), Precision.BF16) - kept(chain(linear), Precision.BF16) == 4 + 4 + 2
+
+
 def test_mixed_precision_keeps_copies_in_half_of_weights_and_of_what_products_read():
     need = StepMemory.of(perceptron("gelu"), Precision.MIXED, Optimizer.SGD).need(10_000)
     assert need.weights_bytes == (4 + 2) * 2_000_000

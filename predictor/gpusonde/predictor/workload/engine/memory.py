@@ -169,6 +169,11 @@ def _bare_name(operation: Operation) -> str:
     return strip_torch_name(source).lower()
 
 
+def _is_by_constant(operation: Operation) -> bool:
+    """Tell whether a product's other factor learns nothing, as a rotation by positions: it alone is needed again."""
+    return operation.primitive is Primitive.PRODUCT and len(operation.inputs) == 1 and not operation.parameters
+
+
 def _add_up(shapes: tuple[tuple[int, ...], ...]) -> int:
     return sum(map(math.prod, shapes))
 
@@ -373,7 +378,7 @@ class _Count:
         activation = operation.primitive is Primitive.ACTIVATION
         if operation.primitive in _KEEP_OUTPUT or (activation and name in _FROM_OUTPUT):
             self._keep(position, position, own)
-        elif activation and name in _FROM_NEITHER:
+        elif (activation and name in _FROM_NEITHER) or _is_by_constant(operation):
             return 0.0
         if operation.primitive in _KEEP_INPUTS or (activation and name not in _FROM_OUTPUT):
             self._keep_inputs(position, own)
@@ -403,6 +408,8 @@ class _Count:
             return 2 if self._mixed else min(width, own)
         if self._mixed and operation.primitive in _SINGLE_PRIMITIVES:
             return 4
+        if self._half and operation.primitive is Primitive.PRODUCT:
+            return own  # by hand, too: what a factor in single precision meets becomes single, what a weight meets half
         return max(width, own) if _bare_name(operation) in _SINGLE_BY_HAND else width
 
     def _keep(self, position: int, writer: int, width: int) -> None:
