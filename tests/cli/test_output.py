@@ -8,6 +8,7 @@ import enum
 import fcntl
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -18,6 +19,8 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -26,6 +29,8 @@ from gpusonde import formatting
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.cli.output import Output, RichScreen, Screen, TableFormat, TableScreen, to_json
+from gpusonde.cli.runs_view import render_levels
+from gpusonde.epoch_detect import Cycle, CycleRole
 
 
 class Colour(enum.Enum):
@@ -35,6 +40,13 @@ class Colour(enum.Enum):
 def test_json_never_holds_nan_or_infinity() -> None:
     payload = {"nan": float("nan"), "list": [np.float32("inf"), 1.5], "array": np.array([[1.0, np.nan]])}
     assert json.loads(to_json(payload)) == {"nan": None, "list": [None, 1.5], "array": [[1.0, None]]}
+
+
+def test_a_level_of_a_run_of_which_no_period_is_told_has_its_own() -> None:
+    level = Cycle(20.0, 19.0, 21.0, 28, np.empty(0), 0.73, CycleRole.CHECKPOINT, 0.67)
+    lines: list[str] = []
+    render_levels(cast(Screen, SimpleNamespace(line=lines.append)), [level], 0, math.nan)
+    assert lines == ["cycle of 20.0 s x 28: confidence 0.73, role checkpoint 0.67"]
 
 
 def test_json_knows_enumerations_and_numpy_scalars() -> None:

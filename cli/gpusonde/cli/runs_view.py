@@ -400,6 +400,8 @@ def level_payload(cycle: Cycle | CycleInfo) -> LevelPayload:
 
 def render_levels(screen: Screen, cycles: Sequence[Cycle | CycleInfo], level: int | None, period_s: float) -> None:
     """Print the levels of the tree of cycles, a line each; the one that is told with the period that is told."""
+    if not math.isfinite(period_s):
+        level = None  # of a run without a verdict nothing is told above
     periods_s = [period_s if index == level else cycle.period_s for index, cycle in enumerate(cycles)]
     for index, cycle in enumerate(cycles):
         role = str(cycle.role) if cycle.role_confidence == 0 else f"{cycle.role} {cycle.role_confidence:.2f}"
