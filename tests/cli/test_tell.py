@@ -308,6 +308,7 @@ def test_a_dry_run_and_names_that_are_no_pods_touch_nothing(tmp_path, api):
         ("slurm", "--every", "soon"),
         ("slurm", "--every", "10ms"),
         ("slurm", "--gpus", "A100"),
+        ("kueue", "--gpus", "A100,H1000"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments):

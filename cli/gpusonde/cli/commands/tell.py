@@ -26,7 +26,7 @@ from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen, complain
 from gpusonde.cli.parsing import Parser
-from gpusonde.errors import CollectorError, CommandError, ConfigError, UsageError
+from gpusonde.errors import CollectorError, CommandError, ConfigError, UnknownGpuError, UsageError
 from gpusonde.formatting import percent
 from gpusonde.http_request import send
 from gpusonde.service.config import check_url, parse_duration_s
@@ -96,12 +96,21 @@ def run_tell(args: argparse.Namespace) -> int:
             raise UsageError("--every: schedulers are asked once a second at most; write for example 30s")
     if args.gpus and args.scheduler != "kueue":
         raise UsageError("--gpus: is told to Kueue only")
+    gpus = [name for name in args.gpus.split(",") if name]
+    if gpus:
+        from gpusonde.catalog import load_gpus
+
+        for name in gpus:
+            try:
+                load_gpus().resolve(name)
+            except UnknownGpuError as error:
+                raise UsageError(f"--gpus: {error}") from error
     api = _ApiServer(args.api)
     known: dict[str, str] = {}
     with connect(args) as client, contextlib.suppress(KeyboardInterrupt):
         place: _Place = _Slurm(client) if args.scheduler == "slurm" else _Kubernetes(api, client)
         if args.scheduler == "kueue":
-            place = _Kueue(api, client, [name for name in args.gpus.split(",") if name])
+            place = _Kueue(api, client, gpus)
         while True:
             try:
                 failed = _tell(client, place, args, known)
