@@ -57,9 +57,9 @@ _NS = 1_000_000_000
 _GB = float(1 << 30)
 _AGENT, _JOB = "host-1", "4711"
 _STATES = ("training", "unknown", "idle")
-_SEED = 83_500  # of no day that a rule was chosen by
+_SEED = 57_300  # of no day that a rule was chosen by
 _MOST_GPUS = 2
-_MOST_GENERATED = 3  # of each kind, of which days are made
+_MOST_GENERATED = 12  # of each kind, of which days are made
 
 # Each with the longest time that its GPUs rest at once, drawn anew for each job.
 SET_ASIDE = (
@@ -90,6 +90,7 @@ class Day:
     rng: Generator
     now_s: int = 0
     idle_from_s: float = np.inf
+    hangs: list[tuple[int, int]] = field(default_factory=list)  # longer than ``--for``, by the script of what is played
     stretches: list[tuple[int, float, float, float, float]] = field(default_factory=list)  # until when, and the four
     played: list[tuple[int, FloatArray]] = field(default_factory=list)  # since when, and the four, shape (4, seconds)
     kinds: list[tuple[int, str]] = field(default_factory=list)  # of what is played, and since when
@@ -128,6 +129,9 @@ class Day:
         said = np.searchsorted([when for when, _ in job.log.states], second, side="right") - 1
         processors = np.array([weeks.PROCESSORS.get(state, weeks.RESTING_PROCESSORS) for state in states])
         written = np.array([2e8 if state == "checkpointing" else 2e3 for state in states])
+        for (when, state), (stop, _) in pairwise([*job.log.states, (job.time_s[-1], "")]):
+            if state == "stalled" and stop - when > WANTED_S:
+                self.hangs.append((begin_s + int(when - job.time_s[0]), begin_s + int(stop - job.time_s[0])))
         at_state = np.clip(said, 0, None)
         rows = np.array([use, job.power.max(axis=0)[at], processors[at_state], written[at_state]])
         self.played.append((begin_s, rows))
@@ -369,7 +373,8 @@ IDLE: tuple[Callable[[Day], None], ...] = (
 # Why an idle job is found late or never: a witness is missing, `--servers` is for it, or it is waited for.
 NOT_KNOWN, SPINS = "use of the GPUs or processes not known", "takes a processor"
 SERVED, NOT_ASKED = "answered requests", "on its GPUs, and has hardly worked"
-YOUNG, RESTED = "had gone on for less than four times `--for`", "rested for more than a third of `--for` before"
+YOUNG = "had gone on for a fifth of `--for` to four times it"
+RESTED = "rested for more than a third of `--for` before"
 WOBBLES = "power not flat"
 _LATE_KINDS = {"spins_on_a_processor": SPINS, "deserted_server": SERVED}
 
@@ -388,6 +393,7 @@ class Verdict:
         by_itself: Whether nobody has to come back for that.
         late: Why it cannot be found within twice what is asked for; empty where it can, or never becomes idle.
         longest_rest_s: For how long GPUs and processes rested at most, as far as is known, before it went on.
+        hangs: Whether everything hangs for longer than ``--for`` in it, and goes on: it is no healthy day.
     """
 
     kind: str
@@ -399,6 +405,7 @@ class Verdict:
     by_itself: bool
     late: str
     longest_rest_s: float
+    hangs: bool
 
 
 @dataclass
@@ -643,7 +650,10 @@ def replay(number: int) -> Verdict:
     longest_s = float(np.diff(at).max(initial=0))
     played = [name for since_s, name in day.kinds if since_s <= reaped_s] or [kind.__name__]
     by_itself = again and played[-1] not in LEFT_BY_PEOPLE
-    return Verdict(kind.__name__, is_known, day.idle_from_s, reaped_s, rested_s, again, by_itself, late, longest_s)
+    hangs = any(begin_s < min(day.idle_from_s, DAY_S) for begin_s, _ in day.hangs)
+    return Verdict(
+        kind.__name__, is_known, day.idle_from_s, reaped_s, rested_s, again, by_itself, late, longest_s, hangs
+    )
 
 
 def _late(shown: _Replay, kind: str, idle_from_s: int) -> str:
@@ -657,7 +667,7 @@ def _late(shown: _Replay, kind: str, idle_from_s: int) -> str:
     if is_held and float((shown.use[:idle_from_s] > 0).sum()) < _TICK_S:
         return NOT_ASKED
     begin = min(shown.first_use_s, idle_from_s)
-    if 0 < idle_from_s - begin < 4 * WANTED_S:
+    if WANTED_S / 5 < idle_from_s - begin < 4 * WANTED_S:
         return YOUNG
     gone = ~np.isfinite(shown.processors)
     works = (np.nan_to_num(shown.processors) > 0.2) | (shown.bytes_per_s > 1e6) | (shown.use > 0)
@@ -689,15 +699,16 @@ def table(days: Sequence[Verdict]) -> list[str]:
         "| job | days | taken though it went on | of these, by itself | with work within `--for` | found | in time |",
         "|---|---|---|---|---|---|---|",
     ]
-    for kinds, title in ((HEALTHY, "all healthy ones"), (IDLE, "all idle ones")):
-        names = [kind.__name__ for kind in kinds]
-        for name in names:
-            mine = [day for day in days if day.kind == name]
-            if not any(day.works_again and np.isfinite(day.reaped_s) for day in mine):
-                continue  # nothing was taken of it that went on
-            lines.append(row(f"{name}{' (set aside)' if name in SET_ASIDE else ''}", mine))
-        lines.append(row(f"**{title}**", [day for day in days if day.kind in names]))
+    hung = [day for day in days if day.hangs]
+    days = [day for day in days if not day.hangs]
     healthy = [day for day in days if not np.isfinite(day.idle_from_s)]
+    idle = [day for day in days if np.isfinite(day.idle_from_s)]
+    for mine, title in ((healthy, "all healthy ones"), (idle, "all idle ones")):
+        for name in dict.fromkeys(day.kind for day in mine if day.works_again and np.isfinite(day.reaped_s)):
+            aside = " (set aside)" if name in SET_ASIDE else ""
+            lines.append(row(f"{name}{aside}", [day for day in mine if day.kind == name]))
+        lines.append(row(f"**{title}**", mine))
+    lines.append(row("generated ones in which everything hangs", hung))
     alike = [day for day in healthy if day.longest_rest_s > 2 * WANTED_S]
     kinds_alike = ", ".join(f"{kind} {count}" for kind, count in Counter(day.kind for day in alike).most_common())
     lines += [
@@ -706,10 +717,9 @@ def table(days: Sequence[Verdict]) -> list[str]:
         f"up to whose end they are what idle ones are: {kinds_alike or 'none'}.",
     ]
     lines += ["", "| idle jobs | days | found | in time |", "|---|---|---|---|"]
-    idle = [day for day in days if np.isfinite(day.idle_from_s)]
     groups = (
-        (("", WOBBLES), "both witnesses, nothing to wait for"),
-        (("", WOBBLES, RESTED, YOUNG), "both witnesses"),
+        (("", WOBBLES), "both signals, nothing to wait for"),
+        (("", WOBBLES, RESTED, YOUNG), "both signals"),
         (("", WOBBLES, RESTED, YOUNG, SERVED, NOT_ASKED), "those for `--servers`, too"),
         ((*{day.late for day in idle},), "all"),
     )

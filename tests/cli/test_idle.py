@@ -87,7 +87,7 @@ def test_jobs_that_rest_are_named_with_the_evidence_and_others_are_not(collector
 def test_one_that_has_not_rested_for_long_enough_is_left_alone(collector):
     (job,) = idle(collector, "--for", "2h")["jobs"]
     assert not job["idle"]
-    assert "of 7200 s" in job["evidence"][0]
+    assert "of 12600 s" in job["evidence"][0]
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_how_long_is_waited_is_the_same_before_and_after_the_time_that_is_asked_
     message.longest_pause.FromNanoseconds(900 * SECOND)
     listed = job_info(message)
     # In most of that pause its processes worked, as the collector says where it is asked for them.
-    message.longest_pause.FromNanoseconds(400 * SECOND)
+    message.longest_pause.FromNanoseconds(600 * SECOND)
     client = SimpleNamespace(list_jobs=lambda **_: [job_info(message)])
     (evidence,) = judge(client, listed, 1800.0).verdict.evidence
-    assert evidence == "idle for 1000 s of 2400 s; it paused for 400 s before and went on"
+    assert evidence == "idle for 1000 s of 3600 s; it paused for 600 s before and went on"

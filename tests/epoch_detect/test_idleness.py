@@ -26,7 +26,7 @@ def gpu(seconds=1800, interval_s=1.0, **values):
 REST = ProcessUse(WANTED_S, 0.01, 0.0)
 
 
-def judge(*gpus, idle_s=2000.0, longest_pause_s=0.0, processes=REST):
+def judge(*gpus, idle_s=3200.0, longest_pause_s=0.0, processes=REST):
     known = {f"GPU-{i}": each for i, each in enumerate(gpus)}
     return judge_idleness(idle_s, WANTED_S, longest_pause_s, known, processes)
 
@@ -47,7 +47,7 @@ def test_a_job_whose_gpus_all_rest_is_idle_and_says_by_what():
     verdict = judge(gpu(), gpu())
     assert verdict.idle
     assert verdict.evidence == (
-        "idle for 2000 s on 2 GPUs",
+        "idle for 3200 s on 2 GPUs",
         "it is not in use",
         "its power is flat",
         "nothing moves over PCIe",
@@ -90,15 +90,15 @@ def test_power_that_goes_from_one_idle_level_to_another_says_nothing():
 def test_one_witness_is_not_enough_and_processes_that_rest_are_one():
     alone = gpu(power_watts=None, pcie_tx_bytes_per_second=None, pcie_rx_bytes_per_second=None)
     assert not judge_what_is_over(alone).idle
-    assert judge(alone).evidence == ("idle for 2000 s on 1 GPUs", "it is not in use", "its processes rest")
+    assert judge(alone).evidence == ("idle for 3200 s on 1 GPUs", "it is not in use", "its processes rest")
     assert not judge(gpu(gpu_utilization=None)).idle
 
 
 def test_pauses_that_the_job_came_back_from_are_waited_out():
-    assert judge(gpu(), idle_s=2000.0, longest_pause_s=300.0).idle
-    early = judge(gpu(), idle_s=2000.0, longest_pause_s=1700.0)
+    assert judge(gpu(), longest_pause_s=500.0).idle
+    early = judge(gpu(), longest_pause_s=1700.0)
     assert not early.idle
-    assert early.evidence == ("idle for 2000 s of 10200 s; it paused for 1700 s before and went on",)
+    assert early.evidence == ("idle for 3200 s of 10200 s; it paused for 1700 s before and went on",)
     assert judge(gpu(), idle_s=10_300.0, longest_pause_s=1700.0).idle
 
 
@@ -172,10 +172,23 @@ def test_work_may_have_come_and_gone_while_there_were_no_metrics():
     assert verdict.evidence == ("GPU GPU-0: no metrics for 122 s of that",)
 
 
+def test_a_first_long_rest_gets_most_of_twice_the_time_that_is_asked_for():
+    early = judge(gpu(), idle_s=3100.0)
+    assert (early.idle, early.evidence) == (False, ("idle for 3100 s of 3150 s",))
+    assert judge(gpu(), idle_s=3150.0).idle
+
+
 def test_the_first_rest_of_a_job_that_is_not_known_for_long_is_waited_for_longer():
     known = {"GPU-0": gpu()}
-    early = judge_idleness(2000.0, WANTED_S, 0.0, known, REST, known_s=3600.0)
+    early = judge_idleness(3200.0, WANTED_S, 0.0, known, REST, known_s=3600.0)
     assert not early.idle
     assert "its pauses are not known yet" in early.evidence[0]
     assert judge_idleness(7300.0, WANTED_S, 0.0, known, REST, known_s=3600.0).idle
-    assert judge_idleness(2000.0, WANTED_S, 0.0, known, REST, known_s=7300.0).idle
+    assert judge_idleness(3200.0, WANTED_S, 0.0, known, REST, known_s=7300.0).idle
+
+
+def test_a_job_that_has_worked_for_moments_only_is_waited_for_no_longer_than_ten_times_as_long():
+    known = {"GPU-0": gpu()}
+    assert judge_idleness(3200.0, WANTED_S, 0.0, known, REST, known_s=300.0).idle
+    later = judge_idleness(3200.0, WANTED_S, 0.0, known, REST, known_s=400.0)
+    assert later.evidence[0].startswith("idle for 3200 s of 4000 s; it had gone on for 400 s only")

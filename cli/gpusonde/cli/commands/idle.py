@@ -94,7 +94,11 @@ class JudgedJob:
 def add_idle_options(parser: Parser) -> None:
     """Declare ``gpusonde idle``."""
     parser.add_argument(
-        "--for", dest="wanted", default="30m", metavar="TIME", help="how long is long enough (default: 30m)"
+        "--for",
+        dest="wanted",
+        default="30m",
+        metavar="TIME",
+        help="how long is long enough; found is what rests for 1.75 times that or more (default: 30m)",
     )
     parser.add_argument(
         "--reap",

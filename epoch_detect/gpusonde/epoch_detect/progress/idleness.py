@@ -24,11 +24,15 @@ _MOST_SPREAD_W, _MOST_SPREAD = 12.0, 0.12
 _WORKS_FROM = 2.0  # times the lowest
 # Share of the time that ticks must speak for, and the longest without any: work may have come and gone in it.
 _LEAST_SEEN, _LONGEST_GAP_S = 0.9, 60.0
+# So many times what is asked for: many a first long rest ends by then, and who asks every few minutes still gets its
+# answer within twice.
+_LEAST_PATIENCE = 1.75
 # A pause is waited out for so many times the longest one before.
 _PATIENCE = 6.0
 # And so many times what is asked for, where a job is over and nobody knows whether others work on its host, or where it
-# has not been known for as long: what its pauses are like is not known either.
-_BLIND_PATIENCE = 4.0
+# has not been known for as long: what its pauses are like is not known either. But who works now and then rests for a
+# few times as long as it works, so that one that has hardly begun need not be waited for beyond so many times of that.
+_BLIND_PATIENCE, _NEW_PATIENCE = 4.0, 10.0
 _LONGEST_LOOK_S = 86_400.0  # that is asked for
 # Of processes that rest: a notebook saves itself now and then, a monitor counts.
 MOST_PROCESSORS, MOST_BYTES_PER_S = 0.2, 1e6
@@ -91,10 +95,12 @@ def judge_idleness(
         known_s: For how long the job had gone on by then; infinite where nobody has ever been on its GPUs.
         is_over: Whether the job has ended, and what is asked is whether its GPUs have done nothing since.
     """
-    patience_s = max(wanted_s, _PATIENCE * longest_pause_s)
+    patience_s = max(_LEAST_PATIENCE * wanted_s, _PATIENCE * longest_pause_s)
     resting, working = _judge_processes(processes, wanted_s)
     is_new = known_s < _BLIND_PATIENCE * wanted_s
-    if is_new or (not resting and is_over):
+    if is_new:
+        patience_s = max(patience_s, min(_BLIND_PATIENCE * wanted_s, _NEW_PATIENCE * known_s))
+    if is_over and not resting:
         patience_s = max(patience_s, _BLIND_PATIENCE * wanted_s)
     if idle_s < patience_s:
         why = f"; it paused for {longest_pause_s:.0f} s before and went on" if longest_pause_s else ""
