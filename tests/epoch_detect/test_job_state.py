@@ -52,7 +52,8 @@ def test_a_job_starts_trains_and_the_report_says_why() -> None:
     report = watch.report
     assert report.state == JobState.TRAINING
     assert report.start_s == pytest.approx(30, abs=2)
-    assert report.reason
+    # There may be one that is listed beside it.
+    assert report.reason == "works at the level of its training; no cycle is sure yet"
 
 
 @pytest.mark.parametrize("level", [IDLE, WAITS, (120.0, 1.0), (330.0, 1.0)])

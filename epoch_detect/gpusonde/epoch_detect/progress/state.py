@@ -534,7 +534,7 @@ class StateWatch:
         if cycles.cyclic and math.isfinite(cycles.period_s):
             role = f" ({cycles.role})" if cycles.role else ""
             return JobState.TRAINING, f"works in cycles of {cycles.period_s:.3g} s{role}", 0.95
-        return JobState.TRAINING, "works at the level of its training; no cycle is known yet", 0.75
+        return JobState.TRAINING, "works at the level of its training; no cycle is sure yet", 0.75
 
     def _at_rest(self, second: JobSecond, share: float, lowest_after: float) -> _Word:
         since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S
