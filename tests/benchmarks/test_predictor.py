@@ -24,3 +24,22 @@ def test_queries_are_timed_in_process_and_over_grpc(module, tmp_path: Path) -> N
         assert 0 < median <= high <= worst
         assert 0 < mean <= worst
         assert count == 120
+
+
+def test_jobs_on_several_gpus_have_a_floor_of_what_the_same_two_gpus_showed(module, tmp_path: Path) -> None:
+    heading = "pair_key,dataset,gpu,precision,t_rel,main,n_gpus,batch_per_gpu,interconnect\n"
+    jobs = [(f"job{number}", 1.0 + number) for number in range(5)]
+    rows = [
+        f"{job},lambda,{gpu},fp32,{seconds * factor},True,4,32,\n"
+        for job, seconds in jobs
+        for gpu, factor in (("T4", 1.0), ("V100-SXM2-16GB", 0.123))
+    ]
+    path = tmp_path / "timings.csv"
+    path.write_text(heading + "".join(rows))
+    table = [line for line in module("static").several_gpus_section(path).splitlines() if line.startswith("| 4")]
+    assert len(table) == 2  # all, and lambda
+    for line in table:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        assert cells[2] == "10"
+        assert float(cells[3].split()[0]) > 5.0  # as one GPU they are off
+        assert cells[-1] == "0.0 %"  # but all by the same factor

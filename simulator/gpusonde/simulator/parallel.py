@@ -146,9 +146,8 @@ class Placement:
         counted = found["gpus"] is not None
         if "network_bytes_per_second" in told:
             if counted and hosts == 1:
-                raise MeasurementError(
-                    f"{text[:60]!r} is one host, which needs no network; write 2x4xT4@100gbit for two"
-                )
+                two = f"2x{found['gpus'] or 1}x{found['name'][:40]}{found['rest'][:40]}"
+                raise MeasurementError(f"{text[:60]!r} is one host, which needs no network; write {two} for two")
             told["network_bytes_per_second"] *= 1e9 / _BITS
         count = hosts * int(found["gpus"] or 1)
         return cls(resolution.spec, count, hosts, counted=counted, **told), resolution.note
