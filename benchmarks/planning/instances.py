@@ -8,6 +8,7 @@ a random plan takes and costs; some instances have no plan.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,8 +37,8 @@ SMALL = Size(offers=(1, 3), quota=(1, 16), global_batches=(24, 64, 96, 100, 128,
 LARGE = Size(offers=(3, 5), quota=(4, 64), global_batches=(512, 1024, 2048, 4096))
 
 
-def instance(seed: int, size: Size) -> tuple[Problem, TableSteps]:
-    """Return one instance: always the same for a seed."""
+def instance(seed: int, size: Size, pools: Sequence[MachineOffer] = ()) -> tuple[Problem, TableSteps]:
+    """Return one instance: always the same for a seed. The first of its offers are machines of ``pools``, if any."""
     random = np.random.default_rng(seed)
     offers, networks = [], {}
     for place in range(random.integers(size.offers[0], size.offers[1] + 1)):
@@ -51,6 +52,9 @@ def instance(seed: int, size: Size) -> tuple[Problem, TableSteps]:
             smallest_batch=int(random.choice([1, 8])) if size is LARGE else 1,
             largest_batch=int(2 ** random.integers(5, 10)),
         )
+        if place < len(pools):
+            pool = pools[place]
+            offer = replace(offer, devices=pool.devices, quota=pool.quota, usd_per_hour=pool.usd_per_hour)
         offers.append(offer)
         networks[offer.name] = float(random.choice([5.0, 10.0, 25.0, 100.0]) * _GIGABIT)
     sizes = 2 ** np.arange(13)

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +33,8 @@ _INSTANCES, _QUICK_INSTANCES = 300, 10
 _FIRST_SEED = 70_000
 _SAME = 1e-9
 _GIB = float(2**30)
+# What is the same of a machine for all jobs.
+POOL_KEYS = ("device", "devices", "quota", "usd_per_hour", "billing", "preemptions_per_hour", "region")
 # Of a GPU's memory, and what driver and libraries hold.
 _USABLE, _CONTEXT = 0.95, 0.5 * _GIB
 
@@ -190,8 +192,8 @@ def _fits(problem: Problem, offer: MachineOffer, batch: int, mode: StepMode, dev
     return held + (sample or 0.0) * batch <= _USABLE * offer.memory_bytes - _CONTEXT
 
 
-def instance(seed: int) -> tuple[Problem, SimulatedSteps]:
-    """Return a small problem: always the same for a seed."""
+def instance(seed: int, pools: Sequence[MachineOffer] = ()) -> tuple[Problem, SimulatedSteps]:
+    """Return a small problem: always the same for a seed. The first of its offers are machines of ``pools``, if any."""
     random = np.random.default_rng(seed)
     weights = float(random.uniform(0.2, 4.0) * _GIB)
     memory = JobMemory(
@@ -220,6 +222,8 @@ def instance(seed: int) -> tuple[Problem, SimulatedSteps]:
             region=str(random.choice(["a", "b"], p=[0.7, 0.3])),
             memory_bytes=float(random.choice([8.0, 16.0, 24.0, 40.0]) * _GIB),
         )
+        if place < len(pools):
+            offer = replace(offer, **{key: getattr(pools[place], key) for key in POOL_KEYS})
         offers.append(offer)
         line_s = random.uniform(0.005, 0.04) + random.uniform(0.0015, 0.005) / speed * np.array([1.0, 512.0])
         curves[offer.name] = ComputeCurve(

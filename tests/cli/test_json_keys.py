@@ -28,6 +28,7 @@ from gpusonde.cli.measuring import PredictPayload
 from gpusonde.cli.workload import answers, embed, fit, graph
 from gpusonde.cli.workload import train as encoders
 from gpusonde.optimizer import ParetoFront, Solution
+from gpusonde.optimizer.several_jobs import JointSolution
 from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.service.durable_files import write_json
 from gpusonde.simulator.allreduce import AllreduceMeasurement
@@ -81,6 +82,8 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
         ("workload embed {files}/net.json --nearest 2", embed.EmbedPayload),
         ("plan solve {files}/problem.json", Solution),
         ("plan solve {files}/hopeless.json", Solution),
+        ("plan solve {files}/problem.json {files}/problem.json", JointSolution),
+        ("plan solve {files}/problem.json {files}/hopeless.json", JointSolution),
         ("plan pareto {files}/problem.json", ParetoFront),
         ("plan estimate {files}/problem.json --group t4=4@64", Solution),
         ("monitor {files}/problem.json --group t4=4@64 --progress {files}/progress.jsonl", plan.MonitorPayload),
@@ -111,8 +114,9 @@ def test_a_command_prints_what_its_payload_declares(
     values = {"trace": TRACE, "files": str(files), "replay": " ".join(REPLAY)}
     words = [word.replace("SELECT_1", "SELECT 1") for word in arguments.format(**values).split()]
     found = printed(words, capsys)
-    if payload in (Solution, ParetoFront):
-        assert found.pop("format") == f"gpusonde.{'pareto' if payload is ParetoFront else 'solution'}/1"
+    formats = {Solution: "solution", ParetoFront: "pareto", JointSolution: "joint_solution"}
+    if payload in formats:
+        assert found.pop("format") == f"gpusonde.{formats[payload]}/1"
         assert mismatches(found.pop("notes"), list[str]) == []
     assert mismatches(found, payload) == []
 

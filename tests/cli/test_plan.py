@@ -252,3 +252,40 @@ def test_a_recommendation_stands_until_machines_change(problem: Path, capsys: py
     found = json.loads(out)["recommendations"]
     assert [row["kind"] for row in found] == ["launch"]
     assert found[0]["launch"] == [{"offer": "t4", "machines": 4}]
+
+
+def test_jobs_of_several_files_share_their_machines(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same file twice is two equal jobs."""
+    out, _ = said(capsys, "plan", "solve", str(problem), str(problem), "--out", str(tmp_path / "both.json"))
+    assert "the best plans of all jobs" in out
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert both["format"] == "gpusonde.joint_solution/1"
+    assert [job["name"] for job in both["jobs"]] == ["small", "small (2)"]
+    out, _ = said(capsys, "plan", "solve", str(problem), str(problem), "--budget", "1", code=1)
+    assert "more than the budget of $1.00" in out
+    fewer = small_problem()
+    fewer["offers"][0]["quota"] = 1
+    write_json(tmp_path / "fewer.json", fewer)
+    _, err = said(capsys, "plan", "solve", str(problem), str(tmp_path / "fewer.json"), code=1)
+    assert "offer t4 is one pool for all jobs, but its quota is 16 in small and 1 in small (2)" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pareto", "{p}", "{p}"), "pareto takes one problem file"),
+        (("solve", "{p}", "{p}", "--emit", "slurm"), "--emit belongs to one problem file"),
+        (("solve", "{p}", "{p}", "--method", "paper"), "--method belongs to one problem file"),
+        (("solve", "{p}", "{p}", "--epochs", "3"), "--epochs belongs to a run"),
+        (("solve", "{p}", "{other}"), "some files want least cost and some least time"),
+    ],
+)
+def test_what_several_files_cannot_have_is_said(
+    arguments: tuple[str, ...], words: str, problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(tmp_path / "time.json", small_problem(objective="time"))
+    paths = {"p": problem, "other": tmp_path / "time.json"}
+    _, err = said(capsys, "plan", *(word.format(**paths) for word in arguments), code=2)
+    assert words in err

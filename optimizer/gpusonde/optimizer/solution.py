@@ -63,7 +63,7 @@ class Proof:
     """What was searched.
 
     Attributes:
-        method: ``exact``, ``paper`` or ``brute_force``; ``given`` for a plan that was only estimated.
+        method: ``exact``, ``paper`` or ``brute_force``; ``jobs`` of several; ``given`` for a plan only estimated.
         complete: True when every plan was looked at or excluded by a bound.
         bound: No plan that satisfies everything has a lower objective, seconds or USD; None when there is no such plan
             or the method proves nothing.

@@ -42,13 +42,18 @@ def add_plan_options(parser: Parser) -> None:
     """Declare ``gpusonde plan``."""
     parser.description = (
         "Say what to rent for a training job, from a problem file (docs/planning.md) or from one run and --epochs. "
-        "'solve' finds the best plan, 'pareto' lists the plans that no other one beats in both time and cost, "
-        "'estimate' says what a given plan takes and costs, 'init' prints the problem of a run as a file to change. "
+        "'solve' finds the best plan, of several files the best plans under shared quotas, 'pareto' lists the plans "
+        "that no other one beats in both time and cost, 'estimate' says what a given plan takes and costs, 'init' "
+        "prints the problem of a run as a file to change. "
         "Computed here, or by a collector with --collector."
     )
     parser.add_argument("action", choices=["solve", "pareto", "estimate", "init"], help="what is asked")
     parser.add_argument(
-        "problem", type=Path, nargs="?", metavar="PROBLEM", help="problem file: .toml, else JSON; - for either on stdin"
+        "problems",
+        type=Path,
+        nargs="*",
+        metavar="PROBLEM",
+        help="problem file: .toml, else JSON; - for either on stdin; solve: several for jobs that share machines",
     )
     parser.add_argument("--method", choices=["exact", "paper"], help="solve: exact (default), or the published search")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="estimate: the plan, or the solution that has it")
@@ -82,8 +87,12 @@ def add_terms_options(parser: Parser) -> None:
     group = parser.add_argument_group("what is wanted of the run's job")
     group.add_argument("--epochs", type=positive_integer, metavar="N", help="epochs to train")
     group.add_argument("--deadline", type=duration_s, metavar="TIME", help="in which to end from now, such as 24h")
-    group.add_argument("--budget", type=positive_number, metavar="USD", help="most that it may cost on average")
-    group.add_argument("--objective", choices=["cost", "time"], help="what is to be small (default: cost)")
+    group.add_argument(
+        "--budget", type=positive_number, metavar="USD", help="most that it, or all jobs, may cost on average"
+    )
+    group.add_argument(
+        "--objective", choices=["cost", "time"], help="what is to be small (default: cost, or what all files say)"
+    )
     group.add_argument("--batch-size", type=positive_integer, metavar="N", help="batch per GPU of the run")
     group.add_argument(
         "--quota", type=positive_integer, metavar="N", help="machines of each kind you may rent (default: 8)"
@@ -136,9 +145,12 @@ def run_plan(args: argparse.Namespace) -> int:
     """Answer and print."""
     from gpusonde.service.durable_files import write_json
 
+    args.problem = args.problems[0] if args.problems else None
     _check_plan(args)
     check_writable(args.out, args.plot)
     output = Output(as_json=args.json)
+    if len(args.problems) > 1:
+        return _solve_several(args, output)
     posed = _posed(args, output) if args.problem is None else None
     if args.action == "init":
         assert posed is not None  # noqa: S101 - as _check_plan has it
@@ -172,6 +184,13 @@ def run_plan(args: argparse.Namespace) -> int:
 def _check_plan(args: argparse.Namespace) -> None:
     estimating = args.action == "estimate"
     of_run = [name for name in args.of_run if getattr(args, name) not in (None, [])]
+    if len(args.problems) > 1:
+        of_run = [name for name in of_run if name not in ("budget", "objective")]
+        for name in ("method", "emit", "collector"):
+            if getattr(args, name):
+                raise UsageError(f"--{name} belongs to one problem file; several are solved together here, exactly")
+        if args.action != "solve":
+            raise UsageError(f"{args.action} takes one problem file; solve takes several")
     if args.problem is not None and of_run:
         raise UsageError(
             f"--{of_run[0].replace('_', '-')} belongs to a run, not to a problem file, which has keys for it"
@@ -298,6 +317,33 @@ def _solve(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:
 
     with error_context(args.problem):
         return solve_problem(parsed(problem), args.method or "exact", time_limit_s=args.time_limit_s or 30.0)
+
+
+def _solve_several(args: argparse.Namespace, output: Output) -> int:
+    """Solve several problem files, whose jobs share machines and ``--budget``."""
+    from gpusonde.optimizer.documents.references import read_problem
+    from gpusonde.optimizer.documents.watching import solve_problems
+    from gpusonde.optimizer.problem import Objective
+    from gpusonde.service.durable_files import write_json
+
+    documents: dict[Path, ProblemDocument] = {}
+    for path in args.problems:
+        with error_context(path):
+            if path not in documents:
+                documents[path] = parsed(read_problem(path))
+    objectives = {document.problem.objective for document in documents.values()}
+    if args.objective is None and len(objectives) > 1:
+        raise UsageError("some files want least cost and some least time: say --objective cost or --objective time")
+    found = solve_problems(
+        [(documents[path].name or path.stem, documents[path]) for path in args.problems],
+        Objective(args.objective) if args.objective else objectives.pop(),
+        budget_usd=args.budget,
+        time_limit_s=args.time_limit_s or 30.0,
+    )
+    if args.out is not None:
+        write_json(args.out, found)
+    output.result(found, lambda screen: render_jobs(screen, found))
+    return 0 if found["status"] in KEEPS_LIMITS else _EXIT_NO_PLAN
 
 
 def _estimate(args: argparse.Namespace, problem: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
@@ -589,6 +635,13 @@ _HEADINGS = {
     "unknown": "the search ended before it found a plan",
 }
 
+_JOBS_HEADINGS = {
+    "optimal": "the best plans of all jobs",
+    "feasible": "plans that keep every limit",
+    "infeasible": "no plans keep every limit",
+    "unknown": "the search ended before it found plans",
+}
+
 _ACTIONS = {
     "launch": "launch",
     "wait": "wait for",
@@ -621,6 +674,32 @@ def render_solution(screen: Screen, solution: Mapping[str, Any]) -> None:
         screen.heading(f"the nearest plan: {nearest['words']}")
         _render_plan(screen, nearest["plan"], nearest["estimate"])
     render_notes(screen, solution["notes"])
+
+
+def render_jobs(screen: Screen, found: Mapping[str, Any]) -> None:
+    """Print the plans of several jobs, why these, and what would change them."""
+    screen.heading(_JOBS_HEADINGS[found["status"]])
+    if found["jobs"]:
+        _render_jobs(screen, found["jobs"])
+    screen.line(found["why"])
+    screen.line(found["proof"]["words"])
+    if found["binding"]:
+        screen.line(f"what binds: {', '.join(found['binding'])}")
+    for words in found["relaxations"]:
+        screen.line(f"  {words}")
+    if found["nearest_jobs"]:
+        screen.heading("the nearest plans")
+        _render_jobs(screen, found["nearest_jobs"])
+    render_notes(screen, found["notes"])
+
+
+def _render_jobs(screen: Screen, jobs: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("time", "time kept", "cost ($)", "$ per hour")
+    rows = []
+    for job in jobs:
+        cost, _, per_hour = _prices(job["estimate"], formatting.money)
+        rows.append((job["name"], *_times(job["estimate"]), cost, per_hour, plan_text(job["plan"])))
+    screen.table(("job", *columns, "plan"), rows, numeric=columns, optional=("time kept", "$ per hour"))
 
 
 def render_front(screen: Screen, front: Mapping[str, Any], picture: Path | None = None) -> None:

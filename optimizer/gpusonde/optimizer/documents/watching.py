@@ -22,12 +22,14 @@ from gpusonde.optimizer.documents.problem import (
     parse_plan,
     solution_document,
 )
-from gpusonde.optimizer.problem import MOST_MACHINES, MOST_OFFERS, OfferName, Plan, Problem
+from gpusonde.optimizer.problem import MOST_MACHINES, MOST_OFFERS, Objective, OfferName, Plan, Problem
+from gpusonde.optimizer.several_jobs import SharingJob, solve_jobs
 from gpusonde.optimizer.solution import PlanEstimate, Proof, Solution, Status, check_plan, satisfies
 from gpusonde.optimizer.solution import estimate_plan as estimate
 from gpusonde.optimizer.solve import DEFAULT_TIME_LIMIT_S, pareto, solve
 from gpusonde.optimizer.step_times import StepTimes
 
+JOINT_FORMAT = "gpusonde.joint_solution/1"
 Method = Literal["exact", "paper"]
 METHODS: tuple[Method, ...] = ("exact", "paper")
 
@@ -47,6 +49,34 @@ def solve_problem(
     """
     found = solve(document.problem, document.step_times(), method=method, time_limit_s=time_limit_s)
     return _with_notes(found, document)
+
+
+def solve_problems(
+    documents: Sequence[tuple[str, ProblemDocument]],
+    objective: Objective,
+    *,
+    budget_usd: float | None = None,
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+) -> dict[str, Any]:
+    """Return the best plans of several jobs that share machines, or why there are none.
+
+    Args:
+        documents: Names and problems of the jobs; one problem may occur several times.
+        objective: What is to be small of all together.
+        budget_usd: Most that all may cost together.
+        time_limit_s: Of the search; explaining what it found gets as much again at most.
+
+    Raises:
+        ProblemError: The jobs are too many, or disagree about what they share.
+    """
+    steps = {id(document): document.step_times() for _, document in documents}
+    jobs: list[SharingJob] = []
+    for name, document in documents:
+        same = sum(other == name for other, _ in documents[: len(jobs)])
+        jobs.append(SharingJob(f"{name} ({same + 1})" if same else name, document.problem, steps[id(document)]))
+    found = solve_jobs(jobs, objective=objective, budget_usd=budget_usd, time_limit_s=time_limit_s)
+    notes = dict.fromkeys(note for _, document in documents for note in document.notes)
+    return {"format": JOINT_FORMAT, **to_plain(found), "notes": list(notes)}
 
 
 def pareto_plans(document: ProblemDocument, *, time_limit_s: float = DEFAULT_TIME_LIMIT_S) -> dict[str, Any]:

@@ -27,6 +27,15 @@ def with_spare_modes(problem: Problem) -> Problem:
     return replace(problem, modes=tuple(dict.fromkeys((*problem.modes, *problem.spare_modes))), spare_modes=())
 
 
+def count_combinations(problem: Problem) -> int:
+    """Return how many choices of machines and batches a part has, whatever their samples."""
+    count = 1
+    for offer in problem.offers:
+        batches = problem.candidates(offer)
+        count *= 1 + sum(min(offer.quota, problem.samples // (batch * offer.devices)) for batch in batches)
+    return count
+
+
 def every_plan(problem: Problem) -> Iterator[Plan]:
     """Yield every plan of a part that keeps quotas, memory limits and the global batch.
 

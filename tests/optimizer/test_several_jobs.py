@@ -1,0 +1,191 @@
+"""Jobs that share quotas and a budget: the best plans of all together, or how far they may be from these."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import fleet
+import pytest
+from instances import SMALL
+
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, Status, TableSteps, several_jobs, solve
+from gpusonde.optimizer.problem import SharedQuota
+from gpusonde.optimizer.several_jobs import MOST_JOBS, SharingJob, solve_jobs
+
+# Others than those of the benchmark.
+SEEDS = range(85_000, 85_012)
+TABLE_SEEDS = range(60)
+
+
+def value_of(found, objective):
+    return found.end_s if objective is Objective.TIME else found.cost_usd
+
+
+def asked_of(jobs, objective=Objective.COST, budget_usd=None):
+    return fleet.Fleet(tuple(jobs), objective, budget_usd, tuple(list(fleet.rows_of(job)) for job in jobs))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_combination_of_plans_is_better_with_spot_regions_and_shared_quotas(seed):
+    asked = fleet.fleet(seed)
+    truth = fleet.every_combination(asked)
+    found = solve_jobs(asked.jobs, objective=asked.objective, budget_usd=asked.budget_usd, explain=False)
+    if truth is None:
+        assert found.status is Status.INFEASIBLE
+    else:
+        assert found.status is Status.OPTIMAL
+        assert value_of(found, asked.objective) == pytest.approx(truth, rel=1e-9)
+        assert fleet.broken_limits(asked.jobs, found) == 0
+
+
+@pytest.mark.parametrize("seed", TABLE_SEEDS)
+def test_tolls_find_what_listing_finds(seed, monkeypatch):
+    """Without the list of all plans of small jobs, searches under tolls find the same."""
+    monkeypatch.setattr(several_jobs, "_FEW_COMBINATIONS", 0)
+    jobs = fleet.table_fleet(seed, 2 + seed % 3, SMALL)
+    objective = Objective.TIME if seed % 3 == 0 else Objective.COST
+    alone = [solve(replace(job.problem, objective=Objective.COST), job.steps, explain=False) for job in jobs]
+    budget_usd = 1.2 * sum(each.estimate.cost_usd for each in alone) if seed % 2 else None
+    truth = fleet.every_combination(asked_of(jobs, objective, budget_usd))
+    found = solve_jobs(jobs, objective=objective, budget_usd=budget_usd, explain=False)
+    if truth is None:
+        assert found.status is Status.INFEASIBLE
+        assert found.nearest_jobs
+    else:
+        assert found.status is Status.OPTIMAL
+        assert value_of(found, objective) == pytest.approx(truth, rel=1e-9)
+        assert fleet.broken_limits(jobs, found) == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_nothing_is_proven_the_gap_is_told_and_holds(seed, monkeypatch):
+    monkeypatch.setattr(several_jobs, "_FEW_COMBINATIONS", 0)
+    monkeypatch.setattr(several_jobs, "_MOST_ROUNDS", 2)
+    monkeypatch.setattr(several_jobs, "_MOST_LISTED", 1)
+    jobs = fleet.table_fleet(seed, 4, SMALL)
+    truth = fleet.every_combination(asked_of(jobs))
+    found = solve_jobs(jobs, explain=False)
+    if found.cost_usd is None:
+        assert found.status is Status.UNKNOWN or truth is None
+        return
+    assert truth is not None
+    assert found.proof.bound <= truth * (1 + 1e-9)
+    assert found.proof.gap == pytest.approx(1 - found.proof.bound / found.cost_usd, abs=1e-9)
+    assert found.cost_usd >= truth * (1 - 1e-9)
+    if found.status is Status.FEASIBLE:
+        assert f"within {100 * found.proof.gap:.2f} % of the best possible" in found.why
+
+
+def test_twenty_jobs_get_plans_and_a_gap_in_time():
+    jobs = fleet.table_fleet(1, 20, SMALL)
+    jobs = [replace(job, problem=_with_quota(job.problem, 48)) for job in jobs]
+    found = solve_jobs(jobs, time_limit_s=20.0, explain=False)
+    assert found.status in (Status.OPTIMAL, Status.FEASIBLE)
+    assert fleet.broken_limits(jobs, found) == 0
+    assert found.proof.gap <= 0.03
+    assert found.proof.bound <= found.cost_usd * (1 + 1e-9)
+
+
+def _with_quota(problem: Problem, least: int) -> Problem:
+    return replace(problem, offers=tuple(replace(each, quota=max(least, each.quota)) for each in problem.offers))
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("seed", range(6))
+def test_one_job_alone_gets_the_plan_that_it_gets_today(seed, objective):
+    (job,) = fleet.table_fleet(seed, 1, SMALL)
+    alone = solve(replace(job.problem, objective=objective), job.steps)
+    found = solve_jobs([job], objective=objective)
+    assert found.status is Status.OPTIMAL
+    assert value_of(found, objective) == pytest.approx(alone.proof.bound, rel=1e-9)
+    assert found.jobs[0].estimate.cost_usd == pytest.approx(alone.estimate.cost_usd, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_job_more_never_makes_the_others_cheaper_and_a_looser_quota_never_dearer(seed):
+    jobs = fleet.table_fleet(seed, 4, SMALL)
+    fewer, every = (solve_jobs(some, explain=False) for some in (jobs[:3], jobs))
+    looser = [replace(job, problem=_with_quota(job.problem, 12)) for job in jobs]
+    loose = solve_jobs(looser, explain=False)
+    if every.cost_usd is not None:
+        assert sum(each.estimate.cost_usd for each in every.jobs[:3]) >= fewer.cost_usd * (1 - 1e-9)
+        assert loose.cost_usd <= every.cost_usd * (1 + 1e-9)
+    elif fewer.cost_usd is None:
+        assert every.status is Status.INFEASIBLE
+
+
+def offer(name="cheap", quota=4, price=1.0, **more):
+    return MachineOffer(name, "T4", 1, quota, price, largest_batch=32, **more)
+
+
+def job(name, *offers, deadline_s=None, **more):
+    """Four GPUs for an hour, or two for two hours."""
+    latencies = {(each.name, size): size / 32 for each in offers for size in (32, 64)}
+    offers = tuple(replace(each, largest_batch=64) for each in offers)
+    problem = Problem(128, 3600, offers, batch_sizes=(32, 64), deadline_s=deadline_s, objective=Objective.COST, **more)
+    return SharingJob(name, problem, TableSteps(offers, latencies))
+
+
+def test_jobs_share_a_pool_and_the_answer_says_what_more_of_it_buys():
+    cheap, dear = offer(), offer("dear", 8, 3.0)
+    found = solve_jobs([job("a", cheap, dear, deadline_s=4000), job("b", cheap, dear)])
+    # The one in a hurry mixes them, so that two cheap ones are left to the other.
+    assert found.cost_usd == pytest.approx((2.0 + 6.0) + 2.0 * 2.0)
+    assert str(found.jobs[0].plan) == "2 x cheap @ 32 + 2 x dear @ 32"
+    assert "50.0 % more than if each had the quotas to itself" in found.why
+    assert found.binding == ("quota of cheap",)
+    assert found.relaxations[0].startswith("quota of cheap x 2: 33.3 % cheaper")
+
+
+def test_a_quota_that_one_job_names_holds_for_all():
+    east = {"region": "aws/us-east-1"}
+    cheap, other = offer(**east), offer("other", 8, 2.0, **east)
+    west = offer("west", 8, 5.0, region="aws/us-west-2")
+    jobs = [job("a", cheap, west, quotas=(SharedQuota(4, region="us-east-1"),)), job("b", other, west)]
+    found = solve_jobs(jobs)
+    taken = Counter({group.offer: group.machines for each in found.jobs for group in each.plan.groups})
+    assert taken["cheap"] + taken["other"] <= 4
+    assert found.cost_usd == pytest.approx(4.0 + 8.0)
+
+
+def test_without_plans_the_nearest_ones_and_the_limits_that_they_break_are_told():
+    found = solve_jobs([job("a", offer(), deadline_s=4000), job("b", offer(), deadline_s=4000)])
+    assert found.status is Status.INFEASIBLE
+    assert "quota of cheap would have to be 8, not 4" in found.why
+    assert [str(each.plan) for each in found.nearest_jobs] == ["4 x cheap @ 32"] * 2
+    poor = solve_jobs([job("a", offer()), job("b", offer())], budget_usd=5.0)
+    assert poor.status is Status.INFEASIBLE
+    assert "cost $8.00, $3.00 more than the budget of $5.00" in poor.why
+    alone = solve_jobs([job("a", offer()), job("b", offer(quota=4), deadline_s=60)])
+    assert alone.status is Status.INFEASIBLE
+    assert "b has no plan even alone: No plan keeps the deadline." in alone.why
+
+
+def test_what_jobs_disagree_about_is_named():
+    with pytest.raises(ProblemError, match="its quota is 4 in a and 5 in b: write the same"):
+        solve_jobs([job("a", offer()), job("b", offer(quota=5))])
+    with pytest.raises(ProblemError, match=r"its usd_per_hour is 1.0 in a and 2.0 in b"):
+        solve_jobs([job("a", offer()), job("b", offer(price=2.0))])
+    spot = {"billing": Billing.SPOT, "preemptions_per_hour": 0.1}
+    with pytest.raises(ProblemError, match="its billing is on_demand in a and spot in b"):
+        solve_jobs([job("a", offer()), job("b", offer(**spot))])
+    with pytest.raises(
+        ProblemError, match="all jobs share the quota of 4 GPUs in a region of a, but b has a quota of 5"
+    ):
+        solve_jobs([job("a", offer(), quotas=(SharedQuota(4),)), job("b", offer(), quotas=(SharedQuota(5),))])
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "words"),
+    [
+        (0, {}, "there are no jobs"),
+        (MOST_JOBS + 1, {}, f"{MOST_JOBS + 1} jobs are too many; {MOST_JOBS} is the limit"),
+        (1, {"budget_usd": 0.0}, "budget_usd 0.0 must be above zero"),
+        (1, {"time_limit_s": 0.0}, "time_limit_s 0.0 must be above zero"),
+    ],
+)
+def test_what_cannot_be_is_refused(count, more, words):
+    with pytest.raises(ProblemError, match=words):
+        solve_jobs([job("a", offer())] * count, **more)
