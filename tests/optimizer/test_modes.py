@@ -57,6 +57,19 @@ def test_a_batch_too_large_for_the_gpus_is_accumulated_and_said_so() -> None:
     assert {point.plan.machines for point in front.points} == {1, 2, 4}
 
 
+def test_a_batch_that_only_accumulation_reaches_is_late_with_it_and_not_said_to_be_none() -> None:
+    document = {**deepcopy(FEW), "deadline_s": 600.0}
+    found = parse_problem(document, GPUS, OFFERS)
+    solution = solve(found.problem, found.step_times(), explain=False)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.nearest is not None
+    assert (solution.nearest.global_batch, solution.nearest.plan.mode.accumulation_steps) == (4096, 8)
+    assert "cannot share out" not in solution.why
+    late = parse_problem({**document, "global_batch": 512, "deadline_s": 60.0}, GPUS, OFFERS)
+    plain = solve(late.problem, late.step_times(), explain=False)
+    assert plain.nearest.plan.mode.accumulation_steps == 1
+
+
 def test_a_job_that_cannot_accumulate_says_so() -> None:
     assert answer(accumulation_steps=1).status is Status.INFEASIBLE
     assert answer(accumulation_steps=4).status is Status.INFEASIBLE

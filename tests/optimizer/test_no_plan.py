@@ -89,6 +89,7 @@ def test_sold_out_offers_have_no_plan():
     solution = solve(Problem(64, 100, offers), STEPS)
     assert solution.status is Status.INFEASIBLE
     assert "sold out" in solution.why
+    assert "give the quota of one that may be rented" in solution.why
 
 
 def test_a_batch_that_cannot_be_split_gets_the_plan_of_the_nearest_one_that_can():

@@ -212,7 +212,9 @@ def _no_offer_words(problem: Problem) -> str | None:
         return "The model fits into no GPU on offer: not even a batch of 1."
     if all(offer.quota == 0 for offer in offers):
         shared = [quota for quota in problem.quotas if any(quota.gpus < each.devices for each in problem.offers)]
-        return "Every offer is sold out: all quotas are 0" + (f", by the {shared[0]}." if shared else ".")
+        if shared:
+            return f"Every offer is sold out, by the {shared[0]}: give its gpus in quotas what may be rented."
+        return "Every offer is sold out: all quotas are 0; give the quota of one that may be rented."
     words = []
     for offer in offers:
         if offer.quota == 0:

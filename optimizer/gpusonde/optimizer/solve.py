@@ -247,6 +247,10 @@ def solve(
         )
         if again.plan is not None or again.status is Status.UNKNOWN:
             return replace(again, why=f"{again.why} Without gradient accumulation there is none.")
+        plain = _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
+        # Where only accumulation reaches the batch, it is the limit that no plan keeps.
+        reached = [each.nearest and each.nearest.global_batch == problem.global_batch for each in (plain, again)]
+        return again if reached == [False, True] else plain
     if found.plan is None or found.estimate is None:
         return _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
     binding = find_reached_limits(problem, found.plan)

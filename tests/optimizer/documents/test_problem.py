@@ -245,11 +245,25 @@ def test_one_machine_needs_no_network_rate():
     assert [offer.name for offer in parse_problem(mixed, GPUS, OFFERS).problem.offers] == ["v100"]
 
 
-def test_a_region_that_is_misspelt_is_named_with_the_one_that_was_meant():
-    query = {"providers": ["aws"], "regions": ["us-east-1", "us-esat-1"], "quota": 2}
-    at, text = refusal(small_problem(catalog=[query]))
-    assert at == "catalog[0].regions[1]"
-    assert "did you mean 'us-east-1'?" in text
+@pytest.mark.parametrize(
+    ("key", "names", "meant"),
+    [
+        ("regions", ["us-east-1", "us-esat-1"], "us-east-1"),
+        ("providers", ["aws", "asw"], "aws"),
+        ("instance_types", ["g4dn.xlarge", "g4dn.xlrage"], "g4dn.xlarge"),
+        ("gpus", ["T4", "A1OG"], "A10G"),
+    ],
+)
+def test_a_name_of_the_catalogue_that_is_misspelt_is_named_with_the_one_that_was_meant(key, names, meant):
+    at, text = refusal(small_problem(catalog=[{key: names, "quota": 2}]))
+    assert at == ("catalog[0].gpus" if key == "gpus" else f"catalog[0].{key}[1]")
+    assert meant in text
+
+
+def test_one_offer_is_counted_as_one():
+    told = small_problem()["offers"][0]
+    offer = {key: told[key] for key in told if key != "fabric"} | {"network_bytes_per_second": 1e9}
+    assert any("the network of 1 offer is" in note for note in parse(offers=[offer]).notes)
 
 
 def test_some_hundred_offers_are_taken():

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from gpusonde.catalog import CatalogError, GpuCatalog, OfferCatalog, UnknownGpuError
 from gpusonde.documents import ListOf, Number, Whole, parse, to_plain
 from gpusonde.errors import DocumentError, ProblemError
+from gpusonde.formatting import count
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.documents.job import Job, JobKeys, device_name, parse_job
 from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers, region_of
@@ -287,9 +288,10 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
     options = keys.continual.options(keys.overhead_s)
     preempted = [offer for offer in offers if offer.preemption_rate]
     if preempted and (document.get("continual") or {}).get("save_s") is None:
+        spot = count(len(preempted), "spot offer")
         notes.append(
-            f"a checkpoint of {len(preempted)} spot offers is assumed to stop the work for {options.save_s:g} s and a"
-            f" restart to take {options.restart_s:g} s; save_s, restore_s and launch_s of [continual] say better"
+            f"a checkpoint of {spot} is assumed to stop the work for {options.save_s:g} s and a restart to take"
+            f" {options.restart_s:g} s; save_s, restore_s and launch_s of [continual] say better"
         )
     endless = [offer.name for offer in offers if offer.billing is Billing.SPOT and not offer.preemption_rate]
     if endless:
@@ -460,11 +462,11 @@ def _add_fabrics(
             fabric += f", {network.factor:.6g} times as slow" if network.factor != 1.0 else ""
         rated[fabric] = network
         found.append(replace(offer, fabric=fabric))
-    count = sum(offer.fabric in rated and not offer.fabric.startswith(_INSIDE) for offer in found)
-    if count:
+    assumed = sum(offer.fabric in rated and not offer.fabric.startswith(_INSIDE) for offer in found)
+    if assumed:
         notes.append(
-            f"the network of {count} offers is not measured but assumed from the ratings of NICs and GPUs, as machines"
-            " like them reach; 'gpusonde probe allreduce' measures it"
+            f"the network of {count(assumed, 'offer')} is not measured but assumed from the ratings of NICs and GPUs,"
+            " as machines like them reach; 'gpusonde probe allreduce' measures it"
         )
     return found, rated
 
@@ -535,12 +537,17 @@ def _list_offers(
 ) -> list[MachineOffer]:
     """Return the catalogue's offers that a query asks for."""
     zones = {part for offer in catalog.all for part in offer.region.split("/")}
-    regions = zones | {region_of(zone) for zone in zones}
-    for place, region in enumerate(query.regions):
-        if region not in regions:
-            near = difflib.get_close_matches(region, regions, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else "; 'gpusonde offers' lists them"
-            raise DocumentError(f"{path}.regions[{place}]", f"the catalogue has no offer in {region!r}{meant}")
+    known = {
+        "regions": zones | {region_of(zone) for zone in zones},
+        "providers": {offer.provider for offer in catalog.all},
+        "instance_types": {offer.instance_type for offer in catalog.all},
+    }
+    for key, names in known.items():
+        for place, name in enumerate(getattr(query, key)):
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                meant = f"; did you mean {near[0]!r}?" if near else "; 'gpusonde offers' lists what there is"
+                raise DocumentError(f"{path}.{key}[{place}]", f"the catalogue has no offer of {name!r}{meant}")
     try:
         terms = Terms(
             quotas=[Quota(machines=query.quota)],
@@ -551,10 +558,12 @@ def _list_offers(
             preemptions_per_hour={"*": query.preemptions_per_hour or 0.0},
         )
         selection = listed_offers(catalog, terms, query.offer_filter(query.billing))
+    except UnknownGpuError as error:
+        raise DocumentError(f"{path}.gpus", str(error)) from None
     except (CatalogError, ProblemError) as error:
-        raise DocumentError(path, str(error.args[0] if error.args else error)) from None
-    for reason, count in selection.reasons().items():
-        notes.append(f"{count} offers of the catalogue are left out: {reason}")
+        raise DocumentError(path, str(error)) from None
+    for reason, number in selection.reasons().items():
+        notes.append(f"{count(number, 'offer')} of the catalogue left out: {reason}")
     if not selection.offers:
         raise DocumentError(path, "no offer of the catalogue can be used; 'gpusonde offers' lists them")
     return [

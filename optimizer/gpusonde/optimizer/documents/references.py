@@ -426,7 +426,7 @@ def _graph_gpus(keys: GraphKeys, document: Mapping[str, Any], gpus: GpuCatalog) 
         try:
             return list(dict.fromkeys(gpus.resolve(name).spec for name in keys.devices))
         except UnknownGpuError as error:
-            raise DocumentError("job.graph.devices", str(error.args[0] if error.args else error)) from None
+            raise DocumentError("job.graph.devices", str(error)) from None
     names: list[str] = []
     catalog = load_offers(gpus=gpus)
     for key in ("offers", "catalog", "spot"):
