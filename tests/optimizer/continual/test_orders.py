@@ -100,7 +100,7 @@ def test_a_job_on_demand_that_is_ahead_stops_and_waits_for_spot() -> None:
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     work_h=st.floats(1.0, 12.0),
-    loose=st.floats(1.16, 1.6),
+    loose=st.floats(1.03, 1.6),
     price=st.floats(0.1, 1.2),
     quotas=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     factor=st.floats(0.9, 1.02),
