@@ -8,7 +8,6 @@ import random
 import pytest
 
 from gpusonde.optimizer.continual import PreemptionRates, checkpoint_interval_s, expected_run
-from gpusonde.optimizer.continual.controller import Depletions
 
 
 def simulate(work_s: float, per_hour: float, restart_s: float, save_s: float, interval_s: float, seed: int) -> float:
@@ -82,23 +81,3 @@ def test_rates_are_learned_from_what_happens() -> None:
         rates.preempted("a")
     assert rates.per_hour("a") == pytest.approx(0.2, rel=0.05)
     assert rates.per_hour("b") == pytest.approx(0.1), "offers are apart"
-
-
-def test_a_depletion_expires_and_lasts_longer_when_it_repeats() -> None:
-    depletions = Depletions(600.0, 2000.0)
-    assert depletions.add("a", 0.0) == 600.0
-    assert depletions.add("a", 100.0) == 600.0, "the same news again changes nothing"
-    assert depletions.depleted("a", 599.0)
-    assert not depletions.depleted("a", 600.0)
-    assert not depletions.depleted("b", 0.0)
-    assert depletions.add("a", 700.0) == 1900.0
-    assert depletions.add("a", 2000.0) == 4000.0, "2,000 s is most"
-    assert depletions.next_expiry_s(2100.0) == 4000.0
-    assert depletions.add("a", 90_000.0) == 90_600.0, "long ago is forgotten"
-
-
-def test_the_seeds_depletion_is_for_ever() -> None:
-    depletions = Depletions(math.inf, math.inf)
-    depletions.add("a", 0.0)
-    assert depletions.depleted("a", 1e12)
-    assert depletions.next_expiry_s(0.0) == math.inf

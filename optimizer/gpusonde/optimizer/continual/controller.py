@@ -3,7 +3,7 @@
 It answers with a ``Decision`` for the runtime that carries it out, which holds a ``Recommendation`` for people.
 
 Srifty takes a preemption as a sign that an offer is depleted and never chooses it again. Spot capacity comes back, so
-here the exclusion expires (``Depletions``); every further depletion in a row doubles it.
+here the exclusion expires.
 """
 
 from __future__ import annotations
@@ -103,56 +103,6 @@ class Decision:
     solved: bool = False
 
 
-class Depletions:
-    """Remembers until when an offer is left out.
-
-    Args:
-        first_s: How long the first depletion of an offer lasts; infinite is the seed's rule.
-        longest_s: How long one lasts at most.
-        growth: What a depletion is longer than the one before it, unless machines ran ``forget_s`` in between.
-        forget_s: After this long without a depletion the offer's count starts anew.
-    """
-
-    def __init__(self, first_s: float, longest_s: float, *, growth: float = 2.0, forget_s: float = 4 * 3600.0) -> None:
-        if not (first_s >= 0 and longest_s >= first_s and growth >= 1 and forget_s >= 0):
-            raise ValueError("a depletion lasts zero seconds or more and grows by a factor of one or more")
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._growth = growth
-        self._forget_s = forget_s
-        self._until_s: dict[str, float] = {}
-        self._length_s: dict[str, float] = {}
-
-    def add(self, offer: str, now_s: float, length_s: float | None = None) -> float:
-        """Leave an offer out from now on; return until when. News of one that is left out already changes nothing.
-
-        Args:
-            offer: The offer.
-            now_s: Now.
-            length_s: How long; by default what the rule of growth says.
-        """
-        until_s = self._until_s.get(offer)
-        if until_s is not None and now_s < until_s:
-            return until_s
-        if length_s is not None:
-            self._until_s[offer] = now_s + length_s
-            self._length_s.setdefault(offer, self._first_s)
-            return now_s + length_s
-        recent = until_s is not None and now_s < until_s + self._forget_s
-        length_s = min(self._length_s[offer] * self._growth, self._longest_s) if recent else self._first_s
-        self._length_s[offer] = length_s
-        self._until_s[offer] = now_s + length_s
-        return now_s + length_s
-
-    def depleted(self, offer: str, now_s: float) -> bool:
-        """Whether an offer is left out at a time."""
-        return now_s < self._until_s.get(offer, -math.inf)
-
-    def next_expiry_s(self, now_s: float) -> float:
-        """Return when the next exclusion ends, infinite when none is in force or none ever ends."""
-        return min((until_s for until_s in self._until_s.values() if until_s > now_s), default=math.inf)
-
-
 # Iterations that take this many times longer than estimated are taken as a fault of the job, not of the estimates.
 _LARGEST_SLOWDOWN = 10.0
 _FEWEST_INTERVALS = 3
@@ -204,7 +154,7 @@ class Controller:
         self._finder = CandidateFinder(problem, steps, self.options, rates, solver or solve_exactly)
         self._policy = Policy(problem, self.options, self._finder)
         self._steps = steps
-        self._depletions = Depletions(self.options.depletion_s, self.options.depletion_longest_s)
+        self._depleted_until_s: dict[str, float] = {}
         self._completed = 0.0
         self._slowdown = 1.0
         self._saving = 1.0
@@ -295,7 +245,7 @@ class Controller:
 
     def refused(self, offer: str, now_s: float) -> None:
         """Take note that an order could not be given."""
-        self._depletions.add(offer, now_s, self.options.refusal_s)
+        self._deplete([offer], now_s)
 
     def step(self, now_s: float) -> Decision:
         """Decide what to do now.
@@ -312,8 +262,7 @@ class Controller:
             return self._done(now_s)
         self._take(losses, now_s)
         late = self.fleet.overdue(now_s, self.options.launch_timeout_s)
-        for offer in {self.fleet.machines[machine].offer for machine in late}:
-            self._depletions.add(offer, now_s)
+        self._deplete([self.fleet.machines[machine].offer for machine in late], now_s)
         self.fleet.ended(late)
         decision = self._decide(now_s, bool(losses.preempted or losses.refused or late))
         ending = tuple(dict.fromkeys((*self.fleet.still_there(), *late, *decision.terminate)))
@@ -327,10 +276,7 @@ class Controller:
         return self._now_s
 
     def _take(self, losses: Losses, now_s: float) -> None:
-        for offer in losses.preempted:
-            self._depletions.add(offer, now_s)
-        for offer in losses.refused:
-            self._depletions.add(offer, now_s, self.options.refusal_s)
+        self._deplete([*losses.preempted, *losses.refused], now_s)
         for machine in losses.lost:
             if self._running is not None and machine in self._running[1]:
                 self._running = None
@@ -338,6 +284,16 @@ class Controller:
                 self._unreleased.update(dict.fromkeys(losses.lost, now_s + self.options.release_s))
         for machine in losses.released:
             self._unreleased.pop(machine, None)
+
+    def _deplete(self, offers: Sequence[str], now_s: float) -> None:
+        """Leave offers out for a while; news of one that is left out already changes nothing."""
+        for offer in offers:
+            if self._depleted_until_s.get(offer, now_s) <= now_s:
+                self._depleted_until_s[offer] = now_s + self.options.depletion_s
+
+    def _next_expiry_s(self, now_s: float) -> float:
+        """Return when the next offer can be asked again; infinite when none is left out, or for ever."""
+        return min((until_s for until_s in self._depleted_until_s.values() if until_s > now_s), default=math.inf)
 
     def _decide(self, now_s: float, news: bool) -> Decision:
         at = self._watched_job(now_s)
@@ -362,7 +318,7 @@ class Controller:
 
     def _choose(self, at: WatchedJob) -> Decision:
         before = self._finder.solved
-        ruling = self._policy.choose(at, self._idle_since_s, self._depletions.next_expiry_s(at.now_s))
+        ruling = self._policy.choose(at, self._idle_since_s, self._next_expiry_s(at.now_s))
         solved = self._finder.solved > before
         if ruling.candidate is None:
             return self._idle(at, ruling, solved)
@@ -409,7 +365,7 @@ class Controller:
         throughput = self._measured()
         stay = self._finder.evaluate(plan, at, stay=True)
         look = news or at.now_s >= self._look_s
-        expiry_s = self._depletions.next_expiry_s(at.now_s)
+        expiry_s = self._next_expiry_s(at.now_s)
         before = self._finder.solved
         ruling = self._policy.review(stay, at, throughput, look=look, expiry_s=expiry_s)
         if look:
@@ -474,7 +430,7 @@ class Controller:
             spent_usd=self.fleet.spent_usd,
             held=self.fleet.held(),
             ready=self.fleet.ready(),
-            depleted=[o.name for o in self.problem.offers if self._depletions.depleted(o.name, now_s)],
+            depleted=[o.name for o in self.problem.offers if self._depleted_until_s.get(o.name, now_s) > now_s],
             slowdown=self._slowdown,
             running=self.running,
             measured_s=self._measured_s,

@@ -24,9 +24,7 @@ class ContinualOptions:
         window_s: Window of the throughput.
         review_s: Longest time between two steps.
         resolve_s: Longest time between two searches for something better while all is well.
-        refusal_s: How long an offer is left out after an order was refused: asking costs nothing.
-        depletion_s: How long an offer is left out after a preemption.
-        depletion_longest_s: Most it grows to when that repeats; with both infinite it lasts for ever.
+        depletion_s: How long an offer is left out after a preemption or a refused order; infinite for ever.
         patience_s: Without a deadline: how long to wait for cheaper capacity before paying for the dearer one.
         improvement: A running plan is left for another one only if that is better by this factor, switch included.
         spread: Standard deviation of the natural logarithm of an estimated iteration against the true one, for plans
@@ -49,9 +47,7 @@ class ContinualOptions:
     window_s: float = 300.0
     review_s: float = 60.0
     resolve_s: float = 900.0
-    refusal_s: float = 120.0
     depletion_s: float = 120.0
-    depletion_longest_s: float = 600.0
     patience_s: float = 3600.0
     improvement: float = 1.15
     spread: float = 0.08
@@ -70,10 +66,8 @@ class ContinualOptions:
                 raise ProblemError(f"{name} must be above zero, not {getattr(self, name)}")
         if not self.launch_slowest_s >= self.launch_s:
             raise ProblemError("launch_slowest_s must be launch_s or more")
-        if not self.refusal_s > 0:
-            raise ProblemError(f"refusal_s must be above zero, not {self.refusal_s}")
-        if not 0 <= self.depletion_s <= self.depletion_longest_s:
-            raise ProblemError("depletion_longest_s must be depletion_s or more")
+        if not self.depletion_s > 0:
+            raise ProblemError(f"depletion_s must be above zero, not {self.depletion_s}")
         if not 1 <= self.improvement < math.inf:
             raise ProblemError(f"improvement is a factor of 1 or more, not {self.improvement}")
 
@@ -94,9 +88,7 @@ class ContinualOptions:
             launch_slowest_s=150.0,
             restore_s=0.0,
             save_s=0.0,
-            refusal_s=math.inf,
             depletion_s=math.inf,
-            depletion_longest_s=math.inf,
             improvement=1.0,
             spread=0.0,
             calibrate=False,

@@ -143,7 +143,7 @@ class Policy:
         if deadline_s is not None:
             fallback = self.fallback(at, stay if stay.spot else None)
             if stay.spot and fallback is not None and fallback.slack_s <= 0:
-                return self._leave_spot(stay, at, fallback)
+                return self._leave_spot(at, fallback)
             certain = _optimistic_end_s(stay, at, throughput) > deadline_s
             last_moment = fallback is not None and not stay.spot and stay.end_s > deadline_s and fallback.slack_s <= 0
             if certain or last_moment:
@@ -167,9 +167,7 @@ class Policy:
             why = f"the job is expected to cost {dollars(at.spent_usd + stay.usd)}, above its budget"
         return PolicyDecision(stay, why, at_risk=late or dear, fallback=fallback, again_s=min(again_s, expiry_s))
 
-    def _leave_spot(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback) -> PolicyDecision:
-        if self._is_nearly_done(stay):
-            return PolicyDecision(stay, "nearly done: other machines would come too late to help", fallback=fallback)
+    def _leave_spot(self, at: WatchedJob, fallback: Fallback) -> PolicyDecision:
         cheapest = self._finder.best(at, on_demand_only=True)
         if cheapest is None or cheapest.bound_s > (self._problem.deadline_s or math.inf):
             cheapest = fallback.candidate
@@ -178,9 +176,6 @@ class Policy:
             "the job goes on demand while they still work"
         )
         return PolicyDecision(cheapest, why, fallback=fallback)
-
-    def _is_nearly_done(self, stay: PlanCandidate) -> bool:
-        return stay.run.running_s <= self._options.solve_s + self._options.launch_s + self._options.restore_s
 
     def _rescue(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback | None, certain: bool) -> PolicyDecision:
         sure = "even at its optimistic rate" if certain else "at its mean rate, and later it could not be mended"
