@@ -1,7 +1,7 @@
 """When a job will be done: from its cycles that are over and how many there are to be, or from how long others took.
 
 Cycles are not alike: every so often one is longer by an evaluation or a checkpoint, some were not seen, the first holds
-what came before it. The interval's width was chosen on generated jobs and half of the recorded ones; see
+what came before it. The interval's width was chosen on generated and recorded jobs; see
 ``docs/results/verdicts.md``.
 """
 
