@@ -13,6 +13,7 @@ from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, Status, TableSteps, several_jobs, solve
 from gpusonde.optimizer.problem import SharedQuota
 from gpusonde.optimizer.several_jobs import MOST_JOBS, SharingJob, solve_jobs
+from gpusonde.simulator.iteration import StepMode
 
 # Others than those of the benchmark.
 SEEDS = range(85_005, 85_011)
@@ -157,10 +158,22 @@ def test_without_plans_the_nearest_ones_and_the_limits_that_they_break_are_told(
     assert [str(each.plan) for each in found.nearest_jobs] == ["4 x cheap @ 32"] * 2
     poor = solve_jobs([job("a", offer()), job("b", offer())], budget_usd=5.0)
     assert poor.status is Status.INFEASIBLE
-    assert "cost $8.00, $3.00 more than the budget of $5.00" in poor.why
+    assert "All jobs cost at least $8.00, $3.00 more than the budget of $5.00." in poor.why
     alone = solve_jobs([job("a", offer()), job("b", offer(quota=4), deadline_s=60)])
     assert alone.status is Status.INFEASIBLE
     assert "b has no plan even alone: No plan keeps the deadline." in alone.why
+
+
+def test_micro_batches_are_for_the_job_that_has_no_other_plan():
+    spare = tuple(StepMode(number) for number in (1, 2, 4))
+    few = replace(offer(quota=3), largest_batch=32)
+    steps = TableSteps([few], {("cheap", 32): 1.0})
+    lacking = Problem(128, 3600, [few], batch_sizes=(32,), objective=Objective.COST, spare_modes=spare)
+    plain = replace(lacking, global_batch=32)
+    found = solve_jobs([SharingJob("lacking", lacking, steps), SharingJob("plain", plain, steps)])
+    assert found.status is Status.OPTIMAL
+    assert [each.plan.mode.accumulation_steps for each in found.jobs][1] == 1
+    assert found.jobs[0].plan.mode.accumulation_steps > 1
 
 
 def test_what_jobs_disagree_about_is_named():

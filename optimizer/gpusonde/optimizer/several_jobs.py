@@ -152,12 +152,26 @@ def solve_jobs(
     shared = _with_shared_quotas(jobs)
     budget = math.inf if budget_usd is None else budget_usd
     found = _Jobs(shared, clock, clock() + time_limit_s).solve(objective, budget)
-    if found.status is Status.INFEASIBLE and any(job.problem.spare_modes for job in shared):
-        shared = [replace(job, problem=with_spare_modes(job.problem)) for job in shared]
-        found = _Jobs(shared, clock, clock() + time_limit_s).solve(objective, budget)
+    # As of one job, modes that are meant for want of another plan count only then: of jobs that have none alone first.
+    for is_of_all in (False, True):
+        if found.status is not Status.INFEASIBLE:
+            break
+        needed = [job.problem.spare_modes and (is_of_all or _has_no_plan(job, time_limit_s)) for job in shared]
+        if any(needed):
+            shared = [
+                replace(job, problem=with_spare_modes(job.problem)) if is_so else job
+                for job, is_so in zip(shared, needed, strict=True)
+            ]
+            found = _Jobs(shared, clock, clock() + time_limit_s).solve(objective, budget)
     if not explain or not found.jobs:
         return found
     return _explained(shared, found, objective, budget, clock, clock() + time_limit_s)
+
+
+def _has_no_plan(job: SharingJob, time_limit_s: float) -> bool:
+    """Whether a job has no plan even alone, without the modes that are meant for want of another one."""
+    alone = solve(replace(job.problem, spare_modes=()), job.steps, explain=False, time_limit_s=time_limit_s)
+    return alone.status is Status.INFEASIBLE
 
 
 def _with_shared_quotas(jobs: Sequence[SharingJob]) -> list[SharingJob]:
@@ -689,7 +703,7 @@ class _Jobs:
         """Return why there is no choice, and the nearest one."""
         words = f"{self._estimated:,} plans of {len(self._jobs)} jobs were estimated"
         nearest = choice
-        is_proven = searched and (choice is None or low > budget)
+        is_proven = low > budget * (1 + SLACK) or (searched and choice is None)
         for job, columns in zip(self._jobs, self._columns, strict=True):
             if not columns.within(math.inf):
                 alone = solve(job.problem, job.steps, explain=False, time_limit_s=self._left_s())
@@ -697,9 +711,8 @@ class _Jobs:
                     why = f"{job.name} has no plan even alone: {alone.why}"
                     return _no_plans(alone.status, why, words, ())
         if choice is not None:
-            over = choice.cost_usd - budget
-            best = "The cheapest plans of all jobs cost" if is_proven else "The cheapest plans that were found cost"
-            why = f"{best} {dollars(choice.cost_usd)}, {dollars(over)} more than the budget of {dollars(budget)}."
+            lead, usd = ("All jobs cost at least", low) if is_proven else ("The plans found cost", choice.cost_usd)
+            why = f"{lead} {dollars(usd)}, {dollars(usd - budget)} more than the budget of {dollars(budget)}."
         else:
             nearest, _ = self._pick(math.inf, exceeding=True)
             lead = "No choice of plans keeps the shared quotas." if is_proven else "No choice of plans was found."
