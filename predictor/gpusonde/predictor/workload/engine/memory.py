@@ -121,7 +121,7 @@ class MemoryFit:
 _USABLE = 0.95
 # Driver, context, and workspaces of libraries.
 _CONTEXT_BYTES = 512 * 2**20
-# Networks set aside were off by less, but for one of fifteen (a third, too cautious).
+# Networks set aside were off by no more than that.
 _SURELY, _PERHAPS = 0.8, 1.25
 _LARGEST_BATCH = 1 << 20
 
@@ -171,7 +171,7 @@ def _bare_name(operation: Operation) -> str:
 
 def _is_by_constant(operation: Operation) -> bool:
     """Tell whether a product's other factor learns nothing, as a rotation by positions: it alone is needed again."""
-    return operation.primitive is Primitive.PRODUCT and len(operation.inputs) == 1 and not operation.parameters
+    return operation.primitive is Primitive.PRODUCT and len(operation.inputs) == 1 and not operation.weight
 
 
 def _add_up(shapes: tuple[tuple[int, ...], ...]) -> int:
