@@ -12,7 +12,9 @@ from support.wired_networks import measured_pairs
 
 from gpusonde.catalog import Precision
 from gpusonde.errors import ModelError, TooFewRunsError
+from gpusonde.predictor.crossgpu.neighbourhood import Calibration
 from gpusonde.predictor.workload.engine import Cluster, HostResources, Parallelism, WorkloadModel, WorkloadRequest
+from gpusonde.predictor.workload.engine.out_of_distribution import Intervals, Newness, OodScore
 from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
 
 HERE = Cluster("T4", environment="here/T4")
@@ -134,6 +136,18 @@ def test_networks_with_the_same_counts_are_no_measure_of_how_unlike_networks_are
     fitted = WorkloadModel(catalog).fit(measured_pairs(catalog), regressor="linear")
     (found,) = fitted.predict([WorkloadRequest(chain(48, 6), 16, HERE)])
     assert not found.out_of_distribution
+
+
+def test_what_is_new_together_widens_an_interval_by_what_each_adds_to_an_own_error_counted_once():
+    quantiles = {Newness.FAMILY: Calibration(0.5, 50), Newness.DEVICE: Calibration(0.4, 50)}
+    known = OodScore((), (), False, 1.0, False, "", ())
+    kind = dataclasses.replace(known, unlike_network=("of another kind",))
+    device = dataclasses.replace(known, unknown_device=True)
+    both = dataclasses.replace(kind, unknown_device=True)
+    own = Calibration(0.3, 50)
+    widths = [Intervals(0.9, quantiles).half_width(each, own) for each in (known, kind, device, both)]
+    assert widths == pytest.approx([0.3, 0.5, 0.4, math.sqrt(0.5**2 + 0.4**2 - 0.3**2)])
+    assert Intervals(0.9, quantiles).half_width(both, Calibration(0.6, 50)) == pytest.approx(0.6)
 
 
 def test_a_batch_of_requests_is_answered_as_each_alone(model):

@@ -83,6 +83,52 @@ def test_only_convolutions_of_stride_1_with_3_by_3_kernels_have_faster_algorithm
     assert not has((5, 5), 8)
 
 
+def convolution_of(read, written):
+    before, after, weight = (2, read, 8, 8), (2, written, 8, 8), (written, read, 1, 1)
+    convolution = Operation(Primitive.CONVOLUTION, "c", after, (before,), weight, (Parameter("w", weight),))
+    return WorkloadGraph("g", (Operation(Primitive.INPUT, "x", before), convolution), ((0, 1),), 2)
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "times"), [(64, 32, 1.0), (64, 48, (2 * 64 / 48 + 1) / 3), (3, 32, (1 + 1 + 32 / 3) / 3)]
+)
+def test_channels_that_do_not_fill_their_last_tile_cost_as_much_as_if_they_did(read, written, times):
+    assert GraphCounts.of(convolution_of(read, written)).padding[0] == pytest.approx(times)
+
+
+def test_only_channels_innermost_in_half_precision_are_copied_to_fill_up_eights(catalog):
+    fast = Cluster("T4", precision=Precision.MIXED, channels_last=True)
+    odd, even = (parts(convolution_of(64, written), 16, fast, catalog) for written in (60, 64))
+    assert odd[StepPart.UNALIGNED] > 100 * even[StepPart.UNALIGNED]
+    for other in (Cluster("T4", precision=Precision.MIXED), Cluster("T4", channels_last=True)):
+        assert parts(convolution_of(64, 60), 16, other, catalog)[StepPart.UNALIGNED] == even[StepPart.UNALIGNED]
+
+
+def grouped_of(primitive, groups, kernel):
+    shape, weight = (2, 64, 8, 8), (64, 64 // groups, kernel, kernel)
+    convolution = Operation(primitive, "c", shape, (shape,), weight, (Parameter("w", weight),))
+    return WorkloadGraph("g", (Operation(Primitive.INPUT, "x", shape), convolution), ((0, 1),), 2)
+
+
+@pytest.mark.parametrize(
+    ("primitive", "groups", "kernel", "own", "otherwise"),
+    [
+        (Primitive.GROUPED_CONVOLUTION, 1, 3, StepPart.WIDE, StepPart.GROUPED),
+        (Primitive.GROUPED_CONVOLUTION, 2, 3, StepPart.GROUPED, StepPart.GROUPED),
+        (Primitive.DEPTHWISE_CONVOLUTION, 64, 9, StepPart.UNTUNED, StepPart.DEPTHWISE),
+        (Primitive.DEPTHWISE_CONVOLUTION, 64, 7, StepPart.DEPTHWISE, StepPart.DEPTHWISE),
+    ],
+)
+def test_wide_groups_and_large_depthwise_kernels_have_factors_of_their_own(
+    catalog, primitive, groups, kernel, own, otherwise
+):
+    graph = grouped_of(primitive, groups, kernel)
+    for last, part in ((True, own), (False, otherwise)):
+        found = parts(graph, 512, Cluster("T4", precision=Precision.MIXED, channels_last=last), catalog)
+        convolutions = (StepPart.GROUPED, StepPart.WIDE, StepPart.UNTUNED, StepPart.DEPTHWISE)
+        assert max(convolutions, key=lambda each: found[each]) == part
+
+
 def test_matrix_products_use_tensor_cores_where_the_framework_does(catalog):
     turing, ampere = catalog.get("T4"), catalog.get("A100-SXM4-40GB")
     by_default = DeviceRates.of(ampere, Precision.FP32)

@@ -90,6 +90,9 @@ class GraphCounts:
             fewer operations than are counted, shape (n,).
         kernels: Extents of each convolution's kernel, multiplied, shape (n,).
         group_channels: Channels of each convolution's groups, shape (n,).
+        unaligned: Share of each convolution's activations whose channels no unit for matrix products takes as they
+            are, shape (n,).
+        padding: Operations of each over those that are counted, as channels fill whole tiles only, shape (n,).
         launches: Kernels that the operations and the update of the weights start.
         input_bytes: The network's inputs, per sample.
         weight_bytes: All trainable parameters.
@@ -106,6 +109,8 @@ class GraphCounts:
     dense_kernel: npt.NDArray[np.bool_]
     kernels: FloatArray
     group_channels: FloatArray
+    unaligned: FloatArray
+    padding: FloatArray
     launches: float
     input_bytes: float
     weight_bytes: float
@@ -130,14 +135,15 @@ class GraphCounts:
             flops, moved = step * cost.flops, step * (cost.input_bytes + cost.output_bytes)
             weights = step * cost.weight_bytes
             weight = _find_weight_shape(operation)
-            shape = (dense, float(math.prod(weight[2:])), float(math.prod(weight[1:2])))
+            kernel = (dense, float(math.prod(weight[2:])), float(math.prod(weight[1:2])))
+            shape = (*kernel, _find_unaligned_share(operation, cost), _find_padding(operation))
             kept = _find_single_share(graph, position, single, cost)
             if sees_input:
                 batch = graph.batch_size
                 rows.append((float(kind), flops / batch, 0.0, moved / batch, weights, step, kept, *shape))
             else:
                 rows.append((float(kind), 0.0, flops, 0.0, moved + weights, step, kept, *shape))
-        table = np.array(rows, dtype=np.float64).reshape(-1, 10)
+        table = np.array(rows, dtype=np.float64).reshape(-1, 12)
         parameters = sum(len(operation.parameters) for operation in graph.operations)
         return cls(
             classes=table[:, 0].astype(np.intp),
@@ -149,6 +155,8 @@ class GraphCounts:
             dense_kernel=table[:, 7] > 0,
             kernels=table[:, 8],
             group_channels=table[:, 9],
+            unaligned=table[:, 10],
+            padding=table[:, 11],
             launches=float(table[:, 5].sum()) + (0 if forward_only else parameters),
             input_bytes=input_bytes,
             weight_bytes=0.0 if forward_only else 4.0 * graph.parameter_count,
@@ -204,6 +212,36 @@ def _count_passes(kind: OperationClass, *, frozen: bool) -> float:
 def _find_weight_shape(operation: Operation) -> Shape:
     """Return the shape of an operation's weight; one that was computed is an operand as any other."""
     return operation.weight or (operation.inputs[1] if len(operation.inputs) > 1 else ())
+
+
+# NVIDIA, "Convolutional Layers User's Guide": channels in half precision are read by eights, and products are computed
+# in tiles, the last of which is as long as the others.
+_ALIGNED = 8
+_TILE = 32
+# An image's own channels need no gradient.
+_COLOURS = 4
+_CONVOLUTIONS = frozenset({Primitive.CONVOLUTION, Primitive.GROUPED_CONVOLUTION, Primitive.DEPTHWISE_CONVOLUTION})
+
+
+def _find_unaligned_share(operation: Operation, cost: OperationCost) -> float:
+    if operation.primitive not in _CONVOLUTIONS or not operation.inputs:
+        return 0.0
+    read = cost.input_bytes if operation.inputs[0][1] % _ALIGNED else 0
+    written = cost.output_bytes if operation.output[1] % _ALIGNED else 0
+    return (read + written) / (cost.input_bytes + cost.output_bytes)
+
+
+def _find_padding(operation: Operation) -> float:
+    """Return the mean over the products of a step: forward pass, gradient of what was read, gradient of the weight."""
+    if operation.primitive is not Primitive.CONVOLUTION or not operation.inputs:
+        return 1.0
+    read, written = operation.inputs[0][1], operation.output[1]
+    of_kernel = _fill(read * math.prod(_find_weight_shape(operation)[2:]))
+    return (_fill(written) * (1.0 + of_kernel) + (_fill(read) if read > _COLOURS else 1.0)) / 3
+
+
+def _fill(channels: int) -> float:
+    return math.ceil(channels / _TILE) * _TILE / channels
 
 
 def _has_dense_kernel(operation: Operation) -> bool:

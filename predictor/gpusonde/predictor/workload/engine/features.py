@@ -37,21 +37,23 @@ class StepPart(IntEnum):
     THIN = 4  # those that the memory binds
     ATTENTION = 5  # fused
     GROUPED = 6  # grouped convolutions
-    UNTUNED = 7  # of grouped and depthwise ones, those that have slow kernels only: see _WIDEST_GROUP
-    DEPTHWISE = 8  # depthwise convolutions
-    NORMALISATION = 9  # batch norms
-    ROWWISE = 10  # layer norms, softmax
-    POOLING = 11  # but for means over whole images
-    ACTIVATION = 12
-    MEMORY = 13  # everything else that operations do
-    KERNELS = 14  # weights of convolutions, of which little else may be left where images are small
-    LAYOUT = 15  # bringing activations into the order in which convolutions on tensor cores read them
-    UPDATE = 16  # zeroing gradients, updating weights
-    LAUNCH = 17  # the host's work to start kernels
-    REPLICAS = 18  # the same for further devices of one process
-    EXCHANGE = 19  # weights and gradients between devices
-    INPUT = 20  # the batch to the devices
-    FIXED = 21  # what each step takes, whatever the network
+    WIDE = 7  # those of more than 32 channels per group, in half precision with channels innermost
+    UNTUNED = 8  # depthwise convolutions with large kernels, likewise
+    DEPTHWISE = 9  # other depthwise convolutions
+    UNALIGNED = 10  # convolutions that copy what they read or write, to fill up its channels
+    NORMALISATION = 11  # batch norms
+    ROWWISE = 12  # layer norms, softmax
+    POOLING = 13  # but for means over whole images
+    ACTIVATION = 14
+    MEMORY = 15  # everything else that operations do
+    KERNELS = 16  # weights of convolutions, of which little else may be left where images are small
+    LAYOUT = 17  # bringing activations into the order in which convolutions on tensor cores read them
+    UPDATE = 18  # zeroing gradients, updating weights
+    LAUNCH = 19  # the host's work to start kernels
+    REPLICAS = 20  # the same for further devices of one process
+    EXCHANGE = 21  # weights and gradients between devices
+    INPUT = 22  # the batch to the devices
+    FIXED = 23  # what each step takes, whatever the network
 
 
 DEVICE_PARTS = tuple(part for part in StepPart if part < StepPart.LAUNCH)
@@ -80,8 +82,8 @@ _PARTS = {
     OperationClass.ACTIVATION: StepPart.ACTIVATION,
 }
 _PART_OF_CLASS = np.array([_PARTS.get(each, StepPart.MEMORY) for each in OperationClass])
-# In half precision with channels innermost there are fast kernels up to so many channels per group, and up to so many
-# elements in a depthwise kernel.
+# In half precision with channels innermost groups of more channels, and depthwise kernels of more elements, are
+# computed in other ways, each at its own pace.
 _WIDEST_GROUP = 32
 _LARGEST_KERNEL = 49
 # A part that a step does not have still needs a logarithm.
@@ -156,7 +158,7 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     rate[[OperationClass.LINEAR, OperationClass.ATTENTION]] = rates.matrix_flops
     rate[OperationClass.CONVOLUTION] = rates.convolution_flops
     rate[OperationClass.DEPTHWISE] = _DEPTHWISE_SHARE * rates.vector_flops
-    arithmetic, traffic = flops / rate[counts.classes], moved / rates.memory_bytes
+    arithmetic, traffic = flops * counts.padding / rate[counts.classes], moved / rates.memory_bytes
     seconds = np.maximum(arithmetic, traffic)
     half = width < 1
     which = _PART_OF_CLASS[counts.classes]
@@ -165,10 +167,12 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     which = np.where(counts.dense_kernel, StepPart.DENSE, which)
     which = np.where((which == StepPart.LINEAR) & (traffic > arithmetic), StepPart.THIN, which)
     if half and cluster.channels_last:
-        untuned = (which == StepPart.GROUPED) & (counts.group_channels > _WIDEST_GROUP)
-        untuned |= (which == StepPart.DEPTHWISE) & (counts.kernels > _LARGEST_KERNEL)
-        which = np.where(untuned, StepPart.UNTUNED, which)
+        wide = (which == StepPart.GROUPED) & (counts.group_channels > _WIDEST_GROUP)
+        untuned = (which == StepPart.DEPTHWISE) & (counts.kernels > _LARGEST_KERNEL)
+        which = np.select([wide, untuned], [StepPart.WIDE, StepPart.UNTUNED], which)
     parts = np.bincount(which, weights=seconds, minlength=len(StepPart))
+    if half and cluster.channels_last:
+        parts[StepPart.UNALIGNED] = (counts.unaligned * moved).sum() / rates.memory_bytes
     parts[StepPart.KERNELS] = width * counts.fixed_bytes[convolution].sum() / rates.memory_bytes
     if half and not cluster.channels_last:
         parts[StepPart.LAYOUT] = moved[convolution].sum() / rates.memory_bytes

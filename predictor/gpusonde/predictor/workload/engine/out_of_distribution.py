@@ -332,9 +332,11 @@ class Intervals:
     def half_width(self, ood_score: OodScore, architecture: Calibration) -> float:
         """Return the half width of a request's interval.
 
+        What is new adds to the errors on an architecture that is new, which are in those on every group left out.
+
         Args:
             ood_score: Of the request.
-            architecture: Of the regressor that answers, where nothing but the architecture is new.
+            architecture: Of what answers, where nothing but the architecture is new.
         """
         widths = []
         if ood_score.unlike_network or ood_score.unlike_cluster:
@@ -347,7 +349,9 @@ class Intervals:
             widths.append(ood_score.device_inflation * self._quantile(Newness.DEVICE))
         elif ood_score.unknown_environment:
             widths.append(self._quantile(Newness.ENVIRONMENT))
-        return max(architecture.quantile, math.hypot(*widths))
+        own = architecture.quantile
+        added = sum(max(width**2 - own**2, 0.0) for width in widths)
+        return math.sqrt(own**2 + added)
 
     def _quantile(self, newness: Newness) -> float:
         found = self.quantiles.get(newness)
