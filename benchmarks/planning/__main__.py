@@ -2,10 +2,10 @@
 
 Usage: ``python benchmarks/planning [SECTION...] [--data DIR] [--out docs/results/planning.md] [--quick]``
 
-Sections: compute, end_to_end, vtrain, allreduce, networks, ddp, exact, oracle, paper_search, regret, continual, fleet.
-With ``--out``, the sections that ran replace theirs on the page and the others stay, so that the long ones can be
-measured apart; every section says when it was measured and how long it took. A section whose data, root or package is
-missing says so and fails nothing.
+Sections: compute, end_to_end, vtrain, allreduce, networks, ddp, exact, speeds, oracle, paper_search, regret, continual,
+fleet. With ``--out``, the sections that ran replace theirs on the page and the others stay, so that the long ones can
+be measured apart; every section says when it was measured and how long it took. A section whose data, root or
+package is missing says so and fails nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from page import BAR_COLUMNS, NotRunError, read_sections, table, write_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = (
-    "compute", "end_to_end", "vtrain", "allreduce", "networks", "ddp", "exact", "oracle", "paper_search", "regret",
-    "continual", "fleet",
+    "compute", "end_to_end", "vtrain", "allreduce", "networks", "ddp", "exact", "speeds", "oracle", "paper_search",
+    "regret", "continual", "fleet",
 )  # fmt: skip
 _HEAD = Path(__file__).with_name("head.md")
 

@@ -15,7 +15,10 @@ import numpy as np
 
 from gpusonde.optimizer.problem import Group, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.solution import estimate_plan
-from gpusonde.optimizer.step_times import TableSteps
+from gpusonde.optimizer.step_times import SimulatedSteps, TableSteps
+from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
+from gpusonde.simulator.gradients import assumed_trace
+from gpusonde.simulator.links import RatedNetwork, inner_link, outer_link
 
 _ITERATIONS = 1000
 _GIGABIT = 1e9 / 8
@@ -112,3 +115,23 @@ def _random_plan(problem: Problem, random: np.random.Generator) -> Plan | None:
             if left == 0:
                 return Plan(tuple(groups))
     return None
+
+
+def mixed_offers(
+    count: int, quota: int, global_batch: int, seed: int, samples: int = 32
+) -> tuple[Problem, SimulatedSteps]:
+    """Offers of some GPUs each with its own curve, and networks of a few rates."""
+    random = np.random.default_rng(seed)
+    offers, curves, networks = [], {}, {}
+    for place in range(count):
+        fixed_s, sample_s = random.uniform(0.01, 0.03), np.exp(random.uniform(-7.8, -5.1))
+        spread = random.uniform(0.02, 0.08)
+        name, devices, rate = f"o{place}", int(random.choice([1, 1, 2, 4])), float(random.choice([1.25e9, 3e9, 12.5e9]))
+        usd = 0.25 * (6e-3 / sample_s) ** 0.8 * devices * np.exp(random.normal(-0.3, 0.4))
+        fabric = f"{rate:g} {devices}"
+        offers.append(MachineOffer(name, "any", devices, quota, float(usd), fabric=fabric, largest_batch=128))
+        probes = [ComputeProbe(batch, fixed_s + sample_s * batch, spread=spread) for batch in (8, 32, 128)]
+        curves[name] = fit_compute_curve(probes)
+        networks[fabric] = RatedNetwork(inner_link(None), devices, outer_link(rate))
+    problem = Problem(global_batch, 2000, tuple(offers), Objective.COST)
+    return problem, SimulatedSteps(offers, curves, networks, assumed_trace(5e7), samples=samples)

@@ -275,6 +275,17 @@ def _without_plan(
     problem: Problem, steps: StepTimes, found: SearchResult, proof: Proof, out_of_time: Callable[[], bool]
 ) -> Solution:
     nearest = find_nearest(problem, steps, out_of_time)
+    if nearest is not None and nearest.global_batch == problem.global_batch and satisfies(problem, nearest.estimate):
+        # The search by price had no time left to get to the plans that are fast enough.
+        found = replace(found, plan=nearest.plan, estimate=nearest.estimate)
+        return Solution(
+            status=Status.FEASIBLE,
+            plan=nearest.plan,
+            estimate=nearest.estimate,
+            proof=describe_proof(problem, found, 0.0),
+            why=describe_optimum(problem, found, 0.0),
+            explored=found.estimated,
+        )
     return Solution(
         status=Status.INFEASIBLE if found.complete else Status.UNKNOWN,
         plan=None,
