@@ -12,14 +12,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from recordings import JobLog, JobRecording
+from recordings import NODE_IDLE_WATTS, JobLog, JobRecording
 
 from gpusonde.telemetry import FloatArray
 
 SPIN = 0.17  # of the dynamic range, power of a GPU that waits in a collective
+_CLOCK_MHZ = 1700.0
 _FINER = 8  # cells per tick, over which a reading is the mean
 _POWER, _UTILISATION, _CLOCK = "power_watts", "gpu_utilization", "sm_clock_mhz"
 _HANG_NOISE = 0.01
+_CLOCK_NOISE = 0.04  # of a reading of a GPU that its power caps, as recorded of LoRA; a node is the mean of eight
 _STALLED_IDLE = 0.97  # of the dynamic power that a device without data saves
 _MEMORY, _TENANT_BYTES = "framebuffer_used_bytes", 4 * 2.0**30
 _CONTENTION = 0.5  # of the extra time, activity of another tenant's work on the shared device
@@ -35,6 +37,7 @@ def slow_device(
     spin: float = SPIN,
     power_exponent: float = 2.0,
     with_utilisation: bool = False,
+    with_clock: bool = False,
 ) -> JobRecording:
     """Make one device slower from a time on.
 
@@ -50,6 +53,7 @@ def slow_device(
         power_exponent: Of the clock, for ``throttle``.
         with_utilisation: Make up the utilisation of a recording that has none: 1 in steps and collectives, 0 without
             data.
+        with_clock: Make up the clock of a recording that has none.
 
     Returns:
         As long as the recording; its log is stretched with it. Where the log has steps, the wait stands at the end of
@@ -98,6 +102,9 @@ def slow_device(
         busy = busy * (1 - wait) + np.where(busy > 0, 1.0, 0.0) * wait  # a collective counts as a kernel that runs
         busy[device] = values[_UTILISATION][device] * (1 - lost)
         values[_UTILISATION] = busy
+    if with_clock and _CLOCK not in values:
+        noisy = _CLOCK_NOISE / (np.sqrt(8) if idle == NODE_IDLE_WATTS else 1)
+        values[_CLOCK] = _CLOCK_MHZ * (1 + np.random.default_rng(device).normal(0, noisy, made.shape))
     if _CLOCK in values and fault == "throttle":
         values[_CLOCK] = values[_CLOCK].copy()
         values[_CLOCK][device, time_s >= at_s] /= 1 + slower

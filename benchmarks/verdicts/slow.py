@@ -6,7 +6,8 @@ seconds from then on. That the job's cycle has slowed is given: when that is kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,15 @@ _FAULTS = (
     ("hot", 0.05, 2.0), ("hot", 0.10, 2.0), ("throttle", 0.05, 2.0), ("throttle", 0.10, 2.0), ("throttle", 0.05, 1.0),
     ("throttle", 0.10, 1.0), ("data", 0.10, 2.0), ("data, utilisation", 0.10, 2.0), ("link", 0.10, 2.0),
 )  # fmt: skip
+_CLOCKED = (("throttle, clock", 0.05, 1.0), ("throttle, clock", 0.10, 1.0))
+_BAR = {("hot", 2.0), ("throttle", 2.0)}
+_POOLS = (  # of 8 devices: faults and exponents
+    ("hot and power ~ f^2, which the bar was measured with", _BAR),
+    ("with power ~ f^1 and data, of power alone", _BAR | {("throttle", 1.0), ("data", 2.0)}),
+    ("with them as clocks and utilisation show them", _BAR | {("throttle, clock", 1.0), ("data, utilisation", 2.0)}),
+)
+_Fault = tuple[str, float, float]
+_Trial = tuple[list[bool], bool, bool]
 
 
 def _training_s(recording: JobRecording, at_s: float) -> FloatArray:
@@ -48,7 +58,7 @@ def _ask(recording: JobRecording, at_s: float, now_s: float, cycle_s: float) -> 
     return find_slow_device(recording.devices, recording.time_s[first:stop], values, at_s, cycle_s=cycle_s)
 
 
-def _trial(recording: JobRecording, device: int | None, at_s: float, cycle_s: float) -> tuple[list[bool], bool, bool]:
+def _trial(recording: JobRecording, device: int | None, at_s: float, cycle_s: float) -> _Trial:
     """(named rightly after each of the times, first in rank after 60 s, a wrong name)."""
     time_s = recording.time_s
     trained = _training_s(recording, at_s)
@@ -76,37 +86,54 @@ def _onsets(recording: JobRecording, count: int) -> list[float]:
     return sorted(recording.time_s[chosen].tolist())
 
 
-def _column(recordings: Sequence[JobRecording], *, onsets: int, devices: int, cycle_s: float) -> tuple[int, list[str]]:
-    """Trials of each fault in some jobs, and a cell of the table for each fault.
-
-    Args:
-        recordings: Healthy jobs.
-        onsets: Beginnings of a fault per job.
-        devices: Slow devices per beginning.
-        cycle_s: Shortest cycle of the job.
-    """
+def _trials(
+    task: tuple[Sequence[JobRecording], Sequence[_Fault], int, int, float],
+) -> dict[_Fault, list[_Trial]]:
+    """Trials of each of some faults in some jobs, with so many beginnings per job and slow devices per beginning."""
+    recordings, faults, onsets, devices, cycle_s = task
     rng = np.random.default_rng(_SEED)
-    found: dict[tuple[str, float, float], list[tuple[list[bool], bool, bool]]] = {}
+    found: dict[_Fault, list[_Trial]] = {}
     for recording in recordings:
         for at_s in _onsets(recording, onsets):
-            for fault in _FAULTS:
+            for fault in faults:
                 kind, slower, exponent = fault
+                what, _, given = kind.partition(", ")
                 for device in rng.integers(len(recording.devices), size=devices):
                     made = slow_device(
-                        recording, int(device), slower, kind.split(",")[0], at_s, power_exponent=exponent,
-                        with_utilisation=True,
+                        recording, int(device), slower, what, at_s, power_exponent=exponent,
+                        with_utilisation=True, with_clock=True,
                     )  # fmt: skip
-                    given = "utilisation" in kind
-                    if not given:
-                        made = replace(made, values={"power_watts": made.power})
+                    names = [
+                        "power_watts",
+                        *{"utilisation": ["gpu_utilization"], "clock": ["sm_clock_mhz"]}.get(given, ()),
+                    ]
+                    made = replace(made, values={name: made.values[name] for name in names})
                     who = None if kind == "link" else int(device)
                     found.setdefault(fault, []).append(_trial(made, who, at_s, cycle_s))
+    return found
+
+
+def _cells(found: dict[_Fault, list[_Trial]]) -> list[str]:
     cells = []
     for (kind, _, _), trials in found.items():
         right = ", ".join(f"{share:.2f}" for share in np.array([trial[0] for trial in trials]).mean(axis=0))
         first, wrong = np.mean([trial[1:] for trial in trials], axis=0)
         cells.append(f"-; -; {wrong:.2f}" if kind == "link" else f"{right}; {first:.2f}; {wrong:.2f}")
-    return len(next(iter(found.values()))), cells
+    return cells
+
+
+def _pooled(found: dict[_Fault, list[_Trial]]) -> list[str]:
+    """Shares of the trials of some faults in which it was named in 60 s, and a wrong one was."""
+    shares = []
+    for _, faults in _POOLS:
+        for slower in (0.10, 0.05):
+            trials = [
+                each for (kind, by, power), some in found.items() if by == slower and (kind, power) in faults
+                for each in some
+            ]  # fmt: skip
+            named, wrong = np.mean([(right[1], wrong) for right, _, wrong in trials], axis=0)
+            shares.append(f"{named:.2f}; {wrong:.2f}")
+    return shares
 
 
 def healthy(recordings: Sequence[JobRecording]) -> tuple[int, int]:
@@ -121,21 +148,34 @@ def healthy(recordings: Sequence[JobRecording]) -> tuple[int, int]:
     return wrong, asked
 
 
-def table(recordings: Sequence[JobRecording]) -> list[str]:
+def table(recordings: Sequence[JobRecording], processes: int) -> list[str]:
     """The section's lines."""
-    titles, columns = ["fault"], []
-    for kind, name, onsets, devices, cycle_s in _JOBS:
-        some = [run for run in recordings if run.kind == kind]
-        trials, cells = _column(some, onsets=onsets, devices=devices, cycle_s=cycle_s)
-        titles.append(f"{name} ({trials})")
-        columns.append(cells)
-    faults = [
-        f"{kind} {slower:.0%}" + (f", power ~ f^{exponent:.0f}" if kind == "throttle" else "")
-        for kind, slower, exponent in _FAULTS
-    ]
-    rows = zip(faults, *columns, strict=True)
-    lines = ["| " + " | ".join(row) + " |" for row in (titles, ["---"] * len(titles), *rows)]
+    of_kind = {kind: [run for run in recordings if run.kind == kind] for kind in {run.kind for run in recordings}}
     kinds = sorted({run.kind for run in recordings if len(run.devices) > 2})
-    told = [(kind, healthy([run for run in recordings if run.kind == kind])) for kind in kinds]
-    said = ", ".join(f"{kind} {wrong} of {asked}" for kind, (wrong, asked) in told)
-    return [*lines, "", "Healthy jobs, asked all the same, wrong names of all answers:", f"{said}."]
+    # Each with its own draw, so that trials of one stay as they are when the other changes.
+    tasks = [
+        (of_kind[kind], tried, onsets, devices, cycle_s)
+        for kind, _, onsets, devices, cycle_s in _JOBS for tried in (_FAULTS, _CLOCKED)
+    ]  # fmt: skip
+    with ProcessPoolExecutor(processes) as pool:
+        found, answers = pool.map(_trials, tasks), pool.map(healthy, [of_kind[kind] for kind in kinds])
+        trials = [mine | clocked for mine, clocked in zip(found, found, strict=True)]
+        told = dict(zip(kinds, answers, strict=True))
+    faults = [*_FAULTS, *_CLOCKED]
+    titles = ["fault", *(f"{name} ({len(each[faults[0]])})" for (_, name, *_), each in zip(_JOBS, trials, strict=True))]
+    names = [
+        f"{kind} {slower:.0%}" + (f", power ~ f^{exponent:.0f}" if kind.startswith("throttle") else "")
+        for kind, slower, exponent in faults
+    ]
+    said = ", ".join(f"{kind} {wrong} of {asked}" for kind, (wrong, asked) in told.items())
+    pooled = [f"{name}, {slower}" for name, _ in _POOLS for slower in ("10 %", "5 %")]
+    return [
+        *_lines(titles, zip(names, *map(_cells, trials), strict=True)), "",
+        "Their trials pooled: named in 60 s; in which a wrong one was named.", "",
+        *_lines(["faults", *titles[1:]], zip(pooled, *map(_pooled, trials), strict=True)), "",
+        "Healthy jobs, asked all the same, wrong names of all answers:", f"{said}.",
+    ]  # fmt: skip
+
+
+def _lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (titles, ["---"] * len(titles), *rows)]

@@ -99,3 +99,13 @@ def test_a_short_baseline_asks_for_a_larger_deviation():
         for kept in (late, np.ones_like(late))
     ]  # fmt: skip
     assert needed[0] > 1.2 * needed[1]
+
+
+@pytest.mark.parametrize("pause_s", [1.0, 2.0, 5.0])
+def test_a_gpu_that_begins_to_write_a_checkpoint_is_not_slow(pause_s):
+    rng = np.random.default_rng(0)
+    time_s = np.arange(SLOW_FROM_S - 100, SLOW_FROM_S + 60, TICK_S)
+    rows = BUSY_W * (1 + rng.normal(0, 0.01, (len(DEVICES), time_s.size)))
+    newest = slice(-1 - int(pause_s / TICK_S), None)
+    rows[:, newest], rows[4, newest] = WAITING_W, WAITING_W / 2
+    assert find_slow_device(DEVICES, time_s, {"power_watts": rows}, SLOW_FROM_S).device is None

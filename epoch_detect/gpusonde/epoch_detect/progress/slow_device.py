@@ -178,13 +178,13 @@ class _Cells:
         # What is low for a moment is where a step waits, which is what tells; for longer it is no training.
         cycle_s = min(cycle_s, 10 * _LEAST_BREAK_S)
         self._leave_out(common < _BREAK * usual, max(_LEAST_BREAK_S, _BREAK_CYCLES * cycle_s))
-        self._leave_out(common < _IDLE * usual, max(_LEAST_IDLE_S, _IDLE_CYCLES * cycle_s))
+        self._leave_out(common < _IDLE * usual, max(_LEAST_IDLE_S, _IDLE_CYCLES * cycle_s), newest=True)
 
-    def _leave_out(self, low: npt.NDArray[np.bool_], least_s: float) -> None:
-        """Leave out low stretches of that length, with their edges."""
+    def _leave_out(self, low: npt.NDArray[np.bool_], least_s: float, *, newest: bool = False) -> None:
+        """Leave out low stretches of that length with their edges; the newest too, if asked, which may yet reach it."""
         edges = np.diff(np.concatenate([[0], low.astype(np.int8), [0]]))
         for first, stop in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
-            if (stop - first) * self.cell_s >= least_s:
+            if (stop - first) * self.cell_s >= least_s or (newest and stop == low.size):
                 self.trains[max(first - _EDGE_CELLS, 0) : stop + _EDGE_CELLS + 1] = False
 
     def _count(self, window_s: float) -> int:
