@@ -226,8 +226,8 @@ def _slow(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
         "`hot` keeps its power, `throttle` loses clocks, `data` waits for input, with `link` all wait alike. Power",
         "alone is given, or utilisation or clocks with it: of the H100 recorded, of others made up; clocks are made",
         "up, with the noise that LoRA's have. What to look for was written down after a look at gpt3, two H100 and",
-        "wrong names in llama2; ssd and the other H100 are held back. Of the nodes of gpt3 60, of llama2",
-        "all and of ssd 2 have the very readings of another one: a fault is put into one of the two.",
+        "wrong names in llama2; ssd and the other H100 were looked at to leave things out only. Of gpt3's nodes 60, of",
+        "llama2 all and of ssd 2 have the very readings of another one: a fault is put into one of the two.",
         "",
         *slow.table([recording for recording, _ in recorded], arguments.processes),
     ]
