@@ -15,6 +15,7 @@ from gpusonde.epoch_detect.progress import (
 )
 from gpusonde.epoch_detect.ticks import measure_seen_seconds
 from gpusonde.errors import TotalEpochsError
+from gpusonde.telemetry import FloatArray
 
 
 def test_means_and_energy_of_each_epoch_are_those_of_its_ticks() -> None:
@@ -245,6 +246,17 @@ def test_an_evaluation_that_was_told_as_an_epoch_is_none() -> None:
     ends = np.append(starts[1:], starts[-1] + 6.0)
     estimate = estimate_end(starts, ends, 40, float(ends[-1]), training_s=trained)
     assert (estimate.epochs_done, estimate.end_s) == (20, pytest.approx(2 * ends[-1], rel=0.01))
+    # Nor does it count against a total that they alone do not reach.
+    assert estimate_end(starts, ends, 22, float(ends[-1]), training_s=trained).epochs_left == 2
+    with pytest.raises(TotalEpochsError, match="20 epochs are over, more than the 19"):
+        estimate_end(starts, ends, 19, float(ends[-1]), training_s=trained)
+
+
+@pytest.mark.parametrize("spans_s", [np.empty((0, 2)), np.array([[100.0, 100.0]])])
+def test_training_that_has_no_length_is_training_of_which_nothing_is_known(spans_s: FloatArray) -> None:
+    starts = np.arange(0.0, 100.0, 10.0)
+    known = estimate_end(starts, starts + 10.0, 40, 100.0)
+    assert estimate_end(starts, starts + 10.0, 40, 100.0, training_s=spans_s) == known
 
 
 def test_the_interval_is_wide_where_the_pace_has_changed_before() -> None:

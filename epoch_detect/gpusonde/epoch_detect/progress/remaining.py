@@ -98,14 +98,14 @@ def estimate_end(
         raise TotalEpochsError(
             f"{done} epochs are over; at least {FEWEST_EPOCHS} are needed to say when the job will be done"
         )
-    if total_epochs < done:
-        raise TotalEpochsError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
-    training = _Training(training_s) if training_s is not None and training_s.size else None
+    training = _Training(training_s) if training_s is not None and np.diff(training_s).any() else None
     if training is not None:
         are_cycles = training.are_cycles(starts_s, ends_s)
         if are_cycles.sum() >= FEWEST_EPOCHS:
             starts_s, ends_s = starts_s[are_cycles], ends_s[are_cycles]
             done = int(starts_s.size) + epochs_before
+    if total_epochs < done:
+        raise TotalEpochsError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
     seen = _SeenCycles.measure(starts_s, ends_s, training)
     unseen, known, first_off = seen.unseen, 1.0, 0.0
     if training is not None and not epochs_before:
@@ -192,7 +192,7 @@ class _Training:
 
     def share(self, starts_s: FloatArray, ends_s: FloatArray) -> float:
         """Share of it that lies in cycles."""
-        return min(float(self.between(starts_s, ends_s).sum() / max(self._before_s[-1], 1e-9)), 1.0)
+        return min(float(self.between(starts_s, ends_s).sum() / self._before_s[-1]), 1.0)
 
     def are_cycles(self, starts_s: FloatArray, ends_s: FloatArray) -> npt.NDArray[np.bool_]:
         """Which stretches that were told as cycles are some, shape (cycles,): an evaluation may look like one."""
