@@ -28,8 +28,8 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def bar(args: argparse.Namespace, what: str, wanted: str, measured: str, *, met: bool) -> None:
-    """Note one bar of the section at work; it gets into the section's first table."""
-    args.bars.append((what, wanted, measured, "yes" if met else "**no**"))
+    """Note one bar of the section at work; it gets into the section's first table. What is ``reported`` has none."""
+    args.bars.append((what, wanted, measured, "-" if wanted == "reported" else "yes" if met else "**no**"))
 
 
 def data_file(args: argparse.Namespace, name: str) -> Path:
@@ -58,7 +58,7 @@ def read_sections(page: Path) -> dict[str, list[str]]:
 
 def write_page(page: Path, head: Sequence[str], sections: dict[str, list[str]]) -> None:
     """Write head, the bars that are not met, and the sections."""
-    bars = [row for lines in sections.values() for row in _bar_rows(lines)]
+    bars = [row for lines in sections.values() for row in _bar_rows(lines) if row[-1] != "-"]
     text = [*head, ""]
     if bars:
         missed = [row for row in bars if row[-1] != "yes"]

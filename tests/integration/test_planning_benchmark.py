@@ -53,7 +53,11 @@ def test_a_section_measured_anew_replaces_its_own_lines_only(tmp_path, monkeypat
     from page import BAR_COLUMNS, read_sections, table, write_page
 
     page = tmp_path / "planning.md"
-    rows = [("curves", "<= 5.5 %", "5.4 %", "yes"), ("ratio", "<= 1.05", "1.2", "**no**")]
+    rows = [
+        ("curves", "<= 5.5 %", "5.4 %", "yes"),
+        ("ratio", "<= 1.05", "1.2", "**no**"),
+        ("more", "reported", "7", "-"),
+    ]
     write_page(
         page, ["# Head"], {"compute": ["## Compute", "", *table(BAR_COLUMNS, rows)], "exact": ["## Exact", "old"]}
     )

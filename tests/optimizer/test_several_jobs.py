@@ -176,6 +176,19 @@ def test_micro_batches_are_for_the_job_that_has_no_other_plan():
     assert found.jobs[0].plan.mode.accumulation_steps > 1
 
 
+def test_looking_for_jobs_without_a_plan_of_their_own_takes_no_longer_than_one_search(monkeypatch):
+    asked_s = []
+
+    def solve_alone(*arguments, time_limit_s, **more):
+        asked_s.append(time_limit_s)
+        return solve(*arguments, time_limit_s=time_limit_s, **more)
+
+    monkeypatch.setattr(several_jobs, "solve", solve_alone)
+    spare = tuple(StepMode(number) for number in (1, 2))
+    solve_jobs([job(name, offer(quota=1), spare_modes=spare) for name in "abc"], time_limit_s=6.0, explain=False)
+    assert asked_s.count(2.0) == 3
+
+
 def test_what_jobs_disagree_about_is_named():
     with pytest.raises(ProblemError, match="its quota is 4 in a and 5 in b: write the same"):
         solve_jobs([job("a", offer()), job("b", offer(quota=5))])

@@ -134,7 +134,8 @@ def solve_jobs(
         jobs: The jobs, each with its own deadline and budget; their objectives do not count.
         objective: ``COST`` of all together, or ``TIME`` until the last one ends.
         budget_usd: Most that all may cost together on average; None for no limit.
-        time_limit_s: After this time the best plans so far are returned. Explanations get as much again at most.
+        time_limit_s: After this time the best plans so far are returned. Explanations get as much again at most, and so
+            do the search for jobs without a plan of their own and every search with their spare modes.
         explain: Say what giving way at the limits buys, which takes some more searches.
         clock: Seconds, never going back.
 
@@ -156,7 +157,9 @@ def solve_jobs(
     for is_of_all in (False, True):
         if found.status is not Status.INFEASIBLE:
             break
-        needed = [job.problem.spare_modes and (is_of_all or _has_no_plan(job, time_limit_s)) for job in shared]
+        needed = [
+            job.problem.spare_modes and (is_of_all or _has_no_plan(job, time_limit_s / len(jobs))) for job in shared
+        ]
         if any(needed):
             shared = [
                 replace(job, problem=with_spare_modes(job.problem)) if is_so else job
