@@ -100,6 +100,7 @@ def test_a_pattern_that_no_shell_took_apart_means_its_files(
     ("durations_s", "said"),
     [
         (20.0 * 1.012 ** np.arange(14), "each takes 1.2"),
+        (30.0 * 0.988 ** np.arange(14), "% less than the one before (95 % interval 1."),
         ([20.0] * 6 + [30.0] + [20.0] * 6, "7 alone took 30.0 s, 1.5 times the usual"),
     ],
 )

@@ -371,10 +371,11 @@ def _render_trend(screen: Screen, trend: TrendPayload, noun: str, table: Sequenc
     since = trend["change_points"][-1]["epoch"] if trend["change_points"] else 2
     surely = low if low > 0 else min(high, 0.0)
     if abs((1 + surely) ** (len(durations_s) - since) - 1) >= _LEAST_DRIFT:
+        least, most = sorted((abs(low), abs(high)))
         screen.line(
             f"since {noun} {since} each takes {formatting.percent(abs(trend['change_per_epoch']), 2)} "
             f"{'longer' if surely > 0 else 'less'} than the one before "
-            f"(95 % interval {formatting.percent(low, 2)} to {formatting.percent(high, 2)}); "
+            f"(95 % interval {formatting.percent(least, 2)} to {formatting.percent(most, 2)}); "
             f"median {formatting.seconds(trend['recent_s'])}"
         )
     elif not trend["change_points"]:
