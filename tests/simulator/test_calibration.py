@@ -15,6 +15,7 @@ from gpusonde.optimizer.documents.problem import ProblemDocument, parse_problem
 from gpusonde.optimizer.problem import Group, Objective, Plan
 from gpusonde.optimizer.solution import rank
 from gpusonde.optimizer.solve import solve
+from gpusonde.optimizer.step_times import DEFAULT_MODEL_SPREAD
 from gpusonde.simulator.calibration import TimedIteration, calibrate
 from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve, CurveOrigin
@@ -150,6 +151,22 @@ def test_two_iterations_are_enough_for_a_wide_answer_and_more_narrow_it() -> Non
     ]
     assert few.shared_sd_s / few.mean_s > 0.1 > many.shared_sd_s / many.mean_s
     assert abs(few.mean_s - uneven(8, 2, 32).seconds) < 2 * few.shared_sd_s
+
+
+def test_what_was_timed_on_one_gpu_takes_no_doubt_from_another_in_the_same_plan() -> None:
+    document = deepcopy(DOCUMENT)
+    document["job"]["curves"][0]["iterations"] = [to_plain(row) for row in TIMED]
+    probes = [{"batch_size": batch, "total_s": 0.02 + 0.002 * batch} for batch in (8, 32, 128)]
+    document["job"]["curves"].append({"device": "V100-SXM2-16GB", "probes": probes})
+    other = {"name": "v4", "device": "V100-SXM2-16GB"}
+    document["offers"] = [{**document["offers"][0], **each, "network_bytes_per_second": 5e9} for each in ({}, other)]
+    steps = parse_problem(document, GPUS, OFFERS).step_times()
+    timed, both, probed = [
+        steps.estimate(Plan(tuple(Group(name, 1, 32) for name in names)))
+        for names in (("g4",), ("g4", "v4"), ("v4",))
+    ]  # fmt: skip
+    assert timed.shared_sd_s / timed.mean_s < 0.08
+    assert min(each.shared_sd_s / each.mean_s for each in (both, probed)) >= DEFAULT_MODEL_SPREAD
 
 
 @pytest.mark.parametrize("objective", list(Objective))

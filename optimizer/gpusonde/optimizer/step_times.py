@@ -243,7 +243,7 @@ class SimulatedSteps:
         model_spread: Relative standard deviation of the simulator's own error, shared by all iterations of a run.
             It only widens the margin of a deadline.
         corrections: What timed iterations take beyond the simulated ones, by name of the offer. Of several in a plan
-            the largest counts, as the slowest decides.
+            the largest counts, as the slowest decides, and the largest doubt; what was not timed has no correction.
         mode: How iterations are run.
 
     Raises:
@@ -406,10 +406,10 @@ class SimulatedSteps:
         steady = self._simulator(_SteadyNetwork(network)).estimate(groups)
         placement_variance = max(found.sd_s**2 - steady.sd_s**2, 0.0)
         model_sd_s = max(self._model_spread * found.mean_s, found.uncertainty_s)
-        beyond, left, noise = max(
-            (table.at(group) for group in plan.groups if (table := self._corrections.get(group.offer))),
-            default=(0.0, 1.0, 0.0),
-        )
+        tables = [(self._corrections.get(group.offer), group) for group in plan.groups]
+        corrected = [(0.0, 1.0, 0.0) if each is None else each.at(group) for each, group in tables]
+        beyond, _, noise = max(corrected)
+        left = max(doubt for _, doubt, _ in corrected)
         factor = math.exp(beyond)
         shared_variance = left * (placement_variance + model_sd_s**2) + (noise * found.mean_s) ** 2
         return StepEstimate(
