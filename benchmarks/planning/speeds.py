@@ -1,10 +1,10 @@
 """CPU seconds until a plan is proven, with everything through the iteration simulator, as ``gpusonde plan`` does.
 
 *Mixed* offers have 1 to 4 GPUs, curves and prices of their own and networks of a few rates (``instances.mixed_offers``,
-seeds from 0); a deadline is 1.2 times what the fastest plan needs to keep it. *Catalogue* is every offer of the
-shipped one, for a job of which one run on a T4 is known: 90 epochs of an hour, 12 h, 500 US dollars. It counts until
-the plan is proven, without what binds and what giving way buys; one thread, one run each, by step times that know
-nothing yet.
+seeds from 0); a deadline is 1.2 times what the fastest plan that 30 s of CPU find needs to keep it. *Catalogue* is
+every offer of the shipped one, for a job of which one run on a T4 is known: 90 epochs of an hour, 12 h, 500 US dollars.
+It counts until the plan is proven, without what binds and what giving way buys; one thread, one run each, by step times
+that know nothing yet.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gpusonde.simulator.parallel import ParallelPredictor, Placement
 _SEEDS, _QUICK_SEEDS = range(3), range(1)
 _TIME_LIMIT_S = 20.0
 _DEADLINE = 1.2
+_FASTEST_LIMIT_S = 30.0
 
 
 Posed = Callable[[], tuple[Problem, StepTimes]]
@@ -64,7 +65,11 @@ def section(args: argparse.Namespace) -> list[str]:
         "plans simulated: median / most",
         "largest gap",
     ]
-    words = f"Through the simulator, {_TIME_LIMIT_S:.0f} s of CPU allowed."
+    words = (
+        f"Through the simulator, {_TIME_LIMIT_S:.0f} s of CPU allowed, and as much again where no plan was found in "
+        f"them; the machine is shared. A deadline is {_DEADLINE} times what the fastest plan needs that a search for "
+        f"time finds in {_FASTEST_LIMIT_S:.0f} s of CPU."
+    )
     return ["## Speed of plans", "", words, "", *table(columns, rows)]
 
 
@@ -91,7 +96,15 @@ def _mixed(count: int, quota: int, batch: int, seed: int, objective: Objective) 
 
 def _with_deadline(seed: int) -> tuple[Problem, StepTimes]:
     problem, steps = _mixed(60, 16, 1024, seed, Objective.COST)
-    fastest = solve(replace(problem, objective=Objective.TIME), steps, tolerance=0.02, explain=False)
+    # By CPU time: with that of the clock, other work on the machine would draw another deadline.
+    fastest = solve(
+        replace(problem, objective=Objective.TIME),
+        steps,
+        tolerance=0.02,
+        time_limit_s=_FASTEST_LIMIT_S,
+        explain=False,
+        clock=time.process_time,
+    )
     assert fastest.estimate is not None
     problem = replace(problem, deadline_s=_DEADLINE * fastest.estimate.time_at_confidence_s)
     return problem, _mixed(60, 16, 1024, seed, Objective.COST)[1]
