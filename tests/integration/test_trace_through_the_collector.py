@@ -18,6 +18,7 @@ from support.collector_process import (
     wait_for_summaries,
 )
 from support.json_keys import mismatches
+from support.problem_documents import small_problem
 
 from gpusonde.cli.commands.daemons import AgentPayload
 from gpusonde.cli.commands.epochs import EpochsPayload
@@ -158,6 +159,28 @@ def test_a_run_is_planned_by_the_collector_as_its_trace_is_here(
     assert "--total-epochs" in here["notes"][0]
     assert there["notes"][0] == f"{taken}, which its metrics do not tell"
     assert there["notes"][1] == here["notes"][1]
+
+
+def test_a_watched_run_that_ended_early_is_told_with_what_is_left_and_the_watch_ends(
+    collector: CollectorProcess, run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The 12 epochs of the bundled trace, of 40 and of 12.
+    job = small_problem(iterations=None, epochs=40, samples_per_epoch=256 * 10, deadline_s=1e6)
+    path = tmp_path / "job.json"
+    watch = ("monitor", str(path), "--run", run["run_id"], "--collector", collector.address)
+    path.write_text(json.dumps(job))
+    for plan in (["--group", "t4=4@64"], []):
+        assert main([*watch, *plan]) == 0
+        told = capsys.readouterr().out
+        assert told.count("with 12 of 40 epochs seen") == 1
+        assert "in all $" in told
+        found = ask(*watch, *plan)["recommendations"][-1]
+        assert (found["kind"], found["remaining_iterations"]) == ("run" if plan else "launch", 280)
+        assert "may have been missed" not in found["why"]
+    path.write_text(json.dumps(job | {"epochs": 13}))
+    assert "if the job is done, end its machines" in ask(*watch)["recommendations"][-1]["why"]
+    path.write_text(json.dumps(job | {"epochs": 12}))
+    assert [row["kind"] for row in ask(*watch)["recommendations"]] == ["done"]
 
 
 def test_a_run_gives_the_same_problem_file_here_and_through_the_collector(

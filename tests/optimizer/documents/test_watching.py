@@ -49,6 +49,41 @@ def test_epochs_say_nothing_without_their_size():
         take_report(watch(), {"epoch_ends_s": [25.0]})
 
 
+def test_a_run_that_ended_early_is_told_and_its_machines_are_used_until_they_are_reported_gone():
+    job = watch(samples_per_epoch=256 * 100)
+    job.recommend(0.0)
+    take_report(job, {"epoch_ends_s": [25.0, 50.0, 75.0, 100.0], "run_ended_s": 110.0})
+    found = job.recommend(300.0)
+    assert found["why"].startswith("the run ended after 110 s with 4 of 200 epochs seen; ")
+    assert (found["kind"], found["launch"], found["plan"]["groups"]) == ("run", [], PLAN["groups"])
+    assert found["completed_iterations"] == 400
+    # Two dollars per hour, whether they train or not.
+    assert found["spent_usd"] == pytest.approx(2.0 * 300 / 3600)
+    assert found["projection"]["end_s"] > 300 + 19_600 * 0.2
+    again = [job.recommend(now_s) for now_s in (301.0, 400.0)]
+    assert {(row["kind"], row["why"]) for row in again} == {("run", found["why"])}
+    take_report(job, {"elapsed_s": 330.0})
+    found = job.recommend(330.0)
+    assert (found["kind"], found["launch"]) == ("launch", [{"offer": "t4", "machines": 4}])
+    assert "ended" not in found["why"]
+
+
+def test_the_end_of_a_run_that_did_all_is_the_end_of_the_job():
+    job = watch(samples_per_epoch=256 * 10_000)
+    take_report(job, {"epoch_ends_s": [2500.0, 5000.0], "run_ended_s": 5001.0})
+    found = job.recommend(5002.0)
+    assert (found["kind"], found["end"]) == ("done", [{"offer": "t4", "machines": 4}])
+    assert "ended" not in found["why"]
+
+
+def test_what_is_spent_goes_on_while_a_launch_stands():
+    job = watch({"spent_usd": 1.0})
+    take_report(job, {"elapsed_s": 0.0, "machines": [{"offer": "t4", "machines": 2}]})
+    found = [job.recommend(now_s) for now_s in (0.0, 5.0, 10.0, 300.0)]
+    assert {row["kind"] for row in found} == {"launch"}
+    assert [row["spent_usd"] for row in found] == pytest.approx([1.0 + row["at_s"] / 3600 for row in found])
+
+
 def test_machines_that_their_owner_ended_are_no_preemption():
     job = watch()
     job.recommend(0.0)

@@ -458,7 +458,8 @@ class MonitorPayload(TypedDict):
 def add_monitor_options(parser: Parser) -> None:
     """Declare ``gpusonde monitor``."""
     parser.description = (
-        "Watch a running job and say when another plan is better (docs/planning.md). Progress comes from the epochs of "
+        "Watch a running job and say when another plan is better (docs/planning.md), until it is done or its run has "
+        "ended. Progress comes from the epochs of "
         "a run that a collector tracks (--run), or from reports (--progress): JSON Lines with elapsed_s and "
         "completed_iterations, or with elapsed_s and plan, preempted or refused when machines change."
     )
@@ -502,11 +503,8 @@ def run_monitor(args: argparse.Namespace) -> int:
         found = (
             _of_collector(args, problem, start, machines) if args.collector else _here(args, problem, start, machines)
         )
-        for recommendation in found:
-            if args.plot is not None:
-                watched.append(recommendation)
-            if kept and not is_news(kept[-1], recommendation):
-                continue
+
+        def tell(recommendation: dict[str, Any]) -> None:
             del kept[: len(kept) + 1 - _MOST_KEPT]
             kept.append(recommendation)
             if not args.json:
@@ -514,6 +512,16 @@ def run_monitor(args: argparse.Namespace) -> int:
             if out is not None:
                 out.write(to_json(recommendation) + "\n")
                 out.flush()
+
+        recommendation: dict[str, Any] | None = None
+        for recommendation in found:
+            if args.plot is not None:
+                watched.append(recommendation)
+            if not kept or is_news(kept[-1], recommendation):
+                tell(recommendation)
+        if args.run is not None and recommendation is not None and recommendation["why"] != kept[-1]["why"]:
+            # The watch ends because the run has, which may be all that is new.
+            tell(recommendation)
     if args.plot is not None:
         _draw_watch(args.plot, problem, [{"elapsed_s": 0.0, **start}, *machines], watched)
         if not args.json:

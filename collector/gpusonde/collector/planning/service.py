@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.messages import enum_text, fill
 from gpusonde.collector.planning.processes import PlanningProcesses, RunProblems
-from gpusonde.collector.planning.watch import WatchStream
+from gpusonde.collector.planning.watch import RunEpochs, WatchStream
 from gpusonde.collector.planning.wire import abort, pack_question, raise_errors, refusal_reason
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
@@ -116,7 +116,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
             start = await self._start(requests)
             await self._check(context, start)
             if start.run_id:
-                await self._epoch_ends(start.run_id)
+                await self._epochs_of(start.run_id)
             identity = self._guard.identify(context)
 
             def may_go_on() -> None:
@@ -128,7 +128,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
                 await context.write(response)
 
             async with self._processes.watch() as ask:
-                watch = WatchStream(start, ask, self._epoch_ends, self._config)
+                watch = WatchStream(start, ask, self._epochs_of, self._config)
                 await self._unless_draining(watch.run(requests, send, may_go_on))
         except Exception as error:  # the client must get a status whatever happened
             await self._abort(context, error)
@@ -157,11 +157,12 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
             task.cancel()
             draining.cancel()
 
-    async def _epoch_ends(self, run_id: str) -> list[float]:
-        def read() -> list[float]:
+    async def _epochs_of(self, run_id: str) -> RunEpochs:
+        def read() -> RunEpochs:
+            # The run before its epochs: of one that has ended all of them are there.
             run = find_run(self._results, run_id)
             standing = (epoch for epoch in self._results.epochs(run.run_id) if epoch.stands)
-            return [epoch.end_unix_nano / 1e9 for epoch in standing]
+            return RunEpochs([epoch.end_unix_nano / 1e9 for epoch in standing], run.ended * run.end_unix_nano / 1e9)
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -27,8 +27,17 @@ _LEAST_PAUSE_S = 0.02
 
 # A question of ``wire`` -> its answer.
 Ask = Callable[[bytes], Awaitable[dict[str, Any]]]
-# Run id -> when each of its epochs ended, Unix seconds.
-EpochEnds = Callable[[str], Awaitable[Sequence[float]]]
+
+
+class RunEpochs(NamedTuple):
+    """When the epochs of a run ended, and when the run did, 0 while it goes on; Unix seconds."""
+
+    ends_unix_s: Sequence[float]
+    ended_unix_s: float
+
+
+# By the run's id.
+EpochsOf = Callable[[str], Awaitable[RunEpochs]]
 Requests = AsyncIterator[planning_pb2.WatchJobRequest]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 # A report, what was wrong with one, or None after the last one.
@@ -41,7 +50,7 @@ class WatchStream:
     Args:
         start: The first request.
         ask: Asks the process that holds the job's controller.
-        epoch_ends: Looks epochs up.
+        epochs_of: Looks epochs up.
         config: How to watch, at the time of each look.
         clock: Monotonic seconds.
         wall_clock: Unix time in seconds.
@@ -51,7 +60,7 @@ class WatchStream:
         self,
         start: planning_pb2.WatchStart,
         ask: Ask,
-        epoch_ends: EpochEnds,
+        epochs_of: EpochsOf,
         config: Callable[[], PlanningConfig],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -59,7 +68,8 @@ class WatchStream:
     ) -> None:
         self._start = start
         self._ask = ask
-        self._epoch_ends = epoch_ends
+        self._epochs_of = epochs_of
+        self._run_tells = bool(start.run_id)
         self._config = config
         self._clock = clock
         # What the job's clock showed, and when that was.
@@ -110,14 +120,15 @@ class WatchStream:
                     # Reports may come faster than time passes, from a record of it.
                     is_due |= item.HasField("machines")
                     is_due |= elapsed_s >= looked_s + self._config().watch_interval_s
-            is_over = has_ended and not self._start.run_id
-            if not (is_due or is_over):
+            if not (is_due or (has_ended and not self._run_tells)):
                 continue
             may_go_on()
             now_s = self._now_s()
             recommendation = await self._look(pending, now_s)
             pending, looked_s, due_s = [], now_s, self._clock() + self._config().watch_interval_s
             await send(recommendation)
+            # Of a run that has ended this look may have heard.
+            is_over = has_ended and not self._run_tells
             if is_over or recommendation["kind"] == "done":
                 if coming is not None:
                     coming.cancel()
@@ -126,10 +137,14 @@ class WatchStream:
 
     async def _look(self, reports: list[planning_pb2.WatchJobRequest], now_s: float) -> dict[str, Any]:
         epochs = []
-        if self._start.run_id:
-            ends = sorted(end_s - self._job_start_unix_s for end_s in await self._epoch_ends(self._start.run_id))
+        if self._run_tells:
+            ends_unix_s, ended_unix_s = await self._epochs_of(self._start.run_id)
+            ends = sorted(end_s - self._job_start_unix_s for end_s in ends_unix_s)
             latest = ends[-_MOST_EPOCHS:]
             epochs = [{"epoch_ends_s": latest, "older_epochs": len(ends) - len(latest)}]
+            if ended_unix_s:
+                epochs[0]["run_ended_s"] = ended_unix_s - self._job_start_unix_s
+                self._run_tells = False
         question = pack_question({"kind": "watch", "reports": epochs, "now_s": now_s}, reports=reports)
         answer = raise_errors(await self._ask(question))
         found: dict[str, Any] = answer["recommendation"]

@@ -174,6 +174,11 @@ class Controller:
         return self._running[0] if self._running else None
 
     @property
+    def completed(self) -> float:
+        """Iterations done, as far as is known; a change of machines leaves them."""
+        return self._completed
+
+    @property
     def searches(self) -> int:
         """How often a plan was searched for."""
         return self._finder.solved

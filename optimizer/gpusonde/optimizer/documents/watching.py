@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from gpusonde.documents import ListOf, Number, Whole, parse, parse_json, to_plain
 from gpusonde.errors import DocumentError, ProblemError
-from gpusonde.formatting import dollars, duration, percent
+from gpusonde.formatting import count, dollars, duration, percent
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.fleet import Machine, Notice, NoticeKind, ReportedCloud
 from gpusonde.optimizer.documents.problem import (
@@ -138,6 +138,8 @@ def _with_notes(solution: Solution, document: ProblemDocument) -> dict[str, Any]
 MOST_EPOCHS = 512
 _SEARCH_S = 3.0
 _TOLERANCE = 1e-3
+# Of an epoch that was still going on when its run ended the end is not told, and the first may be taken for a start.
+_MOST_MISSED = 2.5
 
 
 class JobWatch:
@@ -165,7 +167,7 @@ class JobWatch:
         self._controller = Controller(document.problem, document.step_times(), self._cloud, _solve, document.options)
         self._controller.fleet.spent_usd = spent_usd
         self._before = completed_iterations
-        self._completed = completed_iterations
+        self._ending = ""
         self._standing: dict[str, Any] | None = None
         self._machines: dict[str, Machine] = {}
         self._launched: Counter[str] = Counter()
@@ -199,6 +201,25 @@ class JobWatch:
         before = self._before + older * self._per_epoch
         self._controller.observe_epochs(ends_s[-MOST_EPOCHS:], self._per_epoch, before)
 
+    def run_ended(self, ended_s: float) -> None:
+        """Take note that the run is over whose epochs were taken; its machines are there until they are reported gone.
+
+        Args:
+            ended_s: When it ended.
+        """
+        controller = self._controller
+        if self._per_epoch is None or controller.completed >= self.problem.iterations:
+            return
+        total = self.problem.iterations / self._per_epoch
+        done = controller.completed / self._per_epoch
+        self._ending = (
+            f"the run ended after {duration(ended_s)} with {done:.0f} of {count(round(total), 'epoch')} seen; "
+        )
+        if total - done < _MOST_MISSED:
+            self._ending += "the last may have been missed: if the job is done, end its machines; "
+        self._standing = None
+        controller.detach()
+
     def machines(
         self,
         plan: Plan | None,
@@ -225,6 +246,7 @@ class JobWatch:
         fleet = self._controller.fleet
         fleet.update(now_s)
         self._standing = None
+        self._ending = ""
         wanted = {group.offer: group.machines for group in plan.groups} if plan else {}
         for offer, machines in (rented or {}).items():
             wanted[offer] = max(machines, wanted.get(offer, 0))
@@ -271,16 +293,22 @@ class JobWatch:
         if standing is not None and now_s < standing["at_s"] + self._controller.options.review_s:
             return self._still(standing, now_s)
         decision = self._controller.step(now_s)
+        if self._ending and decision.kind is DecisionKind.LAUNCH and not decision.recommendation.launch:
+            # All machines are there: what is to be done is to run the job on them.
+            decision = self._controller.step(now_s)
+            self._controller.detach()
         if standing is not None and decision.kind is DecisionKind.KEEP and not decision.solved:
             # The controller takes what it says once for done or refused; a person may need longer.
             return self._still(standing, now_s)
         found = self._document(decision)
-        self._standing = found if decision.kind is DecisionKind.LAUNCH else None
+        self._standing = found if self._ending or decision.kind is DecisionKind.LAUNCH else None
         return found
 
     def _still(self, standing: dict[str, Any], now_s: float) -> dict[str, Any]:
-        """What was recommended before, with the progress of now."""
-        return {**standing, **self._progress(), "at_s": now_s}
+        """What was recommended before, with the progress and the cost of now."""
+        fleet = self._controller.fleet
+        fleet.update(now_s)
+        return {**standing, **self._progress(), "spent_usd": fleet.spent_usd, "at_s": now_s}
 
     def _for_plan(self, plan: Plan) -> list[str]:
         """Machines that make up a plan."""
@@ -301,17 +329,15 @@ class JobWatch:
             "plan": found.pop("plan"),
             **found,
             **self._progress(),
+            "why": self._ending + decision.recommendation.why,
         }
 
     def _progress(self) -> dict[str, Any]:
-        window, iterations = self._controller.window, self.problem.iterations
-        throughput = window.throughput()
-        # After a change of machines the window is empty, but what is done is done.
-        completed = min(window.completed if len(window) else self._completed, float(iterations))
-        self._completed = completed
+        completed = self._controller.completed
+        throughput = self._controller.window.throughput()
         return {
             "completed_iterations": completed,
-            "remaining_iterations": iterations - completed,
+            "remaining_iterations": self.problem.iterations - completed,
             "throughput": None if throughput is None else to_plain(throughput),
         }
 
@@ -373,6 +399,7 @@ class ReportKeys:
         refused: Machines that were ordered and could not be had.
         epoch_ends_s: When the latest epochs ended, a report of epochs.
         older_epochs: Epochs before these.
+        run_ended_s: When the run of these epochs was over; left out while it goes on.
 
     Raises:
         DocumentError: Neither a time nor epochs.
@@ -387,6 +414,7 @@ class ReportKeys:
     # An epoch may have ended before the job's clock began, where that was not set exactly.
     epoch_ends_s: Annotated[tuple[float, ...], ListOf(MOST_EPOCHS, element=Number(above=-_LATEST_S))] | None = None
     older_epochs: Annotated[int, Whole(least=0, most=1 << 31)] = 0
+    run_ended_s: Annotated[float, Number(above=-_LATEST_S)] | None = None
 
     def __post_init__(self) -> None:
         if self.elapsed_s is None and self.epoch_ends_s is None:
@@ -420,6 +448,8 @@ def take_report(watch: JobWatch, values: Any, path: str = "") -> float | None:
     keys = parse(ReportKeys, values, path)
     if keys.epoch_ends_s is not None or keys.elapsed_s is None:
         watch.epochs(keys.epoch_ends_s or (), keys.older_epochs)
+        if keys.run_ended_s is not None:
+            watch.run_ended(keys.run_ended_s)
         return None
     if keys.completed_iterations is not None:
         watch.progress(keys.elapsed_s, keys.completed_iterations)
