@@ -54,8 +54,10 @@ def section(args: argparse.Namespace) -> list[str]:
         proven = sum(solution.proof.complete for _, solution in found)
         said = f"median {np.median(cpu_s):.2f} s, longest {max(cpu_s):.2f} s, {proven} of {len(found)} proven"
         explored = [solution.explored for _, solution in found]
-        gap = max(solution.proof.gap or 0.0 for _, solution in found)
-        rows.append([kind.name, len(found), f"{np.median(explored):,.0f} / {max(explored):,}", percent(gap)])
+        gaps = [solution.proof.gap for _, solution in found]
+        known = [gap for gap in gaps if gap is not None]
+        largest = percent(max(known)) if len(known) == len(gaps) else f"{len(gaps) - len(known)} not known"
+        rows.append([kind.name, len(found), f"{np.median(explored):,.0f} / {max(explored):,}", largest])
         wanted = "reported" if kind.most_cpu_s is None else f"median <= {kind.most_cpu_s:g} s of CPU, all proven"
         met = kind.most_cpu_s is None or (float(np.median(cpu_s)) <= kind.most_cpu_s and proven == len(found))
         bar(args, kind.name, wanted, said, met=met)
