@@ -150,7 +150,7 @@ def test_nine_of_ten_ends_lie_in_their_interval_though_the_pace_drifts() -> None
     for _ in range(300):
         durations = np.concatenate([[50.0], rng.normal(30.0, 0.6, 39)])
         done = int(rng.integers(5, 35))
-        durations[done:] *= rng.normal(1.0, 0.03)
+        durations[done:] *= rng.normal(1.0, 0.05)
         ends = np.cumsum(durations)
         starts = np.concatenate([[0.0], ends[:-1]])
         estimate = estimate_end(starts[:done], ends[:done], 40, float(ends[done - 1]))
@@ -211,7 +211,7 @@ def test_what_it_trained_right_before_the_first_epoch_that_was_seen_is_epochs_to
     assert (estimate.epochs_done, estimate.end_s) == (done, pytest.approx(first_s + 100 + 10 * (30 - done)))
     # It may have been a start.
     other = estimate_end(starts, starts + 10.0, 30, first_s + 100)
-    assert estimate.end_high_s - estimate.end_low_s > 1.2 * (other.end_high_s - other.end_low_s)
+    assert estimate.end_high_s - estimate.end_low_s > 1.1 * (other.end_high_s - other.end_low_s)
 
 
 def test_what_looked_like_training_before_a_rest_was_a_start_and_no_epochs() -> None:

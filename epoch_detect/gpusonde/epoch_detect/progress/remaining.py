@@ -37,7 +37,7 @@ _TWICE = 1.3  # cycles that it trained until the first one ended: they may be tw
 # Standard deviations beyond the scatter of cycles. Of the time left: slow drift; what longer cycles took without a
 # rhythm; the square of what was trained outside of known cycles. Of a cycle: where boundaries are placed; one that was
 # not seen; whether the first was one. Of cycles that were not seen before the first: their number.
-_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.03, 0.3, 0.5, 0.2, 0.7, 0.6, 0.5
+_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.05, 0.3, 0.5, 0.2, 0.7, 0.6, 0.5
 _LOST = 1.0  # of a cycle, that it has not trained at a time: less, and what it usually does, is part of its cycles
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
