@@ -15,6 +15,7 @@ search out of time) stay private to their modules.
     │   └── UnknownGpuError
     ├── UnknownMetricError          names that the metric catalogue lacks
     ├── TotalEpochsError            how many epochs a job is said to have
+    │   └── TotalPassedError
     ├── TraceError                  traces and trace files
     │   └── TraceFormatError
     ├── SourceError                 where an agent samples, and who tells it of jobs
@@ -179,6 +180,10 @@ class TraceFormatError(TraceError):
 
 class TotalEpochsError(GpusondeError, ValueError):
     """A total number of epochs that the run has gone beyond, or too few epochs are known to say anything."""
+
+
+class TotalPassedError(TotalEpochsError):
+    """A total number of epochs that the run has gone beyond."""
 
 
 class UnknownMetricError(GpusondeError, KeyError):

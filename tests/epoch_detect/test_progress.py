@@ -14,7 +14,7 @@ from gpusonde.epoch_detect.progress import (
     time_shares,
 )
 from gpusonde.epoch_detect.ticks import measure_seen_seconds
-from gpusonde.errors import TotalEpochsError
+from gpusonde.errors import TotalEpochsError, TotalPassedError
 from gpusonde.telemetry import FloatArray
 
 
@@ -248,7 +248,7 @@ def test_an_evaluation_that_was_told_as_an_epoch_is_none() -> None:
     assert (estimate.epochs_done, estimate.end_s) == (20, pytest.approx(2 * ends[-1], rel=0.01))
     # Nor does it count against a total that they alone do not reach.
     assert estimate_end(starts, ends, 22, float(ends[-1]), training_s=trained).epochs_left == 2
-    with pytest.raises(TotalEpochsError, match="20 epochs are over, more than the 19"):
+    with pytest.raises(TotalPassedError, match="20 epochs are over, more than the 19"):
         estimate_end(starts, ends, 19, float(ends[-1]), training_s=trained)
 
 
@@ -276,6 +276,23 @@ def test_no_end_is_told_where_the_epochs_that_were_seen_are_a_third_of_the_train
     starts = np.arange(0.0, 100.0, 10.0)
     with pytest.raises(TotalEpochsError, match="only 33% of what it has trained"):
         estimate_end(starts, starts + 10.0, 40, trained_s[1], training_s=np.array([trained_s]))
+
+
+@pytest.mark.parametrize("known_from_s", [0.0, 60.0, 280.0, 395.0, 400.0])
+def test_epochs_from_before_anything_is_known_of_its_states_are_training_that_was_seen(known_from_s: float) -> None:
+    starts = np.arange(0.0, 400.0, 10.0)
+    estimate = estimate_end(starts, starts + 10.0, 80, 405.0, training_s=np.array([[known_from_s, 405.0]]))
+    assert (estimate.epochs_done, estimate.end_s) == (40, pytest.approx(800.0))
+
+
+def test_a_total_between_the_epochs_and_what_was_told_as_some_is_not_said_to_be_passed() -> None:
+    trained = np.array([[10.0 * i + 6.0 * (i // 4), 10.0 * i + 6.0 * (i // 4) + 10.0] for i in range(20)])
+    starts = np.sort(np.append(trained[:, 0], trained[3::4, 1]))
+    ends = np.append(starts[1:], starts[-1] + 6.0)
+    much = np.append(trained, [[1000.0, 2000.0]], axis=0)
+    with pytest.raises(TotalEpochsError, match="only 17% of what it has trained") as told:
+        estimate_end(starts, ends, 22, 2000.0, training_s=much)
+    assert not isinstance(told.value, TotalPassedError)
 
 
 def test_earlier_runs_bound_the_end_of_one_that_goes_on() -> None:

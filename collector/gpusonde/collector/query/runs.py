@@ -27,13 +27,12 @@ from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.epoch_detect import told_role
 from gpusonde.epoch_detect.progress import (
     COVERAGE,
-    FEWEST_EPOCHS,
     EndEstimate,
     JobState,
     duration_trend,
     estimate_end,
 )
-from gpusonde.errors import RequestError, TotalEpochsError
+from gpusonde.errors import RequestError, TotalEpochsError, TotalPassedError
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import FloatArray
 
@@ -467,14 +466,14 @@ def _estimate(
         estimate = estimate_end(
             starts_s, ends_s, total_epochs, now_s, training_s=training_s if training_s.size else None
         )
-    except TotalEpochsError as error:
-        if len(epochs) < FEWEST_EPOCHS or len(epochs) <= total_epochs:
-            response.estimate_reason = str(error)
-            return
+    except TotalPassedError as error:
         raise RequestError(
             "INVALID_ARGUMENT",
             f"field 'total_epochs': {error}; give the number with which the job was started, or leave it out",
         ) from None
+    except TotalEpochsError as error:
+        response.estimate_reason = str(error)
+        return
     response.estimate.CopyFrom(end_estimate(estimate, origin, "total_epochs"))
 
 

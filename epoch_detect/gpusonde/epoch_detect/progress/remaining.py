@@ -18,7 +18,7 @@ from scipy.special import ndtri, stdtrit
 
 from gpusonde import formatting
 from gpusonde.epoch_detect.progress.changes import duration_trend
-from gpusonde.errors import TotalEpochsError
+from gpusonde.errors import TotalEpochsError, TotalPassedError
 from gpusonde.telemetry import FloatArray
 
 COVERAGE = 0.9
@@ -90,8 +90,9 @@ def estimate_end(
         epochs_before: Epochs before the first one given.
 
     Raises:
-        TotalEpochsError: More epochs are over than there are to be, or fewer than three are, or those that were seen
-            are less than two fifths of what it has trained.
+        TotalPassedError: More epochs are over than there are to be.
+        TotalEpochsError: Fewer than three are over, or those that were seen are less than two fifths of what it has
+            trained.
     """
     done = int(starts_s.size) + epochs_before
     if starts_s.size < FEWEST_EPOCHS:
@@ -105,7 +106,7 @@ def estimate_end(
             starts_s, ends_s = starts_s[are_cycles], ends_s[are_cycles]
             done = int(starts_s.size) + epochs_before
     if total_epochs < done:
-        raise TotalEpochsError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
+        raise TotalPassedError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
     seen = _SeenCycles.measure(starts_s, ends_s, training)
     unseen, known, first_off = seen.unseen, 1.0, 0.0
     if training is not None and not epochs_before:
@@ -191,8 +192,11 @@ class _Training:
         return self.until(ends_s) - self.until(begins_s)
 
     def share(self, starts_s: FloatArray, ends_s: FloatArray) -> float:
-        """Share of it that lies in cycles."""
-        return min(float(self.between(starts_s, ends_s).sum() / self._before_s[-1]), 1.0)
+        """Share of it that lies in cycles; those before anything is known of it trained all the time."""
+        begin_s = float(self._spans_s[0, 0])
+        before_s = float((np.minimum(ends_s, begin_s) - np.minimum(starts_s, begin_s)).sum())
+        inside_s = before_s + float(self.between(starts_s, ends_s).sum())
+        return min(inside_s / (before_s + float(self._before_s[-1])), 1.0)
 
     def are_cycles(self, starts_s: FloatArray, ends_s: FloatArray) -> npt.NDArray[np.bool_]:
         """Which stretches that were told as cycles are some, shape (cycles,): an evaluation may look like one."""
