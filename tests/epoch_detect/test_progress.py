@@ -192,6 +192,14 @@ def test_a_gap_is_epochs_that_were_not_seen_or_a_pause(trained_s: list[list[floa
     assert estimate.epochs_done == done
 
 
+def test_epochs_in_a_gap_are_counted_by_what_one_trains() -> None:
+    # Each trains for 16 s of 20; between the sixth and the eighth, which were told, it began anew, which took 24 s.
+    starts = np.append(np.arange(7) * 20.0, np.arange(8, 16) * 20.0 + 24.0)
+    trained = np.array([[start, start + 16.0] for start in np.sort(np.append(starts, 7 * 20.0 + 24.0))])
+    estimate = estimate_end(starts, starts + 20.0, 24, 344.0, training_s=trained)
+    assert estimate.epochs_done == 16
+
+
 @pytest.mark.parametrize(
     ("rests_s", "later_s"), [([], 0.0), ([(105, 107), (118, 121), (130, 134)], 0.0), ([(105, 131)], 26.0)]
 )

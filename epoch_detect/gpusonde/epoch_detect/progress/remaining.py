@@ -30,6 +30,7 @@ _EVEN = 0.6  # of the distances between longer cycles, that are alike where thes
 _NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is cycles that were not seen
 _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
 _RESTS = 0.4  # of what a cycle usually trains: less, and it is something else, unless it takes as long as they do
+_LEAST_TRAINED = 0.3  # of a cycle, that it is taken to train at least
 _AS_LONG = 0.03  # of the usual duration
 _LEAST_KNOWN = 0.4  # of what it has trained, in cycles that were seen
 _LOST_BEFORE = 0.25  # of a cycle: what trained and rested for longer before the first one was a start, not cycles
@@ -253,8 +254,9 @@ class _SeenCycles:
         gaps = np.append(starts_s[1:] - ends_s[:-1], 0.0) / usual
         if training is not None:
             trained = np.append(training.between(ends_s[:-1], starts_s[1:]), 0.0) / usual
-            # A gap of which the half was no training is a pause.
-            missed = np.where(trained > 0.5 * gaps, np.round(trained), 0.0)
+            # What it trained in a gap are as many cycles as usually train for so long, if they fit into it.
+            in_one = np.median(training.between(starts_s, ends_s)) / usual
+            missed = np.minimum(np.round(trained / max(in_one, _LEAST_TRAINED)), np.round(gaps))
         else:
             whole = np.round(gaps)
             missed = np.where(np.abs(gaps - whole) < _NEARLY_WHOLE * np.sqrt(np.maximum(whole, 1)), whole, 0.0)
