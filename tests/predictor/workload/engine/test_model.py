@@ -140,7 +140,7 @@ def test_networks_with_the_same_counts_are_no_measure_of_how_unlike_networks_are
 
 def test_what_is_new_together_widens_an_interval_by_what_each_adds_to_an_own_error_counted_once():
     quantiles = {Newness.FAMILY: Calibration(0.5, 50), Newness.DEVICE: Calibration(0.4, 50)}
-    known = OodScore((), (), False, 1.0, False, "", ())
+    known = OodScore((), 0.0, (), False, 1.0, False, "", ())
     kind = dataclasses.replace(known, unlike_network=("of another kind",))
     device = dataclasses.replace(known, unknown_device=True)
     both = dataclasses.replace(kind, unknown_device=True)
@@ -148,6 +148,18 @@ def test_what_is_new_together_widens_an_interval_by_what_each_adds_to_an_own_err
     widths = [Intervals(0.9, quantiles).half_width(each, own) for each in (known, kind, device, both)]
     assert widths == pytest.approx([0.3, 0.5, 0.4, math.sqrt(0.5**2 + 0.4**2 - 0.3**2)])
     assert Intervals(0.9, quantiles).half_width(both, Calibration(0.6, 50)) == pytest.approx(0.6)
+
+
+def test_the_further_a_network_is_from_all_measured_ones_the_wider_is_the_answer():
+    intervals = Intervals(0.9, {Newness.FAMILY: Calibration(0.5, 50)})
+    near = OodScore((), 0.0, (), False, 1.0, False, "", ())
+    own = Calibration(0.3, 50)
+    widths = [
+        intervals.half_width(dataclasses.replace(near, distance=distance), own) for distance in (0.0, 0.5, 1.0, 3.0)
+    ]
+    assert widths == pytest.approx([0.3, math.sqrt(0.3**2 + 0.25 * (0.5**2 - 0.3**2)), 0.5, 0.5])
+    # Where no kind of network could be left out, nobody knows what it would add.
+    assert Intervals(0.9, {}).half_width(dataclasses.replace(near, distance=0.9), own) == pytest.approx(0.3)
 
 
 def test_a_batch_of_requests_is_answered_as_each_alone(model):

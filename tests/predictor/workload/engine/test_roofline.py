@@ -52,6 +52,14 @@ def test_a_step_is_three_forward_passes_of_a_convolution_and_two_of_the_rest():
     assert counts.classes.tolist() == [OperationClass.CONVOLUTION, OperationClass.ACTIVATION]
 
 
+def test_a_forward_pass_pays_a_third_of_what_a_step_pays_once(catalog):
+    rates = DeviceRates.of(catalog.get("T4"), Precision.FP32)
+    counts = [GraphCounts.of(ONE_CONVOLUTION, only) for only in (False, True)]
+    step, forward = (compute_roofline_parts(each, 16, Cluster("T4"), rates) for each in counts)
+    assert forward[StepPart.FIXED] == pytest.approx(step[StepPart.FIXED] / 3)
+    assert forward[StepPart.LAUNCH] == pytest.approx(step[StepPart.LAUNCH] / 3)
+
+
 def test_the_batch_that_shapes_were_taken_with_does_not_matter():
     def doubled(shape):
         return (2 * shape[0], *shape[1:])

@@ -79,6 +79,24 @@ def test_half_precision_that_comes_out_slower_says_why(shipped):
     assert not any("half precision comes out" in each for each in (*faster.reasons, *single.reasons))
 
 
+@pytest.mark.parametrize("gpu", ["T4", "V100-SXM2-16GB", "A100-SXM4-80GB", "H100-SXM5-80GB"])
+def test_pure_half_precision_is_at_least_as_fast_as_mixed_where_neither_was_measured(shipped, gpu):
+    clusters = [
+        [Cluster(gpu, precision=precision, channels_last=innermost) for precision in (Precision.FP16, Precision.MIXED)]
+        for innermost in (False, True)
+    ]
+    for name, batch in (("resnet50", 256), ("mobilenet_v3_large", 64), ("vit_b_16", 32), ("densenet121", 8)):
+        for each in clusters:
+            half, mixed = shipped.predict([WorkloadRequest(zoo.load(name), batch, cluster) for cluster in each])
+            assert half.seconds <= mixed.seconds * (1 + 1e-9)
+
+
+def test_pure_half_precision_is_answered_as_measured_where_it_was(shipped):
+    cluster = Cluster("A100-SXM4-40GB", precision=Precision.FP16, environment=DGX)
+    (found,) = shipped.predict([WorkloadRequest(zoo.load("resnet50"), 12, cluster)])
+    assert not any("as mixed precision" in each for each in found.reasons)
+
+
 def test_tiny_networks_have_a_floor(shipped):
     tiny = zoo.load_keras("LeNet5", 32)
     answer = shipped.predict([WorkloadRequest(tiny, 16, Cluster("V100-SXM2-16GB", environment="tf2.5-keras/profet"))])[

@@ -98,6 +98,7 @@ class GraphCounts:
         weight_bytes: All trainable parameters.
         parameters: Trainable tensors.
         layers: Convolutions and linear layers.
+        forward_only: Whether the forward pass alone is counted.
     """
 
     classes: npt.NDArray[np.intp]
@@ -116,6 +117,7 @@ class GraphCounts:
     weight_bytes: float
     parameters: int
     layers: int
+    forward_only: bool
 
     @classmethod
     def of(cls, graph: WorkloadGraph, forward_only: bool = False) -> GraphCounts:
@@ -162,6 +164,7 @@ class GraphCounts:
             weight_bytes=0.0 if forward_only else 4.0 * graph.parameter_count,
             parameters=parameters,
             layers=graph.layer_count,
+            forward_only=forward_only,
         )
 
     def flops(self, batch_size: int) -> FloatArray:

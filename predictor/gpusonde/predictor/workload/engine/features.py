@@ -68,6 +68,8 @@ _NETWORK_BYTES_PER_SECOND = 1.25e9
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
 _UNKNOWN_LINK_BYTES_PER_SECOND = 16e9
 _UPDATE_PASSES = 3
+# Of what the host does once in each step, loss, backward pass and update are not in a forward pass.
+_PASSES = 3
 # Depthwise convolutions have a kernel of their own, which computes below the peak.
 _DEPTHWISE_SHARE = 0.5
 _PARTS = {
@@ -189,7 +191,7 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     # One process feeds all devices over its own links, one after the other.
     feeding = devices if cluster.parallelism is Parallelism.DATA_PARALLEL else 1
     parts[StepPart.INPUT] = feeding * batch_size * width * counts.input_bytes / rates.host_bytes
-    parts[StepPart.FIXED] = _FIXED_SECONDS
+    parts[StepPart.FIXED] = _FIXED_SECONDS / (_PASSES if counts.forward_only else 1)
     return np.maximum(parts, _NOTHING)
 
 

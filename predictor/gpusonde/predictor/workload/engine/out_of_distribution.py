@@ -27,6 +27,7 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
     root_mean_square_distances,
 )
 from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_COLUMNS, FeatureTable, add_up_networks
+from gpusonde.predictor.workload.engine.request import Cluster
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -106,6 +107,7 @@ class OodScore:
 
     Attributes:
         unlike_network: How the network is unlike those that were measured.
+        distance: How far the nearest measured network is; 1 is what a new one usually has.
         unlike_cluster: What of the cluster or the batch was never measured, its device and environment aside.
         unknown_device: Its device was never measured.
         device_inflation: Factor, at least 1, by which errors on left-out devices are too small for this one.
@@ -116,6 +118,7 @@ class OodScore:
     """
 
     unlike_network: tuple[str, ...]
+    distance: float
     unlike_cluster: tuple[str, ...]
     unknown_device: bool
     device_inflation: float
@@ -204,6 +207,10 @@ class OutOfDistributionDetector:
             hosts=measure_host_ranges(table.cluster),
         )
 
+    def has_measured(self, cluster: Cluster) -> bool:
+        """Tell whether a cluster's device and precision were measured together in its environment."""
+        return _name_setting(cluster.environment or "", cluster.device, cluster.precision.value) in self.settings
+
     def score(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[OodScore]:
         """Compare requests with what was measured.
 
@@ -211,7 +218,7 @@ class OutOfDistributionDetector:
             table: The requests.
             gpus: The device of each.
         """
-        known: dict[bytes, tuple[tuple[str, ...], tuple[tuple[str, float], ...]]] = {}
+        known: dict[bytes, tuple[tuple[str, ...], float, tuple[tuple[str, float], ...]]] = {}
         seen: dict[str, tuple[bool, float]] = {}
         found = []
         settings = _name_settings(table)
@@ -223,10 +230,11 @@ class OutOfDistributionDetector:
             if gpu.name not in seen:
                 unknown = not self.gpus.seen(gpu)
                 seen[gpu.name] = (unknown, self.gpus.interval_inflation(gpu) if unknown else 1.0)
-            unlike, nearest = known[key]
+            unlike, distance, nearest = known[key]
             found.append(
                 OodScore(
                     unlike_network=unlike,
+                    distance=distance,
                     unlike_cluster=tuple(self._judge_cluster(table, row)),
                     unknown_device=seen[gpu.name][0],
                     device_inflation=seen[gpu.name][1],
@@ -238,7 +246,7 @@ class OutOfDistributionDetector:
             )
         return found
 
-    def _judge_network(self, network: FloatArray) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+    def _judge_network(self, network: FloatArray) -> tuple[tuple[str, ...], float, tuple[tuple[str, float], ...]]:
         points = self.networks
         point = (network - points.center) / points.spread
         distances = root_mean_square_distances(point[None, :], points.points)[0] / points.usual_distance
@@ -261,7 +269,7 @@ class OutOfDistributionDetector:
             elif total < least - math.log(_BEYOND):
                 share = 100 * math.exp(total - least)
                 reasons.append(f"the network has {share:.2g} % of the {name} of the smallest measured")
-        return tuple(reasons), tuple(nearest.items())
+        return tuple(reasons), float(distances.min()), tuple(nearest.items())
 
     def _judge_environment(self, table: FeatureTable, row: int, setting: str) -> str:
         environment = str(table.environment[row])
@@ -295,7 +303,11 @@ class OutOfDistributionDetector:
 
 def _name_settings(table: FeatureTable) -> list[str]:
     columns = (table.environment.tolist(), table.device.tolist(), table.precision.tolist())
-    return [" | ".join(each) for each in zip(*columns, strict=True)]
+    return [_name_setting(*each) for each in zip(*columns, strict=True)]
+
+
+def _name_setting(environment: str, device: str, precision: str) -> str:
+    return f"{environment} | {device} | {precision}"
 
 
 Mask = npt.NDArray[np.bool_]
@@ -340,17 +352,20 @@ class Intervals:
         """
         widths = []
         if ood_score.unlike_network or ood_score.unlike_cluster:
-            widths.append(self._quantile(Newness.FAMILY))
+            widths.append((self._quantile(Newness.FAMILY), 1.0))
+        elif Newness.FAMILY in self.quantiles:
+            # The further a network is from all measured ones, the more it is of a kind of its own.
+            widths.append((self._quantile(Newness.FAMILY), min(ood_score.distance, 1.0)))
         if ood_score.unlike_cluster:
             # What no measurement tells of is as uncertain as the most uncertain of what they do.
-            widths.append(max(self._quantile(each) for each in (Newness.ENVIRONMENT, Newness.DEVICE)))
+            widths.append((max(self._quantile(each) for each in (Newness.ENVIRONMENT, Newness.DEVICE)), 1.0))
         # A device that is left out takes its environment with it: its errors hold those of a new one.
         if ood_score.unknown_device:
-            widths.append(ood_score.device_inflation * self._quantile(Newness.DEVICE))
+            widths.append((ood_score.device_inflation * self._quantile(Newness.DEVICE), 1.0))
         elif ood_score.unknown_environment:
-            widths.append(self._quantile(Newness.ENVIRONMENT))
+            widths.append((self._quantile(Newness.ENVIRONMENT), 1.0))
         own = architecture.quantile
-        added = sum(max(width**2 - own**2, 0.0) for width in widths)
+        added = sum(share**2 * max(width**2 - own**2, 0.0) for width, share in widths)
         return math.sqrt(own**2 + added)
 
     def _quantile(self, newness: Newness) -> float:
