@@ -19,7 +19,7 @@ from support.trained_encoders import add_encoder, training_result
 from support.training_times import KERAS, write_training_times
 from support.workload_graphs import small_network
 
-from gpusonde.cli.commands import catalog, daemons, detect, fleet, plan, profile, record, spool, store, train
+from gpusonde.cli.commands import catalog, daemons, detect, fleet, monitor, profile, record, spool, store, train
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.errors import ErrorPayload
 from gpusonde.cli.evaluations import epochs, workload
@@ -86,8 +86,8 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
         ("plan solve {files}/problem.json {files}/hopeless.json", JointSolution),
         ("plan pareto {files}/problem.json", ParetoFront),
         ("plan estimate {files}/problem.json --group t4=4@64", Solution),
-        ("monitor {files}/problem.json --group t4=4@64 --progress {files}/progress.jsonl", plan.MonitorPayload),
-        ("monitor {files}/spot.json --group t4=4@64 --progress {files}/progress.jsonl", plan.MonitorPayload),
+        ("monitor {files}/problem.json --group t4=4@64 --progress {files}/progress.jsonl", monitor.MonitorPayload),
+        ("monitor {files}/spot.json --group t4=4@64 --progress {files}/progress.jsonl", monitor.MonitorPayload),
         ("agent --print-config", daemons.ConfigPayload),
         ("collector --check-config", daemons.ConfigPayload),
         ("agent doctor {replay}", daemons.DoctorPayload),

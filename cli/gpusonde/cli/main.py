@@ -119,7 +119,7 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command("say what to rent for a training job", "commands.plan", example="pareto job.toml --plot plans.png"),
     "monitor": Command(
         "watch a running job and say when another plan is better",
-        "commands.plan",
+        "commands.monitor",
         example="job.toml --plan solution.json --progress progress.jsonl",
     ),
     "profile": Command(

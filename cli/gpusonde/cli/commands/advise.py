@@ -23,9 +23,7 @@ from gpusonde.cli.commands.plan import (
     KEEPS_LIMITS,
     add_terms_options,
     parsed,
-    plan_text,
     pose_source,
-    render_solution,
     terms_of,
 )
 from gpusonde.cli.commands.predict import add_gpu_options, predict_here
@@ -33,6 +31,7 @@ from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.measuring import PredictPayload
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, add_plot_option
+from gpusonde.cli.plans_view import plan_text, render_solution
 from gpusonde.cli.runs_view import render_levels, summarise_trace
 from gpusonde.errors import GpusondeError, UsageError
 
