@@ -279,7 +279,7 @@ def test_jobs_of_several_files_share_their_machines(
         (("solve", "{p}", "{p}", "--emit", "slurm"), "--emit belongs to one problem file"),
         (("solve", "{p}", "{p}", "--method", "paper"), "--method belongs to one problem file"),
         (("solve", "{p}", "{p}", "--epochs", "3"), "--epochs belongs to a run"),
-        (("solve", "{p}", "{other}"), "some files want least cost and some least time"),
+        (("solve", "{p}", "{other}"), "--objective: some jobs want least cost and some least time"),
     ],
 )
 def test_what_several_files_cannot_have_is_said(

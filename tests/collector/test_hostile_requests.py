@@ -106,6 +106,9 @@ def refusal(ask):
 
 METHODS = {
     "planning.v1.PlanningService/SolveProblem": measurements(MANY),
+    "planning.v1.PlanningService/SolveProblems": planning_pb2.SolveProblemsRequest(
+        problems=[measurements(MANY // 2).problem] * 2
+    ),
     "planning.v1.PlanningService/ListParetoPlans": planning_pb2.ListParetoPlansRequest(
         problem=measurements(MANY).problem
     ),

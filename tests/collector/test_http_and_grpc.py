@@ -76,6 +76,7 @@ def messages(route, run_id):
         "PredictEpochLatency": [{"run_id": run_id, "target_gpu_models": ["V100"]}, {"run_id": "nobody"}, {}],
         "PoseProblem": [{"run_id": run_id, "epochs": 9, "providers": ["aws"]}, {"run_id": run_id}],
         "SolveProblem": [planned, {}],
+        "SolveProblems": [{"problems": [problem.problem] * 2, "budget_usd": 99}, {}],
         "ListParetoPlans": [planned, {}],
         "EstimatePlan": [planned | {"plan": {"groups": groups}}, {}],
         "Predict": [{"workloads": [{"graph": graph, "batch_size": 8, "cluster": {"device": "T4"}}]}, {}],

@@ -1,9 +1,9 @@
 """What to rent, asked of a real collector: plans, limits, roles, watches."""
 
-import dataclasses
 import json
 import math
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 import grpc
@@ -12,11 +12,17 @@ from google.protobuf.descriptor import FieldDescriptor
 from support.certificates import Authority, tls_settings
 from support.problem_documents import small_problem
 from support.running_collector import ProcessCollector, ThreadCollector
+from support.trace_records import incoming, trace_records
+from support.tracked_store import TrackedStore
 from support.wire_agent import wait_until
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.client import CollectorError, PlanningClient
 from gpusonde.collector.messages import fill, to_document
+from gpusonde.collector.planning.processes import RunProblems
+from gpusonde.collector.query.prediction import LatencyPredictor
+from gpusonde.collector.storage.model import RunUpdate
+from gpusonde.common.v1.job_pb2 import SCHEDULER_SLURM as SLURM
 from gpusonde.documents import ListOf, Number, Object, OneOf, Switch, Text, Whole, keys_of
 from gpusonde.optimizer import (
     Nearest,
@@ -36,11 +42,17 @@ from gpusonde.optimizer.documents.watching import (
     estimate_plan,
     pareto_plans,
     solve_problem,
+    solve_problems,
 )
+from gpusonde.optimizer.several_jobs import JobPlan, JointSolution
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
+from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.service.tls import ClientSecurity
+from gpusonde.telemetry import read_trace
 
-QUICK = {"planning__watch_interval": "100ms"}
+# As long as a busy machine needs.
+QUICK = {"planning__watch_interval": "100ms", "workers__time_limit": "5m"}
+DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
 PLAN = {"groups": [{"offer": "t4", "machines": 4, "batch_size": 64}]}
 
 
@@ -131,11 +143,13 @@ def test_every_field_of_an_answer_is_one_of_what_the_optimizer_answers():
         (planning_pb2.Proof, Proof),
         (planning_pb2.Relaxation, Relaxation),
         (planning_pb2.Nearest, Nearest),
+        (planning_pb2.JointSolution, JointSolution),
+        (planning_pb2.JobPlan, JobPlan),
         (planning_pb2.ParetoPoint, ParetoPoint),
         (planning_pb2.ListParetoPlansResponse, ParetoFront),
     ):
         names = {field.name for field in message.DESCRIPTOR.fields} - {"notes"}
-        assert names == {field.name for field in dataclasses.fields(answer)}, message.DESCRIPTOR.name
+        assert names == {field.name for field in fields(answer)}, message.DESCRIPTOR.name
 
 
 def test_the_collector_answers_what_is_computed_here(client):
@@ -146,6 +160,78 @@ def test_the_collector_answers_what_is_computed_here(client):
     assert client.solve(in_tokens) == client.solve(small_problem())
     here = estimate_plan(document, parse_plan(PLAN, document.problem, "plan"))
     assert client.estimate(small_problem(), PLAN) == json.loads(json.dumps(here))
+
+
+def test_the_collector_solves_several_jobs_as_is_computed_here(client):
+    """Equal problems are equal jobs."""
+    other = small_problem(name="other", global_batch=128)
+    small = parsed()
+    here = solve_problems([("small", small), ("other", parsed(name="other", global_batch=128)), ("small", small)])
+    found = client.solve_several([small_problem(), other, small_problem()])
+    assert found == json.loads(json.dumps(here))
+    assert [job["name"] for job in found["jobs"]] == ["small", "other", "small (2)"]
+    assert client.solve_several([small_problem(name=None)])["jobs"][0]["name"] == "job 1"
+    poor = client.solve_several([small_problem()] * 2, objective="time", budget_usd=1.0)
+    assert (poor["status"], poor["jobs"], poor["cost_usd"]) == ("infeasible", [], None)
+    assert "more than the budget of $1.00" in poor["why"]
+
+
+@pytest.mark.parametrize(
+    ("problems", "more", "says"),
+    [
+        ([], {}, "problems: give 1 to 64"),
+        ([{}] * 65, {}, "problems: give 1 to 64 of them, not 65"),
+        ([small_problem(), small_problem(offers=[])], {}, "problems[1].offers: is missing"),
+        ([small_problem(), small_problem(objective="time")], {}, "objective: some jobs want least cost"),
+        ([small_problem()], {"budget_usd": -1.0}, "budget_usd -1.0 must be above zero"),
+        ([small_problem()], {"budget_usd": math.nan}, "budget_usd nan must be above zero"),
+    ],
+)
+def test_several_jobs_that_cannot_be_are_refused_naming_the_key(client, problems, more, says):
+    code, text = refusal(lambda: client.solve_several(problems, **more))
+    assert code == "INVALID_ARGUMENT"
+    assert says in text
+
+
+def test_earlier_runs_of_the_same_job_on_other_gpus_are_found_and_calibrate_its_problem(tmp_path):
+    subject = TrackedStore(tmp_path / "data")
+    trace = read_trace(DEMO_TRACE).window(0, 130)
+    subject.feed(incoming(trace_records(trace, gpu_uuid="GPU-now")), 200)
+    for name in ("GPU-a", "GPU-b", "GPU-other"):
+        known = trace_records(trace.window(0, 2), gpu_uuid=name, end=False)
+        subject.store.samples.append(incoming(known, f"agent-{name}", name))
+    (now,) = subject.results.runs(limit=9)
+
+    def before(name, days, period_s, job="train", uuid="GPU-a"):
+        at = now.start_unix_nano - days * 86_400 * 10**9
+        return replace(
+            now, run_id=name, agent_id="agent-GPU-a", gpu_uuid=uuid, job_id=job, scheduler=SLURM, period_s=period_s,
+            start_unix_nano=at, end_unix_nano=at + 10**12,
+        )  # fmt: skip
+
+    rows = [
+        replace(now, job_id="train", scheduler=SLURM),
+        before("a", 3, now.period_s * 0.6),
+        before("b", 3, now.period_s * 0.6, uuid="GPU-b"),
+        before("no-epochs", 2, math.nan),
+        before("another", 1, now.period_s * 0.3, job="serve", uuid="GPU-other"),
+    ]
+    rows[3] = replace(rows[3], verdict="none")
+    subject.results.save([RunUpdate(row, None) for row in rows], {})
+    gpus = load_gpus()
+    predictor = LatencyPredictor(subject.store, gpus, LatencyModel.shipped, offers=load_offers(gpus=gpus))
+    request = planning_pb2.PoseProblemRequest(
+        run_id=now.run_id, epochs=90, providers=["aws"], gpus=["T4"], steps_per_epoch=100
+    )
+    posed = RunProblems(predictor, subject.results).pose(request)
+    (curve,) = posed.problem.job.curves
+    assert [(each.gpus, each.machines) for each in curve.iterations] == [(2, 1), (1, 1)]
+    assert curve.iterations[0].seconds == pytest.approx(2 * 0.6 * now.period_s / 100, rel=1e-4)
+    assert curve.iterations[1].seconds == pytest.approx(now.period_s / 100, rel=1e-4)
+    assert any(
+        note.startswith("other runs of the job tell what its iterations take on 2 x T4") for note in posed.assumed
+    )
+    subject.store.close()
 
 
 def test_the_published_search_can_be_asked_for(client):
@@ -181,12 +267,15 @@ def test_unknown_enumerations_of_newer_clients_are_refused(planner):
     message = planning_pb2.SolveProblemRequest()
     fill(message, {"problem": small_problem()})
     message.problem.objective = 77
+    several = planning_pb2.SolveProblemsRequest(objective=77)
+    fill(several, {"problems": [small_problem()]})
     with grpc.insecure_channel(planner.target) as channel:
         stub = planning_pb2_grpc.PlanningServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as error:
-            stub.SolveProblem(message)
-    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "objective" in error.value.details()
+        for ask, asked in ((stub.SolveProblem, message), (stub.SolveProblems, several)):
+            with pytest.raises(grpc.RpcError) as error:
+                ask(asked)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "objective" in error.value.details()
 
 
 def large_problem():
@@ -204,6 +293,8 @@ def test_an_answer_that_takes_too_long_is_given_up_and_the_next_question_is_answ
         ThreadCollector(tmp_path / "data", workers__time_limit="1s") as running,
         PlanningClient(running.target) as client,
     ):
+        code, text = refusal(lambda: client.solve_several([large_problem()] * 2))
+        assert (code, "workers.time_limit" in text) == ("DEADLINE_EXCEEDED", True)
         code, text = refusal(lambda: client.solve(large_problem()))
         assert (code, "workers.time_limit" in text) == ("DEADLINE_EXCEEDED", True)
         # A second may be too short for any question on a busy machine.

@@ -16,6 +16,8 @@ from gpusonde.optimizer.search.space import make_space
 from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Relaxation, objective_value, violation
 from gpusonde.optimizer.step_times import StepTimes
 
+# From this gap on a bound says nothing.
+_NOTHING_KNOWN = 0.9999
 # Global batches are looked for up to this many units of samples; it bounds the work.
 _MOST_UNITS = 4_000_000
 
@@ -135,6 +137,13 @@ _MOST_QUOTAS = 3
 SolveAgain = Callable[[Problem, Plan], SearchResult]
 
 
+def describe_gap(gap: float) -> str:
+    """Return how far an answer that was not proven may be from the best one."""
+    if gap > _NOTHING_KNOWN:
+        return "no bound is known of how much better one may be"
+    return f"none is better by more than {percent(gap, 2)}"
+
+
 def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> Proof:
     """Return what a search has shown."""
     searched = (
@@ -146,10 +155,7 @@ def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> P
         return Proof("exact", found.complete, None, None, words)
     gap = max(0.0, 1.0 - found.bound / found.value[0])
     if not found.complete:
-        words = (
-            f"{searched}; the search ended before the others were excluded: no plan is better by more than"
-            f" {percent(gap, 2)}."
-        )
+        words = f"{searched}; the search ended before the others were excluded: {describe_gap(gap)}."
     elif tolerance:
         words = f"{searched}; all others are better by {percent(tolerance, 2)} at most, or not at all."
     else:

@@ -183,9 +183,9 @@ def _check_plan(args: argparse.Namespace) -> None:
     of_run = [name for name in args.of_run if getattr(args, name) not in (None, [])]
     if len(args.problems) > 1:
         of_run = [name for name in of_run if name not in ("budget", "objective")]
-        for name in ("method", "emit", "collector"):
+        for name in ("method", "emit"):
             if getattr(args, name):
-                raise UsageError(f"--{name} belongs to one problem file; several are solved together here, exactly")
+                raise UsageError(f"--{name} belongs to one problem file; several are solved together, exactly")
         if args.action != "solve":
             raise UsageError(f"{args.action} takes one problem file; solve takes several")
     if args.problem is not None and of_run:
@@ -323,20 +323,25 @@ def _solve_several(args: argparse.Namespace, output: Output) -> int:
     from gpusonde.optimizer.problem import Objective
     from gpusonde.service.durable_files import write_json
 
+    read: dict[Path, dict[str, Any]] = {}
     documents: dict[Path, ProblemDocument] = {}
     for path in args.problems:
         with error_context(path):
             if path not in documents:
-                documents[path] = parsed(read_problem(path))
-    objectives = {document.problem.objective for document in documents.values()}
-    if args.objective is None and len(objectives) > 1:
-        raise UsageError("some files want least cost and some least time: say --objective cost or --objective time")
-    found = solve_problems(
-        [(documents[path].name or path.stem, documents[path]) for path in args.problems],
-        Objective(args.objective) if args.objective else objectives.pop(),
-        budget_usd=args.budget,
-        time_limit_s=args.time_limit_s or 30.0,
-    )
+                read[path] = {"name": path.stem, **read_problem(path)}
+                documents[path] = parsed(read[path])
+    if args.collector is not None:
+        with _client(args) as client:
+            problems = [read[path] for path in args.problems]
+            found = client.solve_several(problems, objective=args.objective, budget_usd=args.budget)
+    else:
+        with _told_as_options():
+            found = solve_problems(
+                [(documents[path].name, documents[path]) for path in args.problems],
+                Objective(args.objective) if args.objective else None,
+                budget_usd=args.budget,
+                time_limit_s=args.time_limit_s or 30.0,
+            )
     if args.out is not None:
         write_json(args.out, found)
     output.result(found, lambda screen: render_jobs(screen, found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpusonde.collector.client.connection import ServiceClient
@@ -12,6 +12,7 @@ from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 
 _PROBLEM_FORMAT = "gpusonde.problem/1"
 _SOLUTION_FORMAT = "gpusonde.solution/1"
+_JOINT_FORMAT = "gpusonde.joint_solution/1"
 _PARETO_FORMAT = "gpusonde.pareto/1"
 
 
@@ -51,6 +52,28 @@ class PlanningClient(ServiceClient):
         request = planning_pb2.SolveProblemRequest()
         fill(request, {"problem": problem, "method": method})
         return self._solution(self._ask(self._stub.SolveProblem, request).solution)
+
+    def solve_several(
+        self,
+        problems: Sequence[Mapping[str, Any]],
+        *,
+        objective: str | None = None,
+        budget_usd: float | None = None,
+    ) -> dict[str, Any]:
+        """Return the plans of several jobs that share machines and a budget.
+
+        Args:
+            problems: One per job.
+            objective: ``cost`` or ``time`` of all together; None for what all problems have.
+            budget_usd: Most that all may cost on average; None for no limit.
+
+        Raises:
+            CollectorError: As for ``solve``, or the problems disagree about what they share.
+        """
+        request = planning_pb2.SolveProblemsRequest()
+        fill(request, {"problems": problems, "objective": objective, "budget_usd": budget_usd})
+        found = self._ask(self._stub.SolveProblems, request).solution
+        return {"format": _JOINT_FORMAT, **to_document(found, every_key=True)}
 
     def estimate(self, problem: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a plan takes and costs, as a solution.

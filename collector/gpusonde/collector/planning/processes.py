@@ -17,13 +17,16 @@ from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.config import PlanningConfig, WorkersConfig
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.planning.wire import unpack_question
+from gpusonde.collector.query.endings import earlier_stays
 from gpusonde.collector.query.job_tree import JobTree
+from gpusonde.collector.query.jobs import runs_of_job
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import tree_parts
+from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.store import ResultStore
 from gpusonde.epoch_detect import told_role
 from gpusonde.errors import ChildBusyError, CommandError, DocumentError, ProblemError, RequestError
-from gpusonde.optimizer.documents.posing import JobTerms, PosedProblem, doubt_of_run
+from gpusonde.optimizer.documents.posing import JobTerms, OtherRun, PosedProblem, doubt_of_run
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
 from gpusonde.optimizer.documents.watching import (
     METHODS,
@@ -31,15 +34,19 @@ from gpusonde.optimizer.documents.watching import (
     estimate_plan,
     pareto_plans,
     solve_problem,
+    solve_problems,
     start_watch,
     take_report,
 )
+from gpusonde.optimizer.problem import Objective
+from gpusonde.optimizer.several_jobs import MOST_JOBS
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service import child
 from gpusonde.service.child import ChildPool, Purpose
 
 _SEARCH_SHARE = 0.4
+_MOST_OTHERS = 16
 _gpus = functools.cache(load_gpus)
 _offers = functools.cache(lambda: load_offers(gpus=_gpus()))
 
@@ -68,12 +75,14 @@ class PlanningAnswers:
         kind = question["kind"]
         if kind == "watch":
             return self._recommend(question)
+        # What the search has by then is answered; reading and explaining take time as well.
+        search_s = _SEARCH_SHARE * question["time_limit_s"]
+        if kind == "solve_several":
+            return {"solution": _solve_several(question, search_s)}
         problem = parse_problem(question["problem"], _gpus(), _offers())
         if kind == "start_watch":
             self._watch = start_watch(problem, question["start"])
             return {}
-        # What the search has by then is answered; reading and explaining take time as well.
-        search_s = _SEARCH_SHARE * question["time_limit_s"]
         if kind == "solve":
             return {"solution": _solve(problem, question.get("method"), search_s)}
         if kind == "pareto":
@@ -93,6 +102,25 @@ def _solve(problem: ProblemDocument, method: object, search_s: float) -> dict[st
         if method in (known, None):
             return solve_problem(problem, known, time_limit_s=search_s)
     raise DocumentError("method", f"there is no method {str(method)[:40]!r}; use {' or '.join(METHODS)}")
+
+
+def _solve_several(question: Mapping[str, Any], search_s: float) -> dict[str, Any]:
+    given = question["problems"]
+    if not 1 <= len(given) <= MOST_JOBS:
+        raise DocumentError("problems", f"give 1 to {MOST_JOBS} of them, not {len(given):,}")
+    documents: list[ProblemDocument] = []
+    for place, problem in enumerate(given):
+        # Equal jobs share what is computed of one.
+        first = given.index(problem)
+        try:
+            documents.append(documents[first] if first < place else parse_problem(problem, _gpus(), _offers()))
+        except DocumentError as error:
+            raise DocumentError(f"problems[{place}].{error.field}".rstrip("."), error.problem) from None
+    objectives = {None: None, **{each.value: each for each in Objective}}
+    if (objective := question.get("objective")) not in objectives:
+        raise DocumentError("objective", f"must be {' or '.join(each.value for each in Objective)}")
+    named = [(each.name or f"job {place}", each) for place, each in enumerate(documents, 1)]
+    return solve_problems(named, objectives[objective], budget_usd=question.get("budget_usd"), time_limit_s=search_s)
 
 
 def make_answer() -> child.Answer:
@@ -204,7 +232,14 @@ class RunProblems:
         name = found.run.job_id or found.run.run_id
         try:
             posed = PosedProblem.of_run(
-                name, found.predictions, found.source, found.here, terms, cycles=tree.cycles, doubt=doubt
+                name,
+                found.predictions,
+                found.source,
+                found.here,
+                terms,
+                cycles=tree.cycles,
+                doubt=doubt,
+                others=self._other_runs(found.run),
             )
         except DocumentError as error:
             raise RequestError("INVALID_ARGUMENT", f"field '{error.field}': {error.problem}") from None
@@ -218,6 +253,24 @@ class RunProblems:
         )
         fill(response.problem, posed.document)
         return response
+
+    def _other_runs(self, run: RunRow) -> list[OtherRun]:
+        """Return what other runs of a run's job took, now over or before it was requeued; the latest, oldest first."""
+        members = runs_of_job(self._results, run)
+        every = [each for stay in earlier_stays(self._results, members) for each in stay] + members
+        found: list[OtherRun] = []
+        reached = 0
+        for each in sorted(every, key=lambda other: other.start_unix_nano):
+            is_apart = each.end_unix_nano < run.start_unix_nano or each.start_unix_nano > run.end_unix_nano
+            # Of GPUs that ran together one tells.
+            if not is_apart or each.start_unix_nano <= reached or each.verdict != "epochs":
+                continue
+            reached = each.end_unix_nano
+            with contextlib.suppress(RequestError):
+                here = self._predictor.placement_of(each)
+                cycles = JobTree.of(tree_parts(self._results, each)).listed().cycles
+                found.append(OtherRun(here, each.period_s, cycles))
+        return found[-_MOST_OTHERS:]
 
 
 def _terms(request: planning_pb2.PoseProblemRequest) -> JobTerms:

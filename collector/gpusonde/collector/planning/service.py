@@ -89,6 +89,15 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         fill(response.solution, answer["solution"])
         return response
 
+    async def SolveProblems(  # noqa: N802
+        self, request: planning_pb2.SolveProblemsRequest, context: Context
+    ) -> planning_pb2.SolveProblemsResponse:
+        """Return the best plans of several jobs."""
+        answer = await self._answer(context, request, {"kind": "solve_several"}, {"several": request})
+        response = planning_pb2.SolveProblemsResponse()
+        fill(response.solution, answer["solution"])
+        return response
+
     async def EstimatePlan(  # noqa: N802
         self, request: planning_pb2.EstimatePlanRequest, context: Context
     ) -> planning_pb2.EstimatePlanResponse:

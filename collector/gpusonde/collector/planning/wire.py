@@ -78,7 +78,7 @@ def pack_question(
 
     Args:
         question: What of it is no message.
-        messages: By key, of ``problem``, ``plan`` and ``start``.
+        messages: By key, of ``problem``, ``several``, ``plan`` and ``start``.
         reports: What came of a watched job.
     """
     parts = messages or {}
@@ -102,6 +102,11 @@ def _problem(data: bytes) -> dict[str, Any]:
     return {"problem": problem_document(planning_pb2.Problem.FromString(data))}
 
 
+def _several(data: bytes) -> dict[str, Any]:
+    message = planning_pb2.SolveProblemsRequest.FromString(data)
+    return {**to_document(message), "problems": [problem_document(each) for each in message.problems]}
+
+
 def _plan(data: bytes) -> dict[str, Any]:
     return {"plan": to_document(planning_pb2.Plan.FromString(data))}
 
@@ -119,4 +124,4 @@ def _report(message: planning_pb2.WatchJobRequest) -> dict[str, Any]:
     return {"elapsed_s": progress.elapsed_s, "completed_iterations": progress.completed_iterations}
 
 
-_DOCUMENTS = {"problem": _problem, "plan": _plan, "start": _start}
+_DOCUMENTS = {"problem": _problem, "several": _several, "plan": _plan, "start": _start}

@@ -63,7 +63,18 @@ class EarlierRun:
 
 
 def earlier_runs(results: ResultStore, members: Sequence[RunRow], like: str) -> list[EarlierRun]:
-    """Return the latest runs of a job that were over before it began, at most 16.
+    """Return what the latest runs of a job took that were over before it began; as of ``earlier_stays``."""
+    found = []
+    for stay in earlier_stays(results, members, like):
+        duration_s = (max(run.end_unix_nano for run in stay) - stay[0].start_unix_nano) / 1e9
+        if duration_s >= _SHORTEST_S:
+            tree = JobTree.of(tree_parts(results, stay[-1])).listed()
+            found.append(EarlierRun(duration_s, None if tree.level is None else tree.cycles[tree.level]))
+    return found
+
+
+def earlier_stays(results: ResultStore, members: Sequence[RunRow], like: str = "") -> list[list[RunRow]]:
+    """Return the latest runs of a job that were over before it began, at most 16, oldest first.
 
     Args:
         results: Where they are.
@@ -89,14 +100,7 @@ def earlier_runs(results: ResultStore, members: Sequence[RunRow], like: str) -> 
         for stay in stays(of_name)
         if all(run.ended and run.end_unix_nano <= first.start_unix_nano for run in stay)
     ]
-    over.sort(key=lambda stay: stay[-1].start_unix_nano)
-    found = []
-    for stay in over[-_MOST_EARLIER:]:
-        duration_s = (max(run.end_unix_nano for run in stay) - stay[0].start_unix_nano) / 1e9
-        if duration_s >= _SHORTEST_S:
-            tree = JobTree.of(tree_parts(results, stay[-1])).listed()
-            found.append(EarlierRun(duration_s, None if tree.level is None else tree.cycles[tree.level]))
-    return found
+    return sorted(over, key=lambda stay: stay[-1].start_unix_nano)[-_MOST_EARLIER:]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,26 @@ def measure_run(run: RunRow, facts: FactStore, samples: SampleReader, gpus: GpuC
             f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
             " wait for more of it, or give a measurement",
         )
+    gpu, described = gpu_of(run, facts, gpus)
+    attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
+    error = (run.period_high_s - run.period_low_s) / _STANDARD_ERRORS_PER_INTERVAL / run.period_s
+    return SourceMeasurement(
+        gpu=gpu,
+        epoch_latency_s=run.period_s,
+        metrics=summarise_metrics(_read_trace(run, facts, samples)),
+        epoch_latency_relative_error=min(max(error, 0.0), _LARGEST_RELATIVE_ERROR) if math.isfinite(error) else 0.0,
+        static_attributes=attributes,
+        epoch_count=run.epoch_count,
+    )
+
+
+def gpu_of(run: RunRow, facts: FactStore, gpus: GpuCatalog) -> tuple[GpuSpec, gpu_pb2.Gpu]:
+    """Return the GPU of a stored run, and what its agent told of it.
+
+    Raises:
+        RequestError: The agent does not name it (``FAILED_PRECONDITION``), or the catalogue does not hold it
+            (``NOT_FOUND``).
+    """
     rows = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in facts.gpus({run.gpu_uuid})}
     described = gpu_message(rows.get((run.gpu_uuid, run.agent_id)))
     if not described.product_name:
@@ -91,16 +111,7 @@ def measure_run(run: RunRow, facts: FactStore, samples: SampleReader, gpus: GpuC
             f"run {run.run_id} had a MIG slice of a {resolution.spec.name}, and its agent does not tell which profile;"
             f" give a measurement with gpu_model '{resolution.spec.name} MIG PROFILE'",
         )
-    attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
-    error = (run.period_high_s - run.period_low_s) / _STANDARD_ERRORS_PER_INTERVAL / run.period_s
-    return SourceMeasurement(
-        gpu=resolution.spec,
-        epoch_latency_s=run.period_s,
-        metrics=summarise_metrics(_read_trace(run, facts, samples)),
-        epoch_latency_relative_error=min(max(error, 0.0), _LARGEST_RELATIVE_ERROR) if math.isfinite(error) else 0.0,
-        static_attributes=attributes,
-        epoch_count=run.epoch_count,
-    )
+    return resolution.spec, described
 
 
 def _read_trace(run: RunRow, facts: FactStore, samples: SampleReader) -> Trace:
@@ -211,12 +222,7 @@ class LatencyPredictor:
                 run = stored = find_run(self._store.results, request.run_id)
                 source = measure_run(stored, self._store.facts, self._store.samples, self._gpus)
                 source = replace(source, precision=_precision("precision", request.precision))
-                members = [
-                    each
-                    for each in runs_of_job(self._store.results, stored)
-                    # A job that was requeued had other GPUs before.
-                    if each.start_unix_nano <= stored.end_unix_nano and each.end_unix_nano >= stored.start_unix_nano
-                ]
+                members = self._together(stored)
             elif kind == "measurement":
                 source = self._of_request(request.measurement)
             else:
@@ -229,6 +235,23 @@ class LatencyPredictor:
             raise RequestError("INVALID_ARGUMENT", f"field '{kind}': {error}") from None
         self._counters.count_predictions((prediction.status for prediction in predictions), self._clock() - began_s)
         return PredictedRun(run, source, here, model.version, predictions)
+
+    def placement_of(self, run: RunRow) -> Placement:
+        """Return the GPUs that a stored run's job had with it.
+
+        Raises:
+            RequestError: They are of several models, or unknown (``FAILED_PRECONDITION``, ``NOT_FOUND``).
+        """
+        gpu = gpu_of(run, self._store.facts, self._gpus)[0]
+        return self._place(query_pb2.Placement(), gpu, self._together(run))
+
+    def _together(self, run: RunRow) -> list[RunRow]:
+        """Return the runs of a run's job at its time: a job that was requeued had other GPUs before."""
+        return [
+            each
+            for each in runs_of_job(self._store.results, run)
+            if each.start_unix_nano <= run.end_unix_nano and each.end_unix_nano >= run.start_unix_nano
+        ]
 
     def _place(self, told: query_pb2.Placement, gpu: GpuSpec, members: Sequence[RunRow]) -> Placement:
         """Return what the run has: as its job's runs tell where there are some, else as the caller does."""

@@ -118,6 +118,13 @@ ROUTES = (
     ),
     ApiRoute("POST", "/v1/plans:pose", "PlanningService", "PoseProblem", "Make a problem of a run."),
     ApiRoute("POST", "/v1/plans:solve", "PlanningService", "SolveProblem", "Say what to rent."),
+    ApiRoute(
+        "POST",
+        "/v1/plans:solve-several",
+        "PlanningService",
+        "SolveProblems",
+        "Say what to rent for jobs that share it.",
+    ),
     ApiRoute("POST", "/v1/plans:pareto", "PlanningService", "ListParetoPlans", "List plans by time and cost."),
     ApiRoute("POST", "/v1/plans:estimate", "PlanningService", "EstimatePlan", "Say what a plan takes and costs."),
     ApiRoute("POST", "/v1/workload:predict", "WorkloadService", "Predict", "Predict training times from graphs."),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusonde import formatting
 from gpusonde.catalog import UnknownGpuError, load_gpus, load_offers
 from gpusonde.errors import CommandError, DocumentError
 from gpusonde.optimizer.problem import MOST_MACHINES
+from gpusonde.simulator.calibration import TimedIteration
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
 from gpusonde.simulator.compute.sources import MOST_SAMPLES
@@ -34,6 +35,8 @@ _UNTOLD_STEP_S = 0.25
 # Images, containers, data.
 _OVERHEAD_S = 180.0
 _SURE_ROLE = 0.7
+# An epoch of a run of the same name takes at most so many times what it is predicted to, or so little.
+_MOST_UNLIKE = 3.0
 _MOST_NAMES = 64
 # What is more is a slip; one limit for all who ask, so that none is told another.
 _MOST_OF_TERMS = {"epochs": 10_000_000, "batch_size": 1 << 20, "steps_per_epoch": 100_000_000, "quota": MOST_MACHINES}
@@ -117,6 +120,21 @@ class JobTerms:
 
 
 @dataclass(frozen=True)
+class OtherRun:
+    """Another run of the same job.
+
+    Attributes:
+        here: Its GPUs.
+        epoch_latency_s: Seconds of an epoch.
+        cycles: Levels of its tree of cycles.
+    """
+
+    here: Placement
+    epoch_latency_s: float
+    cycles: Sequence[RoledCycle] = ()
+
+
+@dataclass(frozen=True)
 class PosedProblem:
     """A problem, and what was assumed in it.
 
@@ -145,6 +163,7 @@ class PosedProblem:
         *,
         cycles: Sequence[RoledCycle] = (),
         doubt: str = "",
+        others: Sequence[OtherRun] = (),
     ) -> PosedProblem:
         """Pose the problem of a run.
 
@@ -156,6 +175,7 @@ class PosedProblem:
             terms: What is wanted.
             cycles: Levels of its tree of cycles, of which a step tells how many an epoch has.
             doubt: Why its epochs may be none; empty where they are told or sure.
+            others: Other runs of the job, oldest first; what they took stands in place of what is predicted.
 
         Raises:
             DocumentError: What is wanted is too much together.
@@ -175,7 +195,15 @@ class PosedProblem:
         samples = steps * batch * here.gpu_count
         _check_products(batch, steps, here.gpu_count)
         rows = [row for row in predictions if row.target_gpu in rentable and math.isfinite(row.epoch_latency_s)]
-        curves = [_curve(row, batch, samples) for row in rows if row.fits != "no"]
+        own = OtherRun(here, source.epoch_latency_s, cycles)
+        timed, says_timed = _timed_iterations(own, others, {row.target_gpu: row for row in rows}, steps, samples)
+        curves = [
+            _timed_curve(row.target_gpu, timed[row.target_gpu], batch)
+            if row.target_gpu in timed
+            else _curve(row, batch, samples)
+            for row in rows
+            if row.fits != "no" or row.target_gpu in timed
+        ]
         if not curves:
             raise CommandError("no GPU that can be rented is predicted: name other GPUs or providers")
         rate, basis = gradients_per_second(source, here)
@@ -218,13 +246,14 @@ class PosedProblem:
         if terms.steps_per_epoch is None:
             assumed.append(f"{steps:,} steps per epoch{' as its metrics show' * ('assumed' not in of_steps)}")
         says += ["assumed: " + "; ".join(filter(None, assumed)) + " (quota, batch size, steps per epoch can be told)"]
+        says += says_timed
         if unrented:
             says.append(f"nobody rents out {' or '.join(unrented)}{' there' * bool(terms.providers)}")
-        lost = [row.target_gpu for row in rows if row.fits == "no"]
+        lost = [row.target_gpu for row in rows if row.fits == "no" and row.target_gpu not in timed]
         if lost:
             says.append(f"left out, as what the run holds does not fit into their memory: {', '.join(lost)}")
         measured = f"an epoch takes {formatting.seconds(source.epoch_latency_s)} on {here}"
-        guessed = {row.target_gpu for row in rows if row.extrapolated} - {here.gpu.name}
+        guessed = {row.target_gpu for row in rows if row.extrapolated} - {here.gpu.name, *timed}
         offers = {f"{offer.provider}/{offer.region}/{offer.instance_type}": offer.gpu_model for offer in offered}
         return cls(document, measured, says, notes, {name: gpu for name, gpu in offers.items() if gpu in guessed})
 
@@ -307,10 +336,66 @@ def _steps_per_epoch(terms: JobTerms, cycles: Sequence[RoledCycle], epoch_s: flo
     """Return optimizer steps of an epoch, and where that is from."""
     if terms.steps_per_epoch is not None:
         return terms.steps_per_epoch, "as told"
+    if seen := _seen_steps(cycles, epoch_s):
+        return seen, "as its metrics show"
+    return max(1, round(epoch_s / _UNTOLD_STEP_S)), f"assumed: one takes about {_UNTOLD_STEP_S:g} s"
+
+
+def _seen_steps(cycles: Sequence[RoledCycle], epoch_s: float) -> int:
+    """Return the optimizer steps of an epoch that its metrics show; 0 where they do not."""
     for cycle in cycles:
         if cycle.role == "step" and cycle.role_confidence >= _SURE_ROLE and cycle.period_s < epoch_s:
-            return max(1, round(epoch_s / cycle.period_s)), "as its metrics show"
-    return max(1, round(epoch_s / _UNTOLD_STEP_S)), f"assumed: one takes about {_UNTOLD_STEP_S:g} s"
+            return max(1, round(epoch_s / cycle.period_s))
+    return 0
+
+
+def _timed_iterations(
+    own: OtherRun, others: Sequence[OtherRun], rows: Mapping[str, LatencyPrediction], steps: int, samples: int
+) -> tuple[dict[str, list[TimedIteration]], list[str]]:
+    """Return by GPU what iterations took in runs of the job, the latest of each kind, and what to say of it.
+
+    Where steps are seen in a run and in the other, they tell its batch; else it is the run's on every GPU. GPUs on
+    which no other run differs from this one are left to the prediction.
+    """
+    found: dict[str, dict[tuple[float, int, int], tuple[TimedIteration, OtherRun]]] = {}
+    seen = _seen_steps(own.cycles, own.epoch_latency_s)
+    unlike, has_assumed = [], False
+    for run in (*others, own):
+        here, row = run.here, rows.get(run.here.gpu.name)
+        if row is None or here.gpu_count % here.host_count:
+            continue
+        ratio = run.epoch_latency_s * here.gpu_count / row.epoch_latency_s
+        if run is not own and not 1.0 / _MOST_UNLIKE <= ratio <= _MOST_UNLIKE:
+            unlike.append(str(here))
+            continue
+        its = _seen_steps(run.cycles, run.epoch_latency_s)
+        has_assumed |= not (its and seen)
+        its_steps = steps * (its / seen if its and seen else own.here.gpu_count / here.gpu_count)
+        batch = float(f"{samples / its_steps / here.gpu_count:.4g}")
+        seconds = float(f"{run.epoch_latency_s / its_steps:.6g}")
+        network = here.host_network or None
+        iteration = TimedIteration(batch, seconds, here.gpu_count, here.host_count, network)
+        found.setdefault(here.gpu.name, {})[batch, here.gpu_count, here.host_count] = iteration, run
+    timed = {gpu: by_kind for gpu, by_kind in found.items() if gpu != own.here.gpu.name or len(by_kind) > 1}
+    told = [str(run.here) for by_kind in timed.values() for _, run in by_kind.values() if run is not own]
+    says = []
+    if told:
+        names = formatting.join_names(list(dict.fromkeys(told)), "kind")
+        words = f"other runs of the job tell what its iterations take on {names}"
+        says.append(words + ", taken to have had the run's batch per GPU" * has_assumed)
+    if unlike:
+        names = formatting.join_names(list(dict.fromkeys(unlike)), "kind")
+        says.append(f"runs of the same name on {names} are left out: their epochs are more than 3 times off")
+    return {gpu: [iteration for iteration, _ in by_kind.values()] for gpu, by_kind in timed.items()}, says
+
+
+def _timed_curve(gpu: str, timed: Sequence[TimedIteration], batch: int) -> dict[str, Any]:
+    rows = [{name: value for name, value in asdict(each).items() if value is not None} for each in timed]
+    return {
+        "device": gpu,
+        "iterations": [{name: value for name, value in row.items() if name != "accumulation_steps"} for row in rows],
+        "largest_batch": max(batch, *(int(each.batch_size) for each in timed)),
+    }
 
 
 def _curve(row: LatencyPrediction, batch: int, samples: int) -> dict[str, Any]:

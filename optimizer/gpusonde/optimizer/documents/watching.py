@@ -53,7 +53,7 @@ def solve_problem(
 
 def solve_problems(
     documents: Sequence[tuple[str, ProblemDocument]],
-    objective: Objective,
+    objective: Objective | None = None,
     *,
     budget_usd: float | None = None,
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
@@ -62,19 +62,24 @@ def solve_problems(
 
     Args:
         documents: Names and problems of the jobs; one problem may occur several times.
-        objective: What is to be small of all together.
+        objective: What is to be small of all together; None for what all problems have.
         budget_usd: Most that all may cost together.
         time_limit_s: Of the search; explaining what it found gets as much again at most.
 
     Raises:
+        DocumentError: There is no objective that all problems have.
         ProblemError: The jobs are too many, or disagree about what they share.
     """
+    objectives = {document.problem.objective for _, document in documents}
+    if objective is None and len(objectives) > 1:
+        raise DocumentError("objective", "some jobs want least cost and some least time: say cost or time")
     steps = {id(document): document.step_times() for _, document in documents}
     jobs: list[SharingJob] = []
     for name, document in documents:
         same = sum(other == name for other, _ in documents[: len(jobs)])
         jobs.append(SharingJob(f"{name} ({same + 1})" if same else name, document.problem, steps[id(document)]))
-    found = solve_jobs(jobs, objective=objective, budget_usd=budget_usd, time_limit_s=time_limit_s)
+    wanted = objective or next(iter(objectives), Objective.COST)
+    found = solve_jobs(jobs, objective=wanted, budget_usd=budget_usd, time_limit_s=time_limit_s)
     notes = dict.fromkeys(note for _, document in documents for note in document.notes)
     return {"format": JOINT_FORMAT, **to_plain(found), "notes": list(notes)}
 

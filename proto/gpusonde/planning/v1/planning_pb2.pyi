@@ -493,6 +493,22 @@ class SolveProblemResponse(_message.Message):
     solution: Solution
     def __init__(self, solution: _Optional[_Union[Solution, _Mapping]] = ...) -> None: ...
 
+class SolveProblemsRequest(_message.Message):
+    __slots__ = ("problems", "objective", "budget_usd")
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_USD_FIELD_NUMBER: _ClassVar[int]
+    problems: _containers.RepeatedCompositeFieldContainer[Problem]
+    objective: Objective
+    budget_usd: float
+    def __init__(self, problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., objective: _Optional[_Union[Objective, str]] = ..., budget_usd: _Optional[float] = ...) -> None: ...
+
+class SolveProblemsResponse(_message.Message):
+    __slots__ = ("solution",)
+    SOLUTION_FIELD_NUMBER: _ClassVar[int]
+    solution: JointSolution
+    def __init__(self, solution: _Optional[_Union[JointSolution, _Mapping]] = ...) -> None: ...
+
 class ListParetoPlansRequest(_message.Message):
     __slots__ = ("problem",)
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
@@ -542,6 +558,40 @@ class Solution(_message.Message):
     explored: int
     notes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, status: _Optional[_Union[SolutionStatus, str]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., estimate: _Optional[_Union[PlanEstimate, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., why: _Optional[str] = ..., binding: _Optional[_Iterable[str]] = ..., relaxations: _Optional[_Iterable[_Union[Relaxation, _Mapping]]] = ..., nearest: _Optional[_Union[Nearest, _Mapping]] = ..., explored: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JointSolution(_message.Message):
+    __slots__ = ("status", "jobs", "cost_usd", "end_s", "proof", "why", "binding", "relaxations", "nearest_jobs", "notes")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    COST_USD_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    RELAXATIONS_FIELD_NUMBER: _ClassVar[int]
+    NEAREST_JOBS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    status: SolutionStatus
+    jobs: _containers.RepeatedCompositeFieldContainer[JobPlan]
+    cost_usd: float
+    end_s: float
+    proof: Proof
+    why: str
+    binding: _containers.RepeatedScalarFieldContainer[str]
+    relaxations: _containers.RepeatedScalarFieldContainer[str]
+    nearest_jobs: _containers.RepeatedCompositeFieldContainer[JobPlan]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[SolutionStatus, str]] = ..., jobs: _Optional[_Iterable[_Union[JobPlan, _Mapping]]] = ..., cost_usd: _Optional[float] = ..., end_s: _Optional[float] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., why: _Optional[str] = ..., binding: _Optional[_Iterable[str]] = ..., relaxations: _Optional[_Iterable[str]] = ..., nearest_jobs: _Optional[_Iterable[_Union[JobPlan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JobPlan(_message.Message):
+    __slots__ = ("name", "plan", "estimate")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    plan: Plan
+    estimate: PlanEstimate
+    def __init__(self, name: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., estimate: _Optional[_Union[PlanEstimate, _Mapping]] = ...) -> None: ...
 
 class PlanEstimate(_message.Message):
     __slots__ = ("time_s", "time_at_confidence_s", "cost_usd", "cost_at_confidence_usd", "usd_per_hour", "step", "preemptions", "checkpoint_interval_s", "data_usd")

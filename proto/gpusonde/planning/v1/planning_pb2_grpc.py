@@ -53,6 +53,11 @@ class PlanningServiceStub(object):
                 request_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemRequest.SerializeToString,
                 response_deserializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemResponse.FromString,
                 _registered_method=True)
+        self.SolveProblems = channel.unary_unary(
+                '/gpusonde.planning.v1.PlanningService/SolveProblems',
+                request_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemsRequest.SerializeToString,
+                response_deserializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemsResponse.FromString,
+                _registered_method=True)
         self.ListParetoPlans = channel.unary_unary(
                 '/gpusonde.planning.v1.PlanningService/ListParetoPlans',
                 request_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.ListParetoPlansRequest.SerializeToString,
@@ -93,6 +98,13 @@ class PlanningServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SolveProblems(self, request, context):
+        """SolveProblems finds the best plans of several jobs that share machines and a budget.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListParetoPlans(self, request, context):
         """ListParetoPlans returns the plans that no other one beats in both time and cost.
         """
@@ -125,6 +137,11 @@ def add_PlanningServiceServicer_to_server(servicer, server):
                     servicer.SolveProblem,
                     request_deserializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemRequest.FromString,
                     response_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemResponse.SerializeToString,
+            ),
+            'SolveProblems': grpc.unary_unary_rpc_method_handler(
+                    servicer.SolveProblems,
+                    request_deserializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemsRequest.FromString,
+                    response_serializer=gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemsResponse.SerializeToString,
             ),
             'ListParetoPlans': grpc.unary_unary_rpc_method_handler(
                     servicer.ListParetoPlans,
@@ -222,6 +239,33 @@ class PlanningService(object):
             '/gpusonde.planning.v1.PlanningService/SolveProblem',
             gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemRequest.SerializeToString,
             gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SolveProblems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpusonde.planning.v1.PlanningService/SolveProblems',
+            gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemsRequest.SerializeToString,
+            gpusonde_dot_planning_dot_v1_dot_planning__pb2.SolveProblemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

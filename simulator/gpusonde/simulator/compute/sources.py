@@ -169,7 +169,8 @@ def compute_curve(
         latencies: What it is made from.
         kind: As ``fit_compute_curve``.
         shape: The job's curve on another device. Latencies at one batch size only, as telemetry of a single run gives
-            them, take their shape from there; epoch latencies without one take that of most jobs.
+            them, take their shape from there; epoch latencies, and probes with an uncertainty, without one take that
+            of most jobs.
         largest_batch: Largest batch size that fits into the device's memory.
 
     Raises:
@@ -178,7 +179,11 @@ def compute_curve(
     probes = [_probe(each) for each in latencies]
     origin = _ORIGINS[type(latencies[0])] if latencies else CurveOrigin.PROBES
     if len({each.batch_size for each in probes}) == 1:
-        if shape is None and origin is CurveOrigin.CROSS_GPU:
+        # Probes of one's own time have no uncertainty; those of iterations on several GPUs have.
+        if shape is None and (
+            origin is CurveOrigin.CROSS_GPU
+            or (origin is CurveOrigin.PROBES and all(each.uncertainty is not None for each in probes))
+        ):
             shape = _usual_shape(probes[0].batch_size)
         if shape is not None:
             return replace(_scaled(shape, probes), origin=origin, largest_batch=largest_batch)
