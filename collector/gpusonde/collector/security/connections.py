@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -27,6 +28,7 @@ _OPEN_FILES = "/proc/self/fd"
 _IPV6_NETWORK_BITS = 64  # what one customer or host is given; within it, addresses cost nothing
 
 
+@functools.lru_cache(maxsize=1024)
 def address_of(peer: str) -> str:
     """Return the address in gRPC's word for a caller, of IPv6 its network; what is no such word, as it is."""
     host = unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")

@@ -210,7 +210,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         async def answer(data: bytes, context: Context) -> Any:
             context = _with_details(context)
-            async with self._question(context, role, method):
+            with contextlib.ExitStack() as counted:
+                if role is not None:
+                    await self._count_question(counted, context, method, self._callers.question)
                 request = await self._decode(decode, data, context)
                 return await cast(Any, handler.unary_unary)(request, context)
 
@@ -221,12 +223,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         async def answer(data: bytes, context: Context) -> None:
             context = _with_details(context)
-            asking = (
-                self._limited(context, method, self._callers.stranger(address_of(context.peer())))
-                if role is None
-                else self._question(context, role, method, self._callers.watch if method in _WATCHES else None)
-            )
-            async with asking:
+            with contextlib.ExitStack() as counted:
+                if role is None:
+                    await self._count(counted, context, method, self._callers.stranger(address_of(context.peer())))
+                else:
+                    count = self._callers.watch if method in _WATCHES else self._callers.question
+                    await self._count_question(counted, context, method, count)
                 request = await self._decode(decode, data, context)
                 await _respond(cast(Any, handler.unary_stream)(request, context), context)
 
@@ -244,39 +246,36 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     if role is Role.AGENT
                     else self._callers.watch(_caller_name(identity, peer_of(context)))
                 )
-            async with self._limited(context, method, limit):
+            with contextlib.ExitStack() as counted:
+                await self._count(counted, context, method, limit)
                 await _respond(cast(Any, handler.stream_stream)(requests, context), context)
 
         decode = _decoder(method, role, handler.request_deserializer)
         return grpc.stream_stream_rpc_method_handler(cast(Any, answer), decode, handler.response_serializer)
 
-    @contextlib.asynccontextmanager
-    async def _question(
+    async def _count_question(
         self,
+        counted: contextlib.ExitStack,
         context: Context,
-        role: Role | None,
         method: str,
-        count: Callable[[str], contextlib.AbstractContextManager[None]] | None = None,
-    ) -> AsyncIterator[None]:
-        if role is None:
-            yield
-            return
+        count: Callable[[str], contextlib.AbstractContextManager[None]],
+    ) -> None:
         identity = await self._admit(context, method)
-        caller = _caller_name(identity, peer_of(context))
-        async with self._limited(context, method, (count or self._callers.question)(caller)):
-            yield
+        await self._count(counted, context, method, count(_caller_name(identity, peer_of(context))))
 
-    @contextlib.asynccontextmanager
-    async def _limited(
-        self, context: Context, method: str, limit: contextlib.AbstractContextManager[None]
-    ) -> AsyncIterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._connections.call(context.peer()))
-            try:
-                stack.enter_context(limit)
-            except RequestError as error:
-                await self._refuse(context, error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), method)
-            yield
+    async def _count(
+        self,
+        counted: contextlib.ExitStack,
+        context: Context,
+        method: str,
+        limit: contextlib.AbstractContextManager[None],
+    ) -> None:
+        """Count a call for as long as ``counted`` is entered, or refuse it."""
+        counted.enter_context(self._connections.call(context.peer()))
+        try:
+            counted.enter_context(limit)
+        except RequestError as error:
+            await self._refuse(context, error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), method)
 
     async def _admit(self, context: Context, method: str) -> CallerIdentity:
         try:
