@@ -472,6 +472,8 @@ def test_a_measurement_in_the_request_is_predicted_from(client):
             "INVALID_ARGUMENT",
             "epoch_latency_relative_error",
         ),
+        (Measurement("8xT4", 20.0), (), "INVALID_ARGUMENT", "number of GPUs, which has a field of its own"),
+        (Measurement("T4", 20.0), ("A10G", "4 x V100"), "INVALID_ARGUMENT", "'4 x V100' is a name with a number"),
     ],
 )
 def test_an_impossible_measurement_is_refused_with_the_reason(client, measurement, targets, code, words):

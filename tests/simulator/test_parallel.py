@@ -112,6 +112,9 @@ def test_a_gpu_without_a_number_means_as_many_as_the_run_has(ask):
         ("8xT4", Placement(T4, 8)),
         ("2x8xA100-SXM4-40GB@400gbit", Placement(A100, 16, 2, network_bytes_per_second=50e9)),
         ("2xV100-SXM2-16GB@pcie@batch32", Placement(V100, 2, link="pcie", batch_per_gpu=32)),
+        # As the remarks of a prediction write it, and as people do.
+        ("8 x T4", Placement(T4, 8)),
+        ("2X8 × A100-SXM4-40GB @400gbit", Placement(A100, 16, 2, network_bytes_per_second=50e9)),
     ],
 )
 def test_placements_are_written_in_short(text, expected):
@@ -128,6 +131,7 @@ def test_placements_are_written_in_short(text, expected):
         ("4xT4@ethernet", "nvlink or pcie"),
         ("4xT4@batch1.2.3", "no number"),
         ("@pcie", "names no GPUs"),
+        ("2x2x8xT4", "names no GPUs"),
         ("999999999xT4", "1 to 100000"),
         ("2x4xT4@0gbit", "above zero"),
         ("2x4xT4@0.000001gbit", "from 1000000 to"),

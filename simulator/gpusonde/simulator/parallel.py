@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, Precision
+from gpusonde.catalog.gpus import split_count
 from gpusonde.errors import MeasurementError
 from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement
 from gpusonde.predictor.crossgpu.features import log_compute_rate
@@ -66,7 +67,10 @@ NORMAL_90 = 1.645
 _LOG_RATIO_GRID = np.linspace(-9.0, 4.0, 261)
 # What is still known of the memory with a smaller (False) and with a larger (True) batch than the run's.
 _STILL_FITS = {False: ("yes", "likely"), True: ("no",)}
-_SYNTAX = re.compile(r"(?:(?:(?P<hosts>\d{1,18})x)?(?P<gpus>-?\d{1,18})x)?(?P<name>[^@]+)(?P<rest>(?:@[^@]*)*)")
+_SYNTAX = re.compile(
+    r"(?:(?:(?P<hosts>\d{1,18})\s*[x×]\s*)?(?P<gpus>-?\d{1,18})\s*[x×]\s*)?(?P<name>[^@]+)(?P<rest>(?:@[^@]*)*)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,12 @@ class Placement:
             UnknownGpuError: The catalogue does not hold the GPU.
         """
         found = _SYNTAX.fullmatch(text.strip())
-        if found is None:
+        if found is None or split_count(found["name"])[1] != 1:
             raise MeasurementError(f"{text[:60]!r} names no GPUs; write 8xV100, 2x8xH100@400gbit or 4xA40@pcie@batch32")
         hosts = int(found["hosts"] or 1)
         resolution = gpus.resolve(found["name"], with_slices=True)
         told: dict[str, Any] = {}
-        for part in filter(None, found["rest"].split("@")):
+        for part in filter(None, map(str.strip, found["rest"].split("@"))):
             number = re.fullmatch(r"(?:(?P<gbit>[\d.]+)gbit|batch(?P<batch>[\d.]+))", part)
             name = "link" if number is None else "network_bytes_per_second" if number["gbit"] else "batch_per_gpu"
             if name in told:
@@ -325,7 +329,7 @@ class ParallelPredictor:
 
 
 def find_too_many(placement: Placement, offers: Iterable[Offer], known: int = 0) -> str:
-    """Say that no machine holds what a placement has in a host; empty where one does, or ``known`` many are seen."""
+    """Say that no machine of the catalogue holds what a placement has in a host; empty where one does, or ``known`` many are seen."""
     if placement.gpus_per_host <= max(_USUAL_MACHINE, known):
         return ""
     held = (offer.gpu_count for offer in offers if offer.gpu_model == placement.gpu.name)
@@ -333,8 +337,8 @@ def find_too_many(placement: Placement, offers: Iterable[Offer], known: int = 0)
     if placement.gpus_per_host <= most:
         return ""
     return (
-        f"{placement.gpus_per_host} x {placement.gpu.name} in one host: no machine holds more than {most}; spread "
-        f"them over hosts, for example {math.ceil(placement.gpu_count / most)}x{most}x{placement.gpu.name}"
+        f"{placement.gpus_per_host} x {placement.gpu.name} in one host: no machine of the catalogue holds more than {most}; "
+        f"spread them over hosts, for example {math.ceil(placement.gpu_count / most)}x{most}x{placement.gpu.name}"
     )
 
 

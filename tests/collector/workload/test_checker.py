@@ -101,6 +101,7 @@ def test_whoever_names_a_graph_that_is_none_has_its_error():
         (workload(batch_size=1 << 31), "invalid_request", "batch_size"),
         (workload(device=""), "invalid_request", "cluster.device"),
         (workload(device="no such"), "unknown_device", "cluster.device"),
+        (workload(device="4xV100"), "invalid_request", "cluster.device"),
         (workload(device="x" * 10_000), "invalid_request", "cluster.device"),
         (workload(device=V100, device_count=1 << 31), "invalid_request", "cluster.device_count"),
         (workload(device=V100, node_count=2), "invalid_request", "cluster.node_count"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, OfferCatalog, Precision, Resolution, UnknownGpuError
+from gpusonde.catalog.gpus import split_count
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.query.jobs import runs_of_job
 from gpusonde.collector.query.runs import duration, find_run, gpu_message, nanoseconds
@@ -46,8 +47,13 @@ def resolve(gpus: GpuCatalog, name: str, memory_bytes: int = 0, with_slices: boo
         with_slices: Take MIG slices, too.
 
     Raises:
-        RequestError: The catalogue does not hold it (``NOT_FOUND``).
+        RequestError: The catalogue does not hold it (``NOT_FOUND``), or a number is written before it
+            (``INVALID_ARGUMENT``): it would count for one.
     """
+    if split_count(name)[1] != 1:
+        raise RequestError(
+            "INVALID_ARGUMENT", f"{name[:80]!r} is a name with a number of GPUs, which has a field of its own"
+        )
     try:
         return gpus.resolve(name, memory_bytes=memory_bytes or None, with_slices=with_slices)
     except UnknownGpuError as error:

@@ -185,7 +185,8 @@ def _device(name: str, gpus: GpuCatalog) -> tuple[str, list[str]]:
     try:
         found = resolve(gpus, _text(name, "cluster.device"), with_slices=True)
     except RequestError as error:
-        raise WorkloadError(UNKNOWN_DEVICE, str(error), "cluster.device") from None
+        code = UNKNOWN_DEVICE if error.status == "NOT_FOUND" else INVALID_REQUEST
+        raise WorkloadError(code, str(error), "cluster.device") from None
     return found.spec.name, [f"{name}: {found.note}"] if found.note else []
 
 
