@@ -242,20 +242,41 @@ def test_cycles_that_go_on_at_a_lower_level_are_work() -> None:
     assert "10 s (epoch)" in watch.report.reason
 
 
+def cycles_until(now_s: float, state: RunState = RunState.TRAINING) -> EpochDetection:
+    starts_s = np.arange(0.0, now_s, 10.0)
+    cycle = Cycle(10.0, 9.9, 10.1, 30, starts_s, 0.95, CycleRole.EPOCH, 0.9, confirmed=True)
+    return EpochDetection(Verdict.NONE, "", cycles=(cycle,), run_state=state, run_state_confidence=0.9)
+
+
 def test_an_alarm_that_cycles_prove_wrong_is_not_raised_after_the_same_time_again() -> None:
     watch, now_s = working()
     for _ in range(2):
         alarms = [span for span in watch.spans if span.state in (JobState.STALLED, JobState.HUNG)]
-        now_s = show(watch, now_s, 70, (250.0, 1.0))
-        starts_s = np.arange(0.0, now_s, 10.0)
-        cycle = Cycle(10.0, 9.9, 10.1, 30, starts_s, 0.95, CycleRole.EPOCH, 0.9, confirmed=True)
-        watch.note_detection(
-            EpochDetection(Verdict.NONE, "", cycles=(cycle,), run_state=RunState.TRAINING, run_state_confidence=0.9)
-        )
+        now_s = show(watch, now_s, 65, (250.0, 1.0))
+        now_s = show(watch, now_s, 5, (265.0, 1.0))
+        watch.note_detection(cycles_until(now_s))
         now_s = show(watch, now_s, 5, (250.0, 1.0))
         now_s = show(watch, now_s, 60, WORKS)
     assert len([span for span in watch.spans if span.state in (JobState.STALLED, JobState.HUNG)]) == 1
     assert len(alarms) == 1
+
+
+@pytest.mark.parametrize("level", [IDLE, WAITS, (250.0, 1.0)])
+def test_cycles_that_are_found_in_the_noise_of_a_hang_do_not_end_it(level: tuple[float, float]) -> None:
+    watch, now_s = working()
+    begin_s = now_s
+    for _ in range(10):
+        now_s = show(watch, now_s, 60, level)
+        watch.note_detection(cycles_until(now_s))
+    assert watch.report.state in (JobState.STALLED, JobState.HUNG)
+    assert watch.report.start_s == pytest.approx(begin_s, abs=2)
+
+
+def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
+    watch, now_s = working(20)
+    show(watch, now_s, 200, (75.0, 1.0))
+    assert watch.report.state == JobState.UNKNOWN
+    assert "a kernel is on all 8 GPUs all the time" in watch.report.reason
 
 
 def test_what_serves_is_serving_and_waits_for_requests_in_peace() -> None:

@@ -24,6 +24,8 @@ _LEAST_S = 20.0
 _OF_CYCLE = 0.15  # of a known cycle: what an evaluation at its end may take
 _CYCLES = 2.7  # of the way from pause to pause, so that a hang is told within three
 _LONG = 0.4  # of the longest pause: what counts as one of its kind
+_FALLS_CELLS = 3  # at the beginning of a pause
+_SWINGS = 1.05  # times the lowest load: more than the noise of minutes of one who waits
 _UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
 _UNEVEN_FEWEST = 4
 _REST_S = 8.0  # of a pause from which somebody came back, not a program
@@ -43,6 +45,8 @@ class Pause:
         total: Sum of the load in them.
         changes: Sum of the changes from one to the next.
         last: Load of the last one.
+        lowest: Load of all but the first ones, in which it still falls.
+        highest: Likewise.
         spinning: GPUs that were in use all the time in the last one.
         wrote: Whether anything was written in it.
         copied: Whether anything went over PCIe.
@@ -58,6 +62,8 @@ class Pause:
     total: float = 0.0
     changes: float = 0.0
     last: float = math.nan
+    lowest: float = math.inf
+    highest: float = 0.0
     spinning: int = -1
     wrote: bool = False
     copied: bool = False
@@ -72,6 +78,8 @@ class Pause:
             self.sign_s = time_s
         self.changes += abs(load - self.last) if self.cells else 0.0
         self.last = load
+        if self.cells >= _FALLS_CELLS:
+            self.lowest, self.highest = min(self.lowest, load), max(self.highest, load)
         self.cells += 1
         self.total += load
 
@@ -79,6 +87,11 @@ class Pause:
     def mean(self) -> float:
         """Mean load."""
         return self.total / max(self.cells, 1)
+
+    @property
+    def swings(self) -> bool:
+        """Whether the load has moved as it does in cycles, and not only by noise."""
+        return self.highest > _SWINGS * self.lowest
 
     @property
     def roughness(self) -> float:

@@ -43,6 +43,7 @@ _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has 
 _MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
 _ROUGH = 0.03  # mean change from cell to cell, relative, of one who does not only wait
 _ROUGH_CELLS = 24
+_SHOWN_CELLS = 3.0  # per cycle, of which the load of the cells shows something
 
 _WRITES = 1e6  # bytes per second of a job that saves
 _COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwise
@@ -143,6 +144,7 @@ class _Cycles:
     period_s: float = math.nan
     role: str = ""
     last_start_s: float = -math.inf
+    shortest_s: float = math.nan
     cyclic: bool = False
     work_s: float = 0.0  # that the job had done by then
 
@@ -224,6 +226,7 @@ class StateWatch:
             period_s=math.nan if chosen is None else float(chosen.period_s),
             role="" if chosen is None or chosen.role == CycleRole.UNKNOWN else chosen.role.value,
             last_start_s=max((float(c.starts_s[-1]) for c in told if c.starts_s.size), default=-math.inf),
+            shortest_s=min((float(c.period_s) for c in told), default=math.nan),
             cyclic=bool(told) and run in (RunState.TRAINING, None),
             work_s=self._work.seconds,
         )
@@ -401,7 +404,9 @@ class StateWatch:
         pause.spinning = second.spinning
         rough = pause.cells >= _ROUGH_CELLS and pause.roughness > _ROUGH
         rough = rough and self._range.share(pause.mean) > 2 * IDLES
-        cycles_on = self._cycles.last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
+        # Cycles that are found in a load that does not move are found in its noise.
+        may_show = pause.swings or second.is_partly_used or self._cycles.shortest_s < _SHOWN_CELLS * self._cell_s
+        cycles_on = may_show and self._cycles.last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
         if rough or cycles_on:
             # A lower level, but work: it moves as work does, or the cycles go on in it.
             self._range.lower_to(pause.mean)
@@ -548,6 +553,8 @@ class StateWatch:
             reason = f"{said}: {second.unused} of {second.gpus} GPUs do nothing, the others wait for them"
             return JobState.CHECKPOINTING, reason, 0.6
         if min(share, lowest_after) < IDLES or 0 < second.gpus == second.unused:
+            if 0 < second.gpus == second.spinning:
+                return JobState.UNKNOWN, f"{said}, while a kernel is on all {second.gpus} GPUs all the time", 0.3
             if known.processors > max(1.0, 0.5 * known.usual_processors):
                 return JobState.UNKNOWN, f"{said}, while its processes take {known.processors:.1f} processors", 0.3
             return JobState.IDLE, said, 0.7
