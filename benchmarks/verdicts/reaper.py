@@ -487,6 +487,13 @@ class _Replay:
         newest = self.now_s if not self.outage.start <= self.now_s < self.outage.stop else self.outage.start
         return (_START + newest) * _NS if (_START + newest) * _NS >= start_unix_nano else None
 
+    def latest_use(self, *_: Any) -> Samples:
+        time, use = (
+            np.array([(_START + self.now_s) * _NS]),
+            self.use[[self.now_s]] if self.has_use else np.array([np.nan]),
+        )
+        return Samples(time, time, time, time, {"gpu_utilization": use.astype(np.float32)})
+
     def runs_of(self, *, open_only: bool = False, **_: Any) -> list[RunRow]:
         found = [run for run in self.runs.values() if not (open_only and run.ended)]
         return sorted(found, key=lambda run: (run.start_unix_nano, run.run_id), reverse=True)
@@ -582,8 +589,9 @@ class _Replay:
             open_bindings=self.open_bindings,
             gpus=self.gpus_of,
             recent_activity=self.recent_activity,
+            metrics=lambda _: ["gpu_utilization"],
         )
-        samples = SimpleNamespace(next_tick=self.next_tick)
+        samples = SimpleNamespace(next_tick=self.next_tick, read=self.latest_use)
         return cast(Store, SimpleNamespace(results=results, facts=facts, samples=samples))
 
     # The client, as far as the reaper asks.

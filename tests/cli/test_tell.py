@@ -281,6 +281,22 @@ def test_all_jobs_are_asked_for_at_once_with_their_ends_and_those_that_are_liste
     assert asked == [{"limit": 1000, "estimates": True}] * 2
 
 
+def test_an_earlier_job_of_the_same_name_does_not_have_the_newest_one_told_again_and_again(capsys):
+    def job(end_s, active):
+        return SimpleNamespace(
+            job_id="team/a", scheduler="kubernetes", active=active, state="training", estimate=None, members=(),
+            end_unix_nano=time.time_ns() - end_s * SECOND,
+        )  # fmt: skip
+
+    client = SimpleNamespace(list_jobs=lambda **_: [job(0, True), job(3600, False)])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [])
+    arguments = SimpleNamespace(scheduler="kueue", dry_run=True, json=True, every="30s")
+    known = {}
+    for _ in range(2):
+        tell._tell(client, kueue, arguments, known)
+    assert capsys.readouterr().out.count("team/a") == 1
+
+
 def test_a_pod_that_is_gone_is_a_failure_with_its_reason_and_the_others_are_told(tmp_path, api, capsys):
     write_jobs(tmp_path / "data", ("team/gone", KUBERNETES, "idle", False), ("team/here", KUBERNETES, "idle", False))
     with ThreadCollector(tmp_path / "data") as collector:

@@ -126,6 +126,17 @@ def test_what_cannot_be_told_ends_no_alert_and_the_end_of_the_job_does(world):
     assert world.kept == [("hung", 0, 910)]
 
 
+def test_evaluations_and_checkpoints_of_a_slower_job_do_not_end_its_alert_and_training_does(world):
+    world.at(1000, (0, "training"), (100, "slower"))
+    assert world.kept == [("slower", 100, 0)]
+    world.at(1010, (1005, "evaluating"))
+    world.at(1200, (1100, "checkpointing"))
+    assert world.kept == [("slower", 100, 0)]
+    world.at(1310, (1300, "training"))
+    world.at(1400)
+    assert world.kept == [("slower", 100, 1400)]
+
+
 def test_a_rule_can_be_switched_off_while_the_collector_runs(world):
     world.alerts.configure(AlertsConfig(hung_after_s=0.0, idle_after_s=10.0))
     world.at(500, (0, "hung"))

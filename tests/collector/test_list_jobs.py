@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from support.job_records import binding, gpu_traces, idle_outside, records_of
@@ -19,6 +20,7 @@ from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import CollectorError, RequestError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import Trace
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -373,6 +375,16 @@ def test_silence_of_an_agent_is_no_idleness_and_ends_its_jobs_after_a_day(subjec
     assert job.state == query_pb2.JOB_STATE_UNKNOWN
     assert job.reason.startswith("nothing is heard of host-1; ")
     assert not list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), later).jobs
+
+
+def test_a_job_one_of_whose_gpus_never_says_whether_it_is_in_use_is_not_said_to_be_idle(subject):
+    dumb, quiet = idle_traces().items()
+    unknown = Trace(dumb[1].time_s, dumb[1].values | {"dram_active": np.full(len(dumb[1]), np.nan)})
+    hold(subject, {dumb[0]: unknown, quiet[0]: quiet[1]})
+    now = START + 60 * SECOND
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+    assert (job.state, job.confidence) == (query_pb2.JOB_STATE_UNKNOWN, 0.0)
+    assert job.reason.startswith("nothing tells whether GPU-0 is in use; none of its 2 GPUs has ever worked")
 
 
 def test_a_job_that_has_left_its_gpus_is_over(subject):

@@ -167,6 +167,19 @@ def test_an_idle_gpu_of_a_job_is_named() -> None:
     assert [(d.gpu, d.kind) for d in found.deviations] == [("idle", "idle")]
 
 
+@pytest.mark.parametrize("unknown", [("sm_active",), ("sm_active", "power_watts")])
+def test_a_gpu_of_a_job_whose_use_is_not_known_is_not_said_to_be_idle(unknown: tuple[str, ...]) -> None:
+    job = []
+    for number in range(3):
+        trace = training_trace(seed=number)[0]
+        values = {"sm_active": trace.values["dram_active"], "power_watts": trace.values["power_watts"]}
+        missing = dict.fromkeys(unknown if number == 1 else (), np.full(len(trace), np.nan))
+        job.append(Trace(trace.time_s, values | missing, gpu_uuid=str(number)))
+    found = detect(job)
+    assert found.period_s == pytest.approx(20.0, rel=0.01)
+    assert found.deviations == ()
+
+
 @pytest.mark.parametrize(
     "values",
     [

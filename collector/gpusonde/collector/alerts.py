@@ -48,6 +48,10 @@ _STATES = {
     "slower": query_pb2.JOB_STATE_SLOWER,
     "idle": query_pb2.JOB_STATE_IDLE,
 }
+# In which what an alert is about goes on: what cannot be told is no sign that all is well, and cycles that take longer
+# have evaluations and checkpoints, too.
+_GOES_ON = {rule: frozenset({state, query_pb2.JOB_STATE_UNKNOWN}) for rule, state in _STATES.items()}
+_GOES_ON["slower"] |= {query_pb2.JOB_STATE_EVALUATING, query_pb2.JOB_STATE_CHECKPOINTING}
 _CRITICAL = frozenset({"hung"})
 _Key = tuple[int, str, str]  # scheduler, job, rule
 
@@ -219,8 +223,7 @@ class JobAlerts:
                     changed.append(row)
         for key, row in self._open.items():
             found = going_on.get(key[:2])
-            # What cannot be told is no sign that all is well.
-            if found is not None and found.state in (_STATES[row.rule], query_pb2.JOB_STATE_UNKNOWN):
+            if found is not None and found.state in _GOES_ON[row.rule]:
                 self._well_since.pop(key, None)
                 continue
             since = self._well_since.setdefault(key, now)

@@ -205,10 +205,12 @@ def active_ticks(ticks: Ticks) -> npt.NDArray[np.bool_]:
     Metrics with a true zero decide if there is one; power, whose idle level is unknown, only in their absence.
     """
     busy = np.zeros(len(ticks), dtype=bool)
-    zero_based = [metric(n).unit in (Unit.RATIO, Unit.BYTES_PER_SECOND) for n in ticks.names]
-    for column, has_zero in zip(ticks.values, zero_based, strict=True):
-        finite = np.isfinite(column)
-        if has_zero is not any(zero_based) or not finite.any():
+    # One that the driver never gave decides nothing.
+    known = [(n, column, finite) for n, column in zip(ticks.names, ticks.values, strict=True)
+             if (finite := np.isfinite(column)).any()]  # fmt: skip
+    zero_based = [metric(n).unit in (Unit.RATIO, Unit.BYTES_PER_SECOND) for n, *_ in known]
+    for (_, column, finite), has_zero in zip(known, zero_based, strict=True):
+        if has_zero is not any(zero_based):
             continue
         values = np.where(finite, column, np.nanmin(column)).astype(np.float64)
         # One odd tick is neither a level nor activity.

@@ -156,7 +156,9 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
     jobs = client.list_jobs(limit=_MOST_JOBS, estimates=args.scheduler == "kueue")
     for gone in known.keys() - {job.job_id for job in jobs}:
         del known[gone]
-    for job in jobs:
+    # Of a name that was used before, the newest one counts.
+    newest = {(job.scheduler, job.job_id): job for job in reversed(jobs)}
+    for job in reversed(newest.values()):
         if job.scheduler != args.scheduler.replace("kueue", "kubernetes") or not place.takes(job.job_id):
             continue
         if not job.active and (now - job.end_unix_nano) / 1e9 > _ENDED_FOR_S:

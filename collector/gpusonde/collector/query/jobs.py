@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
+import numpy as np
+
 from gpusonde.collector.query.endings import JobProgress, earlier_runs, stays
 from gpusonde.collector.query.job_looks import JobLooks
 from gpusonde.collector.query.job_tree import JobTree
@@ -27,6 +29,7 @@ from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.model import AlertRow, GpuRow, JobStateRow, RunRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import NO_JOBS, job_of
+from gpusonde.collector.tracking.runs import has_activity, measure_activity
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
@@ -36,6 +39,8 @@ _PAGE = 1000
 _MOST_OPEN_RUNS = 100_000
 _DAY_NS = 86_400_000_000_000
 _SILENT_NS = 300_000_000_000
+_LATELY_NS = 30_000_000_000
+_MOST_NAMED = 4
 _MOST_SPANS = 64
 # Of the time that processes are asked about: in a shorter pause it is not looked up what they did.
 _SHORT_PAUSE = 8
@@ -314,7 +319,7 @@ def _job(
             found = slow_jobs.explain(job.job_id, [run for run in members if not run.ended], gpus, since)
             job.reason = "; ".join(filter(None, [job.reason, found.reason]))
             job.slow_devices.extend(found.devices)
-    resting_ns = _add_idleness(job, of, end) if of.active and not works else 0
+    resting_ns = _add_idleness(job, store, of, end, now) if of.active and not works else 0
     _add_goodput(job, parts, resting_ns)
     pauses = _pauses(parts, members)
     longest_ns = max((end - begin for begin, end in pauses), default=0)
@@ -347,7 +352,7 @@ def _bound(hold: _Hold, gpu: GpuRow | None) -> query_pb2.JobMember:
     )
 
 
-def _add_idleness(job: query_pb2.Job, of: _Runs, end: int) -> int:
+def _add_idleness(job: query_pb2.Job, store: Store, of: _Runs, end: int, now: int) -> int:
     """Say of a job whose GPUs all rest that its scheduler still gives them to it; return the GPU time, nanoseconds."""
     since = max(end, min(hold.binding.start_unix_nano for hold in of.held))
     silent = sorted({hold.agent_id for hold in of.held if not hold.is_heard})
@@ -355,11 +360,21 @@ def _add_idleness(job: query_pb2.Job, of: _Runs, end: int) -> int:
     worked = "has worked since" if of.runs else "has ever worked"
     job.reason = f"none of its {len(of.held)} GPUs {worked}, and the scheduler still gives them to it"
     job.state, job.confidence = query_pb2.JOB_STATE_IDLE, 0.9
-    if silent:
+    against = [f"nothing is heard of {', '.join(silent)}"] if silent else []
+    if dumb := [hold.binding.gpu_uuid for hold in of.held if not _tells_use(store, hold.binding.gpu_uuid, now)]:
+        against.append(f"nothing tells whether {', '.join(dumb[:_MOST_NAMED])} is in use")
+    if against:
         job.state, job.confidence = query_pb2.JOB_STATE_UNKNOWN, 0.0
-        job.reason = f"nothing is heard of {', '.join(silent)}; {job.reason}"
+        job.reason = "; ".join([*against, job.reason])
     until = job.end_time.ToNanoseconds()
     return sum(max(0, until - max(end, hold.binding.start_unix_nano)) for hold in of.held)
+
+
+def _tells_use(store: Store, gpu_uuid: str, now: int) -> bool:
+    """Return whether the latest ticks of a GPU say that it works or rests, if there are any."""
+    names = [name for name in store.facts.metrics(gpu_uuid) if has_activity([name])]
+    samples = store.samples.read(gpu_uuid, now - _LATELY_NS, now + 1, names)
+    return not len(samples) or bool(np.isfinite(measure_activity(samples)).any())
 
 
 def _alerts(results: ResultStore, job: query_pb2.Job) -> Iterator[query_pb2.JobAlert]:

@@ -183,11 +183,12 @@ def _align(
     """Shift hosts whose clocks are seconds beside those of the others to them."""
     power = values.get("power_watts")
     hosts = np.unique(agents)
-    if power is None or hosts.size < 3 or time_s.size < 2:
+    if power is None or hosts.size < 2 or time_s.size < 2:
         return
     means = np.array([mean_of_known(power[agents == host], axis=0) for host in hosts])
     waves = np.nan_to_num(means - mean_of_known(means, axis=1)[:, None])
-    common = np.median(waves, axis=0)
+    # Between two of them there is no usual one.
+    common = np.median(waves, axis=0) if hosts.size > 2 else waves[0]
     most = int(_MOST_LAG_S / float(time_s[1] - time_s[0]))
     for host, wave in zip(hosts, waves, strict=True):
         lags = range(-most, most + 1)

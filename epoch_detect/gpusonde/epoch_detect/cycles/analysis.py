@@ -172,7 +172,7 @@ def analyse_in_steps(
         level=level,
         run_state=run_state[0],
         run_state_confidence=run_state[1],
-        deviations=find_deviations(list(devices), list(loads.values()), compared_s),
+        deviations=find_deviations(list(loads), list(loads.values()), compared_s),
         warnings=(*detection.warnings, *settled.warnings),
     ), cached
 
@@ -250,14 +250,17 @@ def compare_devices(devices: Mapping[str, Ticks], period_s: float) -> tuple[Devi
     job = None if isinstance(activity, str) else scale_load(activity.active, activity.idle)
     if isinstance(activity, str) or job is None:
         return ()
-    return find_deviations(list(seen), list(_device_loads(seen, activity, job).values()), period_s)
+    loads = _device_loads(seen, activity, job)
+    return find_deviations(list(loads), list(loads.values()), period_s)
 
 
 def _device_loads(devices: Mapping[str, Ticks], activity: Activity, job: Load) -> dict[str, Load]:
-    """Put what each GPU of a job does on the grid of the job; one that does nothing stays there with nothing."""
+    """Put what each GPU of a job does on the grid of the job, with nothing where it does nothing, if that is known."""
     grid_s = activity.time_map.restore(job.to_s(np.arange(len(job))))
     loads = {}
     for name, ticks in devices.items():
+        if not np.isfinite(ticks.values).any():
+            continue
         first, stop = active_range(ticks)
         load = scale_load(ticks.slice(first, stop), measure_idle(ticks)) if stop - first >= LEAST_TICKS else None
         if load is None:
