@@ -51,6 +51,25 @@ def test_a_skypilot_task_names_machine_place_and_batch() -> None:
         made("skypilot", MIXED)
 
 
+@pytest.mark.parametrize(
+    ("name", "region", "place"),
+    [
+        ("aws/us-east-1/us-west-2/g4dn.2xlarge/spot", "aws/us-east-1/us-west-2", ("aws", "us-east-1", "g4dn.2xlarge")),
+        ("lambda/all/gpu_1x_a10", "lambda/all", ("lambda", None, "gpu_1x_a10")),
+        ("mine", "", (None, None, "mine")),
+    ],
+)
+def test_machines_at_one_price_in_several_regions_are_started_in_the_first(
+    name: str, region: str, place: tuple[str | None, ...]
+) -> None:
+    """The catalogue has both: as many regions as the price holds in, and "all"."""
+    plan, offers = Plan((Group(name, 2, 32),)), (replace(G5, name=name, region=region),)
+    task = yaml.safe_load(launch_file("skypilot", plan, offers, name="x", at_most_s=60.0))
+    assert tuple(task["resources"].get(key) for key in ("cloud", "region", "instance_type")) == place
+    _, job = yaml.safe_load_all(launch_file("k8s-job", plan, offers, name="x", at_most_s=60.0))
+    assert job["spec"]["template"]["spec"]["nodeSelector"].get("topology.kubernetes.io/region") == place[1]
+
+
 def test_skypilot_knows_every_key_of_its_task() -> None:
     schemas = pytest.importorskip("sky.utils.schemas", reason="the package skypilot is not installed")
     task = yaml.safe_load(made("skypilot", LONE))

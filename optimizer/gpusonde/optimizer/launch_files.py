@@ -17,6 +17,8 @@ from gpusonde.optimizer.problem import Billing, MachineOffer, Plan
 
 LAUNCHERS = ("skypilot", "slurm", "aws-cli", "k8s-job")
 _PORT = 29500
+# As the catalogue has it.
+_EVERYWHERE = "all"
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _NOT_IN_COMMENTS = re.compile(r"[^ -~]+")
 # What stands in scripts and YAML as it is.
@@ -37,8 +39,13 @@ class _Machines:
     @property
     def instance_type(self) -> str:
         """Its type as its cloud writes it: offers of the catalogue are named cloud/place/type."""
-        parts = self.offer.name.split("/")
-        return _plain(parts[2] if len(parts) > 2 else self.offer.name, f"the machine of offer {self.offer.name!r}")
+        name = self.offer.name
+        if self.offer.region and name.startswith(f"{self.offer.region}/"):
+            machine = name.removeprefix(f"{self.offer.region}/").split("/")[0]
+        else:
+            # The place may be a zone.
+            machine = name.split("/")[2] if name.count("/") > 1 else name
+        return _plain(machine, f"the machine of offer {name!r}")
 
     @property
     def cloud(self) -> str:
@@ -47,8 +54,9 @@ class _Machines:
 
     @property
     def region(self) -> str:
-        """Its region, without the cloud."""
-        return _plain(self.offer.region.split("/")[-1], "a region") if self.offer.region else ""
+        """Its region, without the cloud: the first of several at one price; empty where it is in all, or unknown."""
+        first = self.offer.region.split("/")[:2][-1]
+        return _plain(first, "a region") if first not in ("", _EVERYWHERE) else ""
 
     @property
     def zone(self) -> str:

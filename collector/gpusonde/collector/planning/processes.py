@@ -116,7 +116,7 @@ def _solve_several(question: Mapping[str, Any], search_s: float) -> dict[str, An
             documents.append(documents[first] if first < place else parse_problem(problem, _gpus(), _offers()))
         except DocumentError as error:
             raise DocumentError(f"problems[{place}].{error.field}".rstrip("."), error.problem) from None
-    objectives = {None: None, **{each.value: each for each in Objective}}
+    objectives: dict[str | None, Objective | None] = {None: None, **{each.value: each for each in Objective}}
     if (objective := question.get("objective")) not in objectives:
         raise DocumentError("objective", f"must be {' or '.join(each.value for each in Objective)}")
     named = [(each.name or f"job {place}", each) for place, each in enumerate(documents, 1)]
