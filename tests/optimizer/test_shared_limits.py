@@ -109,3 +109,11 @@ def test_quotas_and_data_take_the_names_that_offers_have() -> None:
     assert problem.quotas == (SharedQuota(4, "T4"),)
     assert problem.data is not None
     assert problem.data.region == "aws/us-east-1"
+
+
+def test_data_may_lie_where_no_offer_stands() -> None:
+    """Regions of one coast differ in their number: the other one is no slip."""
+    document = deepcopy(DOCUMENT) | {"data": DATA | {"region": "aws/us-east-2"}}
+    problem = parse_problem(document, GPUS, OFFERS).problem
+    assert problem.data is not None
+    assert problem.data.fees(["aws/us-east-1"])[0] == pytest.approx(0.9)

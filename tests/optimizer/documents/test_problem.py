@@ -166,6 +166,21 @@ def test_the_catalogue_answers_queries_under_the_jobs_curves():
     assert found.rated_fabrics
 
 
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ({"regions": ["us-east1"]}, "none is on_demand with providers = aws and regions = us-east1 and gpus = T4"),
+        ({"gpus": ["H100"]}, "left out: no batch limits for H100"),
+    ],
+)
+def test_a_query_that_no_offer_answers_is_told_what_it_asked_or_what_the_offers_lack(query, why):
+    """us-east1 is a region of another cloud."""
+    asked = {"providers": ["aws"], "gpus": ["T4"], "quota": 4} | query
+    field, problem = refusal(small_problem(catalog=[asked]))
+    assert field == "catalog[0]"
+    assert why in problem
+
+
 def test_spot_machines_of_the_catalogue_need_a_rate_of_preemptions():
     field, _ = refusal(small_problem(catalog=[{"gpus": ["T4"], "quota": 4, "billing": "spot"}]))
     assert field == "catalog[0].preemptions_per_hour"

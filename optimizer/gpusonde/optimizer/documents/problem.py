@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -497,9 +498,14 @@ def _data_costs(keys: ProblemKeys, offers: list[MachineOffer]) -> DataCosts | No
         return replace(keys.data, region=meant.pop())
     regions = sorted({offer.region for offer in offers})
     near = difflib.get_close_matches(keys.data.region, regions, n=1)
-    if near and near[0] != keys.data.region:
+    # Regions of one coast differ in their number: us-east-2 is no slip.
+    if near and _letters(near[0]) != _letters(keys.data.region):
         raise DocumentError("data.region", f"no offer stands in {keys.data.region!r}; did you mean {near[0]!r}?")
     return keys.data
+
+
+def _letters(region: str) -> str:
+    return re.sub("[0-9]", "", region)
 
 
 def _listed(names: list[str]) -> str:
@@ -562,10 +568,15 @@ def _list_offers(
         raise DocumentError(f"{path}.gpus", str(error)) from None
     except (CatalogError, ProblemError) as error:
         raise DocumentError(path, str(error)) from None
-    for reason, number in selection.reasons().items():
-        notes.append(f"{count(number, 'offer')} of the catalogue left out: {reason}")
+    left_out = [
+        f"{count(number, 'offer')} of the catalogue left out: {why}" for why, number in selection.reasons().items()
+    ]
+    notes += left_out
     if not selection.offers:
-        raise DocumentError(path, "no offer of the catalogue can be used; 'gpusonde offers' lists them")
+        given = {key: getattr(query, key) for key in ("providers", "regions", "gpus", "instance_types")}
+        asked = [f"{key} = {', '.join(names)}" for key, names in given.items() if names]
+        why = "; ".join(left_out) or f"none is {query.billing.value} with {' and '.join(asked)}"
+        raise DocumentError(path, f"no offer of the catalogue can be used: {why}; 'gpusonde offers' lists them")
     return [
         replace(
             offer,
