@@ -246,6 +246,18 @@ def test_where_nothing_can_be_taken_away_no_plan_against_that_is_named(
     assert "spot" not in out
 
 
+def test_a_plan_on_demand_that_comes_too_late_is_not_said_to_keep_the_deadline(
+    problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"elapsed_s": 0, "completed_iterations": 0}]
+    late = small_problem(deadline_s=900.0)
+    late["offers"][0] |= {"billing": "spot", "preemptions_per_hour": 0.1}
+    write_json(problem, late)
+    out, _ = said(capsys, "monitor", str(problem), "--progress", reports(problem.parent, rows))
+    assert "deadline or budget cannot be kept with confidence" in out
+    assert "if all spot machines go" not in out
+
+
 def test_a_recommendation_stands_until_machines_change(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"elapsed_s": float(t), "completed_iterations": 0.0} for t in range(0, 300, 20)]
     out, _ = said(capsys, "monitor", str(problem), "--progress", reports(problem.parent, rows), "--json")

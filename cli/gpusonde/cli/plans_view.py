@@ -256,7 +256,9 @@ def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
             screen.line(f"{word}: {', '.join(machines)}")
     if found["at_risk"]:
         screen.note("deadline or budget cannot be kept with confidence")
-    if found["fallback"] is not None:
+    before_s = found["fallback_before_s"]
+    # One whose time has passed keeps nothing.
+    if found["fallback"] is not None and (before_s is None or before_s > found["at_s"]):
         screen.line(
             f"if all spot machines go: {plan_text(found['fallback'])} keeps it until"
             f" {formatting.duration(found['fallback_before_s'])}"
