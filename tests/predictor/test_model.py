@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.catalog import Precision
 from gpusonde.errors import ModelError
@@ -327,6 +328,24 @@ def test_a_gpu_with_nothing_less_than_another_new_one_is_not_slower(model, runs,
         found = {each.target_gpu: each for each in model.predict(runs.run(row).measurement(), targets)}
         for better, other in pairs:
             assert found[better.name].epoch_latency_s <= 1.01 * found[other.name].epoch_latency_s
+
+
+def test_a_better_gpu_that_is_slower_than_another_one_says_why(tmp_path, small_settings, gpus):
+    """Of the source and the targets, whichever was measured."""
+    rows = synthetic_runs()
+    for row in rows:
+        if row["Instances"] == "p3":  # a host that keeps its GPU waiting
+            row["one_epoch_average_second"] *= 6
+    runs = read_runs(write_runs(tmp_path / "runs.csv", rows))
+    model = LatencyModel(small_settings).fit(runs)
+    t4, v100 = gpus.get("T4"), gpus.get("V100-SXM2-16GB")
+    for row in range(4):
+        source = runs.run(row).measurement()
+        slow, fast = model.predict(source, [v100, t4])
+        assert slow.epoch_latency_s > 1.1 * fast.epoch_latency_s
+        words = "faster than on V100-SXM2-16GB though" if source.gpu == v100 else "slower than on T4 though"
+        assert words in (fast if source.gpu == v100 else slow).reason
+        assert "than on" not in (slow if source.gpu == v100 else fast).reason
 
 
 def test_between_known_answers_the_interpolation_rises_and_keeps_what_rises():

@@ -329,16 +329,17 @@ class ParallelPredictor:
 
 
 def find_too_many(placement: Placement, offers: Iterable[Offer], known: int = 0) -> str:
-    """Say that no machine of the catalogue holds what a placement has in a host; empty where one does, or ``known`` many are seen."""
+    """Say that no machine holds what a placement has in a host; empty where an offer does, or ``known`` are seen."""
     if placement.gpus_per_host <= max(_USUAL_MACHINE, known):
         return ""
     held = (offer.gpu_count for offer in offers if offer.gpu_model == placement.gpu.name)
     most = max(_USUAL_MACHINE, known, *held)
     if placement.gpus_per_host <= most:
         return ""
+    gpu, spread = placement.gpu.name, math.ceil(placement.gpu_count / most)
     return (
-        f"{placement.gpus_per_host} x {placement.gpu.name} in one host: no machine of the catalogue holds more than {most}; "
-        f"spread them over hosts, for example {math.ceil(placement.gpu_count / most)}x{most}x{placement.gpu.name}"
+        f"{placement.gpus_per_host} x {gpu} in one host: no machine of the catalogue holds more than {most}; spread "
+        f"them over hosts, for example {spread}x{most}x{gpu}"
     )
 
 

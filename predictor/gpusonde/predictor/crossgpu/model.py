@@ -135,7 +135,7 @@ class Query:
         level = metric_level(self._source, REQUIRED_METRICS)
         if level is MetricLevel.NVIDIA_SMI and self._source.precision in (None, *_SINGLE):
             others = [(index, target) for index, target in enumerate(targets) if index not in answers]
-            answers.update(self._answer_with_residual(others))
+            answers.update(self._explain_order(targets, self._answer_with_residual(others)))
         predictions = []
         for index, target in enumerate(targets):
             try:
@@ -207,13 +207,28 @@ class Query:
             reasons.append(
                 f"the run's metrics are {distance:.1f} times as far from the fitted runs as a new workload usually is"
             )
-        if log_ratio > math.log(_SLOWER) and dominates(target, self._source.gpu):
-            reasons.append(
-                f"slower than on {self._source.gpu.name} though it has nothing less: so were fitted runs like this one "
-                "that the host kept waiting"
-            )
         method = "prior + residual" if distance < _DISTANCE_LIMIT else "prior only"
         return _RatioEstimate(log_ratio, half_width, method, unseen or distance > 1.0, tuple(reasons))
+
+    def _explain_order(
+        self, targets: Sequence[GpuSpec], answers: dict[int, _RatioEstimate]
+    ) -> dict[int, _RatioEstimate]:
+        """Say so where, of the source and the targets, a GPU is slower than one that has nothing more than it."""
+        source = self._source.gpu
+        fitted = [(targets[i], its.log_ratio) for i, its in answers.items() if not self._is_new(targets[i])]
+        explained = {}
+        for index, answer in answers.items():
+            target = targets[index]
+            told = [
+                f"slower than on {other.name} though it has nothing less"
+                for other, log_ratio in ((source, 0.0), *fitted)
+                if answer.log_ratio - log_ratio > math.log(_SLOWER) and dominates(target, other)
+            ]
+            if answer.log_ratio < -math.log(_SLOWER) and dominates(source, target):
+                told.append(f"faster than on {source.name} though it has nothing more")
+            why = f"{' and '.join(told)}: so were fitted runs like this one that the host kept waiting"
+            explained[index] = replace(answer, reasons=(*answer.reasons, why)) if told else answer
+        return explained
 
     def _answer_by_prior(self, target: GpuSpec, level: MetricLevel) -> _RatioEstimate:
         """Answer by the prior alone: neither GPU was seen, or the metrics do not suffice for more.
@@ -280,6 +295,9 @@ class Query:
             found = [] if self._state.gpus.seen(target) else [target]
             self._unseen[id(target)] = found = found if self._source_is_seen else [self._source.gpu, *found]
         return found
+
+    def _is_new(self, target: GpuSpec) -> bool:
+        return any(gpu is target for gpu in self._find_unseen(target))
 
     @cached_property
     def _source_is_seen(self) -> bool:
