@@ -32,7 +32,7 @@ from gpusonde.errors import ProblemError
 from gpusonde.formatting import dollars, duration, percent
 from gpusonde.optimizer.problem import MachineOffer, Objective, Plan, Problem, SharedQuota
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
-from gpusonde.optimizer.search.objectives import SAME, find_time_factor
+from gpusonde.optimizer.search.objectives import SAME, find_time_factor, is_late
 from gpusonde.optimizer.search.space import count_combinations, every_plan, make_space, with_spare_modes
 from gpusonde.optimizer.solution import SLACK, PlanEstimate, Proof, Status, estimate_plan, satisfies
 from gpusonde.optimizer.solve import DEFAULT_TIME_LIMIT_S, solve
@@ -53,7 +53,7 @@ _FEW_COMBINATIONS = 1_000_000
 # Share of the time that is left for every end that is tried.
 _END_SHARE = 0.2
 # In the linear programme limits may be exceeded at this price per unit, relative to what a job costs. It grows.
-_FIRST_PENALTY, _LAST_PENALTY, _PENALTY_GROWTH = 0.25, 1e5, 4.0
+_FIRST_PENALTY, _LAST_PENALTY, _PENALTY_GROWTH = 0.25, 1e5, 8.0
 # Ends are compared one by one, not halved, once they are this near.
 _NEAR_ENDS = 1.001
 _MILP_INFEASIBLE = 2
@@ -302,16 +302,12 @@ def _undominated(columns: Sequence[_Column]) -> list[_Column]:
 
 @dataclass
 class _TolledCost:
-    """The objective of one job's search: its cost, and a toll for every machine.
-
-    The problem's prices hold a part of the tolls: what of them falls on an hour when the job takes ``longest_s``, so
-    that prices are a lower bound of both.
+    """The objective of one job's search: its cost, and a toll for every machine, which the search has in its prices.
 
     Attributes:
-        problem: The problem with such prices.
+        problem: The problem.
         kept: How many times its mean the time of a run is, at least, with which the deadline is compared.
         tolls: USD per machine, by name of the offer.
-        longest_s: Plans that take longer are of no use.
         latest_s: End that must be kept, on average.
         most_usd: Plans above it, tolls included, are of no use.
         take: Called with every plan that is allowed, its time and its cost without tolls.
@@ -322,7 +318,6 @@ class _TolledCost:
     problem: Problem
     kept: float
     tolls: Mapping[str, float]
-    longest_s: float
     latest_s: float
     most_usd: float
     take: Callable[[Plan, float, float], None]
@@ -332,27 +327,25 @@ class _TolledCost:
     def bound(self, step_s: FloatArray, usd_per_hour: FloatArray) -> FloatArray:
         return np.asarray((self.problem.overhead_s + self.problem.iterations * step_s) * usd_per_hour / 3600.0)
 
-    def ceiling(self, step_s: FloatArray, best: tuple[float, float] | None) -> FloatArray:
+    def ceiling(
+        self, step_s: FloatArray, best: tuple[float, float] | None, kept_s: FloatArray | None = None
+    ) -> FloatArray:
         problem = self.problem
         time_s = problem.overhead_s + problem.iterations * step_s
         most_usd = self.most_usd if best is None else min(self.most_usd, best[0] * (1 - SAME))
         ceiling = np.full(time_s.shape, most_usd)
         ceiling[~np.isfinite(time_s) | (time_s > self.latest_s * (1 + SAME))] = -math.inf
-        if problem.deadline_s is not None:
-            kept_s = problem.overhead_s + self.kept * problem.iterations * step_s
-            ceiling[kept_s > problem.deadline_s * (1 + SLACK)] = -math.inf
+        ceiling[is_late(problem, self.kept * step_s if kept_s is None else kept_s)] = -math.inf
         return np.asarray(ceiling * 3600.0 / np.where(np.isfinite(time_s), time_s, 1.0))
 
     def value(self, plan: Plan, estimate: PlanEstimate) -> tuple[float, float] | None:
         self.estimated += 1
-        toll = sum(group.machines * self.tolls[group.offer] for group in plan.groups) if self.tolls else 0.0
-        if toll:
-            estimate = replace(estimate, cost_usd=estimate.cost_usd - toll * estimate.time_s / self.longest_s)
         if not satisfies(self.problem, estimate):
             return None
         self.take(plan, estimate.time_s, estimate.cost_usd)
         if self.lists or estimate.time_s > self.latest_s:
             return None
+        toll = sum(group.machines * self.tolls[group.offer] for group in plan.groups) if self.tolls else 0.0
         return estimate.cost_usd + toll, estimate.time_s
 
 
@@ -504,7 +497,7 @@ class _Jobs:
         best = _Bound(-math.inf, tolls, np.zeros(len(self._jobs)))
         most_usd = min(most_usd, sum(_most_usd(job.problem, latest_s) for job in self._jobs))
         ends_s -= (1.0 - _TOLLS_SHARE) * max(ends_s - self._clock(), 0.0)
-        penalty = _FIRST_PENALTY
+        penalty, mixed_usd, over = _FIRST_PENALTY, math.inf, False
         for _ in range(_MOST_ROUNDS):
             of_jobs = self._cheapest_of_jobs(tolls, latest_s, ends_s)
             usd = float(of_jobs.sum() - tolls @ self._most)
@@ -512,14 +505,14 @@ class _Jobs:
                 best = _Bound(usd, tolls, of_jobs)
             if self._alone_usd is None:
                 self._alone_usd = usd
-            known = [columns.within(latest_s) for columns in self._columns]
-            if math.isinf(usd) or best.usd > most_usd * (1 + SLACK) or self._clock() >= ends_s or not all(known):
-                break
-            mixed_usd, over, tolls = self._mix(known, penalty * sum(each[0].cost_usd for each in known) / len(known))
             if mixed_usd <= best.usd * (1 + SLACK):
                 if not over or penalty >= _LAST_PENALTY:
                     break
                 penalty *= _PENALTY_GROWTH
+            known = [columns.within(latest_s) for columns in self._columns]
+            if math.isinf(usd) or best.usd > most_usd * (1 + SLACK) or self._clock() >= ends_s or not all(known):
+                break
+            mixed_usd, over, tolls = self._mix(known, penalty * sum(each[0].cost_usd for each in known) / len(known))
         self._tolls = best.tolls
         return best
 
@@ -575,25 +568,16 @@ class _Jobs:
             )
             for offer in problem.offers
         }
-        is_tolled = any(of_offer.values())
-        cheapest = min(offer.usd_per_hour for offer in problem.offers)
-        longest_s = min(problem.deadline_s or math.inf, latest_s, 3600.0 * most_usd / cheapest)
-        if is_tolled and math.isfinite(longest_s):
-            offers = (
-                replace(each, usd_per_hour=each.usd_per_hour + 3600.0 * of_offer[each.name] / longest_s)
-                for each in problem.offers
-            )
-            problem = replace(problem, offers=tuple(offers))
         objective = _TolledCost(
-            problem, find_time_factor(problem, job.steps), of_offer if is_tolled else {}, longest_s, latest_s,
-            most_usd * (1 + SLACK), columns.take, lists,
+            problem, find_time_factor(problem, job.steps), of_offer, latest_s, most_usd * (1 + SLACK), columns.take,
+            lists,
         )  # fmt: skip
         best = SearchResult(bound=math.inf, complete=True)
         for part in problem.parts():
-            space = make_space(part, job.steps)
+            space = make_space(part, job.steps, of_offer)
             if space is None:
                 continue
-            if is_tolled or lists:
+            if lists:
                 space = replace(space, exact=False)
             search = ExactSearch(
                 part, space, job.steps, objective,

@@ -23,7 +23,7 @@ from gpusonde.optimizer.explain import (
 from gpusonde.optimizer.paper.search import paper_search
 from gpusonde.optimizer.problem import Plan, Problem
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
-from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, find_time_factor
+from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, find_time_factor, is_late
 from gpusonde.optimizer.search.space import brute_force, make_space, with_spare_modes
 from gpusonde.optimizer.solution import (
     SLACK,
@@ -135,13 +135,13 @@ class _Front:
     def bound(self, step_s: FloatArray, usd_per_hour: FloatArray) -> FloatArray:
         return self.problem.overhead_s + self.problem.iterations * step_s
 
-    def ceiling(self, step_s: FloatArray, best: tuple[float, float] | None) -> FloatArray:
+    def ceiling(
+        self, step_s: FloatArray, best: tuple[float, float] | None, kept_s: FloatArray | None = None
+    ) -> FloatArray:
         problem = self.problem
         time_s = problem.overhead_s + problem.iterations * step_s
         most_usd = np.full(time_s.shape, math.inf if problem.budget_usd is None else problem.budget_usd * (1 + SLACK))
-        if problem.deadline_s is not None:
-            kept_s = problem.overhead_s + self.kept * problem.iterations * step_s
-            most_usd[kept_s > problem.deadline_s * (1 + SLACK)] = -math.inf
+        most_usd[is_late(problem, self.kept * step_s if kept_s is None else kept_s)] = -math.inf
         # Cost of the cheapest plan that is as fast; the points are a staircase, slower is cheaper.
         times = [point.estimate.time_s for point in self.points]
         costs = np.array([math.inf, *(point.estimate.cost_usd for point in self.points)])
@@ -277,7 +277,7 @@ def _without_plan(
     nearest = find_nearest(problem, steps, out_of_time)
     if nearest is not None and nearest.global_batch == problem.global_batch and satisfies(problem, nearest.estimate):
         # The search by price had no time left to get to the plans that are fast enough.
-        found = replace(found, plan=nearest.plan, estimate=nearest.estimate)
+        found = replace(found, plan=nearest.plan, estimate=nearest.estimate, value=rank(problem, nearest.estimate))
         return Solution(
             status=Status.FEASIBLE,
             plan=nearest.plan,

@@ -24,7 +24,7 @@ from scipy.special import ndtri
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Group, MachineOffer, Plan
 from gpusonde.simulator.calibration import SmoothCorrection
-from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
+from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.gradients import GradientTrace
 from gpusonde.simulator.iteration import (
@@ -74,7 +74,9 @@ class StepTimes(Protocol):
     """Says how long iterations take.
 
     An attribute ``least_spread`` may say what relative standard deviation, shared by the iterations of a run, every
-    plan has at least (0 without it). It lets the search dismiss plans whose mean only just meets a deadline.
+    plan has at least (0 without it). It lets the search dismiss plans whose mean only just meets a deadline. So does a
+    method ``kept_s`` with the arguments of ``bound_s`` and a confidence: a lower bound of what an iteration takes at
+    that confidence, per iteration of a run.
     """
 
     @property
@@ -223,7 +225,18 @@ DEFAULT_MODEL_SPREAD = 0.1
 DEFAULT_SHARING = BandwidthSharing(max_in_flight=1)
 # Medians of iteration times of one configuration differ by so much from one launch to the next.
 _LAUNCH_NOISE = 0.05
+# Bounds are means over so many classes of placements, the slowest ones apart: shares of all placements up to each.
+_PLACEMENTS = (0.01, 0.03, 0.06, 0.12, 0.22, 0.4, 0.65, 1.0)
+# Traces with more buckets than this get one class: tables of bandwidths grow with both.
+_MOST_CLASSED_BUCKETS = 256
+# The mean of a maximum of two that scatter is above the larger mean by this share of their deviation at most.
+_KINK = 0.4
+# What a run keeps grows with its latency, which bounds of it rely on, up to this quantile at these shares of a forward
+# pass: beyond, the shorter scatter of a slower GPU may outweigh its time.
+_MOST_QUANTILE, _LEAST_FORWARD_SHARE = 2.0, 0.3
 _LISTED_MACHINES = 16
+# Relative standard deviations of runs are below this.
+_MOST_SPREAD = 1.5
 
 
 class SimulatedSteps:
@@ -341,22 +354,71 @@ class SimulatedSteps:
     def bound_s(self, latency_s: float, world_sizes: npt.NDArray[np.int64], network: float) -> FloatArray:
         """Return a lower bound of the mean iteration, shape of ``world_sizes``.
 
-        It is the iteration at mean latencies and mean durations of transfers: iterations are convex in both, so that
-        scatter makes their mean longer and never shorter.
+        It is the iteration at mean latencies and mean durations of transfers in every class of placements: iterations
+        are convex in both, so that scatter makes their mean longer and never shorter.
         """
         worlds, places = np.unique(world_sizes, return_inverse=True)
         shares = [curve.forward_share for curve in self._curves.values()]
         # A longer forward pass shifts all else; the least share of it gives the shortest iteration of this latency.
         # Where weights are gathered beside the forward pass, that one need not count, and the largest share does.
-        bound_s = self._bound_s(latency_s, min(shares), worlds, network, gathers=False)
+        weights = self._weights()
+        bound_s = weights @ self._bounds_s(latency_s, min(shares), worlds, network, gathers=False)
         if self._mode.sharding is Sharding.ZERO3:
-            bound_s = np.maximum(bound_s, self._bound_s(latency_s, max(shares), worlds, network, gathers=True))
+            gathered_s = weights @ self._bounds_s(latency_s, max(shares), worlds, network, gathers=True)
+            bound_s = np.maximum(bound_s, gathered_s)
         return np.asarray(self._least_factor * (bound_s + self._optimizer_s)[places])
 
-    def _bound_s(
+    def kept_s(
+        self, latency_s: float, world_sizes: npt.NDArray[np.int64], network: float, confidence: float
+    ) -> FloatArray:
+        """Return a lower bound of what an iteration takes at a confidence, per iteration of a run, shape (n,).
+
+        Where transfers go one after the other, iterations follow from latency and placement, and so does how far
+        placements scatter; what is subtracted is what the scatter of latencies may hide of it. Elsewhere it is what
+        the least spread makes of the mean.
+        """
+        mean_s = self.bound_s(latency_s, world_sizes, network)
+        spread = np.full(mean_s.shape, self.least_spread)
+        share = min(curve.forward_share for curve in self._curves.values())
+        is_plain = self._mode.sharding is Sharding.NONE and not self._corrections and self._is_queue
+        if is_plain and ndtri(confidence) <= _MOST_QUANTILE and share >= _LEAST_FORWARD_SHARE:
+            times_s = self._bounds_s(latency_s, share, world_sizes, network, gathers=False)
+            weights = self._weights()
+            placed = np.sqrt(weights @ (times_s - weights @ times_s) ** 2) / mean_s
+            scatter = max(float(curve.predict(1.0).spread[0]) for curve in self._curves.values())
+            own = np.maximum(placed - _KINK * scatter, 0.0) ** 2 - scatter**2
+            own[self._may_be_steadier(network, world_sizes)] = 0.0
+            spread = np.hypot(np.sqrt(np.maximum(own, 0.0)), self._model_spread)
+        return mean_s * least_quantile(spread, confidence)
+
+    def _may_be_steadier(self, network: float, worlds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return for which world sizes a faster class may be the slower network and scatter less, shape (n,)."""
+        weights = self._weights()
+        duration = 1.0 / self._bandwidth(network, worlds)
+        found = np.zeros(worlds.shape, dtype=np.bool_)
+        for other in (each for each in self._classes.values() if each > network):
+            of_other = 1.0 / self._bandwidth(other, worlds)
+            slower = np.tensordot(weights, of_other - duration, (0, 1)) > 0
+            found |= (slower & (of_other[:, 0] < duration[:, 0])).any(axis=1)
+        return found
+
+    @property
+    def _is_queue(self) -> bool:
+        """Whether transfers go one after the other, each as fast as its link."""
+        return self._sharing.max_in_flight == 1 and math.isinf(self._sharing.capacity_bytes_per_second)
+
+    def _weights(self) -> FloatArray:
+        """Shares of all placements that every class of them has, from the slowest on, shape (c,)."""
+        if self._trace.bucket_bytes.size > _MOST_CLASSED_BUCKETS:
+            return np.ones(1)
+        return np.diff(_class_ends(self._samples), prepend=0) / self._samples
+
+    def _bounds_s(
         self, latency_s: float, share: float, worlds: npt.NDArray[np.int64], network: float, *, gathers: bool
     ) -> FloatArray:
         """Return the iteration with such a share of forward pass; with sharded weights one of two relaxations of it.
+
+        Shape (c, n), for every class of placements.
 
         Args:
             latency_s: Of both passes.
@@ -366,21 +428,26 @@ class SimulatedSteps:
             gathers: With sharded weights the forward pass lasts as long as they are gathered, else as it computes.
         """
         several = worlds > 1
-        forward_s = np.full(worlds.size, latency_s * share)
-        moved = Moved(*np.zeros((3, worlds.size)))
-        if several.any():
-            reached = self._bandwidth(network, worlds[several])
-            traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None]
-            backward_s = latency_s - latency_s * share
-            moved.exchange_s[several] = self._exchange_bound_s(
-                backward_s, self._mode.exchanged_share * traffic, reached
-            )
-            moved.gather_s[several], moved.first_s[several] = gather_s(traffic, reached, self._sharing)
-        backward = latency_s - forward_s
-        if self._mode.sharding is Sharding.ZERO3:
-            moved = replace(moved, first_s=0.0 * moved.first_s) if gathers else replace(moved, gather_s=0.0 * forward_s)
-            forward_s = 0.0 * forward_s if gathers else forward_s
-        return self._mode.iteration_s(forward_s, backward, moved)
+        classes = self._weights().size
+        reached = self._bandwidth(network, worlds[several])
+        traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None]
+        found = np.empty((classes, worlds.size))
+        for placement in range(classes):
+            forward_s = np.full(worlds.size, latency_s * share)
+            backward_s = latency_s - forward_s
+            moved = Moved(*np.zeros((3, worlds.size)))
+            if several.any():
+                moved.exchange_s[several] = self._exchange_bound_s(
+                    latency_s - latency_s * share, self._mode.exchanged_share * traffic, reached[:, placement]
+                )
+                gathered = gather_s(traffic, reached[:, placement], self._sharing)
+                moved.gather_s[several], moved.first_s[several] = gathered
+            if self._mode.sharding is Sharding.ZERO3:
+                nothing = np.zeros(worlds.size)
+                moved = replace(moved, first_s=nothing) if gathers else replace(moved, gather_s=nothing)
+                forward_s = nothing if gathers else forward_s
+            found[placement] = self._mode.iteration_s(forward_s, backward_s, moved)
+        return found
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Return the duration of an iteration of a plan."""
@@ -430,23 +497,29 @@ class SimulatedSteps:
         )
 
     def _bandwidth(self, network: float, world_sizes: npt.NDArray[np.int64]) -> FloatArray:
-        """Bandwidth at which transfers take their mean duration, shape (n, buckets)."""
-        sizes = self._trace.bucket_bytes
-        known = self._bandwidths.get(network, np.empty((0, sizes.size)))
-        if len(known) <= world_sizes.max():
-            known = np.vstack([known, np.full((int(world_sizes.max()) + 1 - len(known), sizes.size), np.nan)])
+        """Bandwidth at which transfers take their mean duration in a class of placements, shape (n, c, buckets)."""
+        sizes, classes = self._trace.bucket_bytes, self._weights().size
+        known = self._bandwidths.get(network, np.empty((0, classes, sizes.size)))
+        if len(known) <= world_sizes.max(initial=0):
+            more = int(world_sizes.max()) + 1 - len(known)
+            known = np.concatenate([known, np.full((more, classes, sizes.size), np.nan)])
             self._bandwidths[network] = known
         fabric = next(name for name, value in self._classes.items() if value == network)
-        for world in world_sizes[np.isnan(known[world_sizes, 0])].tolist():
-            known[world] = _effective(self._networks[fabric].bus_bandwidth(sizes, world), self._samples)
+        for world in world_sizes[np.isnan(known[world_sizes, 0, 0])].tolist():
+            bandwidth = self._networks[fabric].bus_bandwidth(sizes, world)
+            spreads, places = np.unique(bandwidth.log_spread, return_inverse=True)
+            slowed = np.stack([_mean_durations(spread, self._samples, classes) for spread in spreads.tolist()])
+            known[world] = bandwidth.bytes_per_second / slowed[places].T
         return np.asarray(known[world_sizes])
 
     def _exchange_bound_s(self, backward_s: float, traffic: FloatArray, reached: FloatArray) -> FloatArray:
         """Lower bound of the mean end of the exchange, shape (m,), from traffic and bandwidths of shape (m, n)."""
         ready = np.broadcast_to(self._trace.ready_fractions * backward_s, traffic.shape)
         in_flight, capacity = self._sharing.max_in_flight, self._sharing.capacity_bytes_per_second
-        if in_flight == 1 and math.isinf(capacity):
-            return np.asarray(simulate_communications(ready, traffic, reached, max_in_flight=1).max(axis=1))
+        if self._is_queue:
+            # The last of the transfers ends when some one and all after it have gone through without a pause.
+            left_s = np.cumsum((traffic / reached)[:, ::-1], axis=1)[:, ::-1]
+            return np.asarray((ready + left_s).max(axis=1))
         # Queues of several servers and shared links are not convex; these three relaxations of them are.
         duration = traffic / reached
         alone = (ready + duration).max(axis=1)
@@ -536,15 +609,34 @@ def _reached(network: NetworkModel, size: FloatArray) -> float:
 def _effective(bandwidth: BusBandwidth, samples: int) -> FloatArray:
     """The bandwidth at which a transfer takes its mean duration, over the placements that the simulator draws."""
     spreads, places = np.unique(bandwidth.log_spread, return_inverse=True)
-    slowed = np.array([_mean_duration(spread, samples) for spread in spreads.tolist()])
+    slowed = np.array([_mean_durations(spread, samples, 1)[0] for spread in spreads.tolist()])
     return np.asarray(bandwidth.bytes_per_second / slowed[places])
 
 
 @functools.lru_cache(maxsize=1024)
-def _mean_duration(log_spread: float, samples: int) -> float:
-    """Mean duration of a transfer, as a multiple of its typical one."""
-    draws = ndtri((np.arange(samples) + 0.5) / samples)
-    return float(np.exp(-draws * log_spread).mean())
+def _mean_durations(log_spread: float, samples: int, classes: int) -> FloatArray:
+    """Mean duration of a transfer in every class of placements, as a multiple of the typical one, shape (classes,)."""
+    durations = np.exp(-ndtri((np.arange(samples) + 0.5) / samples) * log_spread)
+    ends = _class_ends(samples) if classes > 1 else np.array([samples])
+    return np.asarray(np.diff(np.cumsum(durations)[ends - 1], prepend=0.0) / np.diff(ends, prepend=0))
+
+
+@functools.lru_cache(maxsize=16)
+def _class_ends(samples: int) -> npt.NDArray[np.int64]:
+    """Numbers of placements up to the end of each class, of all from the slowest on, ascending."""
+    return np.unique(np.maximum(np.round(samples * np.array(_PLACEMENTS)).astype(np.int64), 1))
+
+
+def least_quantile(spread: FloatArray, confidence: float) -> FloatArray:
+    """Return how many times its mean a lognormal time with such a relative spread or a larger one is, at least.
+
+    Args:
+        spread: Relative standard deviation.
+        confidence: The probability with which the time is kept, 0.5 or more.
+    """
+    # It grows with the spread and falls again: the least one lies at an end.
+    ends = np.log1p(np.square([spread, np.maximum(spread, _MOST_SPREAD)]))
+    return np.asarray(np.exp(ndtri(confidence) * np.sqrt(ends) - 0.5 * ends).min(axis=0).clip(1.0))
 
 
 def _machine_fabric(offer: MachineOffer) -> str:

@@ -55,14 +55,16 @@ class Listed:
         places: Shape (m, k), the option taken of every offer, -1 for none.
         latency_s: Shape (m,), of the slowest GPU.
         network: Shape (m,), class of the slowest network.
-        usd_per_hour: Shape (m,).
-        listed_to: USD per hour; the rounds to come cost more.
+        usd_per_hour: Shape (m,), without tolls.
+        toll_usd: Shape (m,).
+        listed_to: USD per hour, with tolls; the rounds to come cost more.
     """
 
     places: IntArray
     latency_s: FloatArray
     network: FloatArray
     usd_per_hour: FloatArray
+    toll_usd: FloatArray
     listed_to: float
 
 
@@ -183,14 +185,15 @@ def _slices(counts: IntArray) -> Iterator[slice]:
 
 def _listed(subproblem: Subproblem, places: IntArray, listed_to: float) -> Listed:
     latency, network = np.zeros(len(places)), np.full(len(places), np.inf)
-    price = np.zeros(len(places))
+    price, toll = np.zeros(len(places)), np.zeros(len(places))
     for offer, options in enumerate(subproblem.options):
         taken = np.flatnonzero(places[:, offer] >= 0)
         place = places[taken, offer]
         latency[taken] = np.maximum(latency[taken], options.latency_s[place])
         network[taken] = np.minimum(network[taken], options.network)
         price[taken] += options.usd_per_hour[place]
-    return Listed(places, latency, network, price, listed_to)
+        toll[taken] += options.toll_usd[place]
+    return Listed(places, latency, network, price, toll, listed_to)
 
 
 def _ramps(counts: IntArray) -> IntArray:
@@ -311,7 +314,7 @@ class ExactSearch:
                 if aim is not None and found.bound > aim[0] * (1 + SAME):
                     break
                 self._check_time()
-                if not anchor.sharpen(self._steps, self._space.samples):
+                if not anchor.sharpen(self._steps, self._space):
                     self._search_cell(anchor)
                 heapq.heappop(heap)
                 self._push(heap, number, anchor)
@@ -357,7 +360,7 @@ class ExactSearch:
             for place in np.flatnonzero(fits & (options.samples == self._space.samples)).tolist():
                 worlds = options.devices[place : place + 1]
                 step_s = self._steps.bound_s(float(options.latency_s[place]), worlds, options.network)
-                price = options.usd_per_hour[place : place + 1]
+                price = (options.usd_per_hour + self._space.hourly(step_s) * options.toll_usd)[place : place + 1]
                 bound = float(self._objective.bound(step_s, price)[0])
                 uniform.append((bound, float(price[0]), float(step_s[0]), self._plan((options.group(place),))))
         for _, usd_per_hour, mean_s, plan in sorted(uniform, key=lambda each: each[:2]):
@@ -376,14 +379,13 @@ class ExactSearch:
         place = anchor.best_place(self._objective)
         try:
             if self._space.exact or not anchor.priced[place]:
-                plan = self._cheapest(anchor, place)
-                if plan is not None:
-                    self._take(plan)
-                if plan is not None and not self._space.exact:
+                cheapest = self._cheapest(anchor, place)
+                if cheapest is not None:
+                    self._take(cheapest[0])
+                if cheapest is not None and not self._space.exact:
                     # Others of it may be better, but none is cheaper: its turn may come later.
                     anchor.priced[place] = True
-                    cheapest = plan.usd_per_hour(self._problem.offers) * (1 - SAME)
-                    anchor.usd_per_hour[place] = max(anchor.usd_per_hour[place], cheapest)
+                    anchor.usd_per_hour[place] = max(anchor.usd_per_hour[place], cheapest[1] * (1 - SAME))
                     return
         except TooManyPlansError as error:
             anchor.priced[place] = not self._space.exact
@@ -413,9 +415,9 @@ class ExactSearch:
     def _ceiling(self, step_s: float) -> float:
         return float(self._objective.ceiling(np.array([step_s]), self._aim())[0])
 
-    def _cheapest(self, anchor: Anchor, place: int) -> Plan | None:
-        """The cheapest plan of a subproblem below the ceiling."""
-        subproblem = anchor.subproblem(place, self._space.samples)
+    def _cheapest(self, anchor: Anchor, place: int) -> tuple[Plan, float] | None:
+        """The cheapest plan of a subproblem below the ceiling, and its price with tolls."""
+        subproblem = anchor.subproblem(place, self._space)
         options = subproblem.cheapest(
             self._ceiling(float(anchor.step_s[place])),
             lambda: anchor.is_reached(place, self._space.samples, self._check_time),
@@ -423,7 +425,9 @@ class ExactSearch:
         )
         if options is None:
             return None
-        return self._plan(anchor.options[offer].group(index) for offer, index in options)
+        plan = self._plan(anchor.options[offer].group(index) for offer, index in options)
+        tolls_usd = sum(float(anchor.options[offer].toll_usd[index]) for offer, index in options)
+        return plan, plan.usd_per_hour(self._problem.offers) + subproblem.hourly * tolls_usd
 
     def _plan(self, groups: Iterable[Group]) -> Plan:
         return Plan(tuple(groups), self._problem.mode)
@@ -433,7 +437,7 @@ class ExactSearch:
 
         A subproblem may hold millions of plans, so that one turns to others before all of them are made.
         """
-        subproblem = anchor.subproblem(place, self._space.samples)
+        subproblem = anchor.subproblem(place, self._space)
         world_size = anchor.world_sizes[place : place + 1]
         cell_step_s = float(anchor.step_s[place])
         for listed in list_plans(
@@ -447,7 +451,7 @@ class ExactSearch:
             latencies, which = np.unique(listed.latency_s[own], return_inverse=True)
             bounds = [float(self._steps.bound_s(each, world_size, anchor.network)[0]) for each in latencies.tolist()]
             step_s = np.array(bounds)[which]
-            price = listed.usd_per_hour[own]
+            price = listed.usd_per_hour[own] + self._space.hourly(step_s) * listed.toll_usd[own]
             for index in np.lexsort((price, self._objective.bound(step_s, price))).tolist():
                 if price[index] > self._ceiling(float(step_s[index])):
                     continue

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.optimizer.problem import Objective, Plan, Problem
-from gpusonde.optimizer.solution import SLACK, PlanEstimate, quantile_s, rank, satisfies, violation
-from gpusonde.optimizer.step_times import StepTimes
+from gpusonde.optimizer.solution import SLACK, PlanEstimate, rank, satisfies, violation
+from gpusonde.optimizer.step_times import StepTimes, least_quantile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -24,7 +24,13 @@ SAME = 1e-12
 
 def find_time_factor(problem: Problem, steps: StepTimes) -> float:
     """Return how many times its mean the time of a run is, at least, with which a deadline is compared."""
-    return quantile_s(1.0, getattr(steps, "least_spread", 0.0), problem.confidence)
+    return float(least_quantile(np.array(getattr(steps, "least_spread", 0.0)), problem.confidence))
+
+
+def is_late(problem: Problem, kept_s: FloatArray) -> npt.NDArray[np.bool_]:
+    """Return where iterations that take so long at the problem's confidence miss the deadline, shape of ``kept_s``."""
+    deadline_s = math.inf if problem.deadline_s is None else problem.deadline_s * (1 + SLACK)
+    return np.asarray(problem.overhead_s + problem.iterations * kept_s > deadline_s)
 
 
 class SearchObjective(Protocol):
@@ -34,12 +40,15 @@ class SearchObjective(Protocol):
         """Return a lower bound of the objective's value, from lower bounds of an iteration and of the price."""
         ...
 
-    def ceiling(self, step_s: FloatArray, best: tuple[float, float] | None) -> FloatArray:
+    def ceiling(
+        self, step_s: FloatArray, best: tuple[float, float] | None, kept_s: FloatArray | None = None
+    ) -> FloatArray:
         """Return the price from which on plans with such iterations are of no use; minus infinity when none is.
 
         Args:
             step_s: Lower bound of an iteration.
             best: Value of the best plan so far.
+            kept_s: Lower bound of an iteration at the problem's confidence; None where only the mean is known.
         """
         ...
 
@@ -67,14 +76,14 @@ class ProblemObjective:
             return time_s
         return np.asarray(time_s * usd_per_hour / 3600.0)
 
-    def ceiling(self, step_s: FloatArray, best: tuple[float, float] | None) -> FloatArray:
+    def ceiling(
+        self, step_s: FloatArray, best: tuple[float, float] | None, kept_s: FloatArray | None = None
+    ) -> FloatArray:
         """Return the price above which a limit is broken or the best plan is better."""
         problem = self.problem
         time_s = problem.overhead_s + problem.iterations * step_s
         most_usd = np.full(time_s.shape, math.inf if problem.budget_usd is None else problem.budget_usd * (1 + SLACK))
-        if problem.deadline_s is not None:
-            kept_s = problem.overhead_s + self.kept * problem.iterations * step_s
-            most_usd[kept_s > problem.deadline_s * (1 + SLACK)] = -math.inf
+        most_usd[is_late(problem, self.kept * step_s if kept_s is None else kept_s)] = -math.inf
         if best is not None and problem.objective is Objective.TIME:
             most_usd[time_s > best[0] * (1 + SAME)] = -math.inf
             tied = time_s >= best[0] * (1 - SAME)
@@ -112,15 +121,18 @@ class LeastViolation:
             over = np.maximum(over, time_s * usd_per_hour / 3600.0 / self.problem.budget_usd)
         return over
 
-    def ceiling(self, step_s: FloatArray, best: tuple[float, float] | None) -> FloatArray:
+    def ceiling(
+        self, step_s: FloatArray, best: tuple[float, float] | None, kept_s: FloatArray | None = None
+    ) -> FloatArray:
         """Return the price above which the best plan breaks the limits less."""
+        kept_s = self.kept * step_s if kept_s is None else kept_s
         problem = self.problem
         time_s = problem.overhead_s + problem.iterations * step_s
         most_over = math.inf if best is None else best[0] * (1 - SAME)
         most_usd = np.full(time_s.shape, math.inf if problem.budget_usd is None else most_over * problem.budget_usd)
         if problem.deadline_s is not None:
-            kept_s = problem.overhead_s + self.kept * problem.iterations * step_s
-            most_usd[kept_s > most_over * problem.deadline_s] = -math.inf
+            end_s = problem.overhead_s + problem.iterations * kept_s
+            most_usd[end_s > most_over * problem.deadline_s] = -math.inf
         most_usd[~np.isfinite(time_s)] = -math.inf
         return np.asarray(most_usd * 3600.0 / np.where(np.isfinite(time_s), time_s, 1.0))
 

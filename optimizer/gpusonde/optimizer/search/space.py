@@ -6,9 +6,10 @@ problems one by one, the oracle that the searches are tested against.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,6 +112,7 @@ class Options:
         devices: Shape (n,), GPUs of all machines.
         samples: Shape (n,), samples of all machines per iteration, in units of the space.
         usd_per_hour: Shape (n,), of all machines.
+        toll_usd: Shape (n,), what all machines cost besides, however long they run.
         latency_s: Shape (n,), of the slowest GPU, ascending.
         least_devices: Shape (n,), GPUs that a plan with it must have, so that the job fits into memory.
     """
@@ -122,6 +124,7 @@ class Options:
     devices: IntArray
     samples: IntArray
     usd_per_hour: FloatArray
+    toll_usd: FloatArray
     latency_s: FloatArray
     least_devices: IntArray
 
@@ -141,6 +144,10 @@ class Space:
         exact: Iterations follow from latency, GPUs and network, and what counts follows from them and the price.
         single: Plans on one machine only. They are no options: their network is the machine's own, so they are
             estimated one by one.
+        overhead_s: Seconds of a run before and after its iterations.
+        iterations: Iterations of a run.
+        kept_s: Lower bound of an iteration at the problem's confidence, of latency, world sizes and network; None where
+            there is no deadline, or only the mean is known.
     """
 
     options: tuple[Options, ...]
@@ -148,10 +155,22 @@ class Space:
     samples: int
     exact: bool
     single: tuple[Plan, ...]
+    overhead_s: float
+    iterations: int
+    kept_s: Callable[[float, IntArray, float], FloatArray] | None
+
+    def hourly(self, step_s: FloatArray) -> FloatArray:
+        """Return which share of a toll falls on an hour of runs with such iterations, shape of ``step_s``."""
+        return np.asarray(3600.0 / (self.overhead_s + self.iterations * step_s))
 
 
-def make_space(problem: Problem, steps: StepTimes) -> Space | None:
+def make_space(problem: Problem, steps: StepTimes, tolls: Mapping[str, float] | None = None) -> Space | None:
     """Return what can be chosen; None when no offer can take part.
+
+    Args:
+        problem: A part of a problem.
+        steps: Durations of iterations.
+        tolls: What a machine costs besides its price, USD by name of the offer.
 
     Raises:
         ProblemError: There are too many options.
@@ -176,13 +195,25 @@ def make_space(problem: Problem, steps: StepTimes) -> Space | None:
     unit = math.gcd(*(batch * offer.devices for offer, counted in groups for batch, _ in counted))
     if problem.samples % unit:
         return None
-    found = tuple(_options(problem, offer, counted, unit, steps) for offer, counted in groups)
+    tolls = tolls or {}
+    found = tuple(
+        _options(problem, offer, counted, unit, steps, tolls.get(offer.name, 0.0)) for offer, counted in groups
+    )
     exact = steps.exact and not problem.needs_every_plan
-    return Space(found, unit, problem.samples // unit, exact, tuple(single))
+    samples = problem.samples // unit
+    kept_s = None
+    if problem.deadline_s is not None and hasattr(steps, "kept_s"):
+        kept_s = functools.partial(steps.kept_s, confidence=problem.confidence)
+    return Space(found, unit, samples, exact, tuple(single), problem.overhead_s, problem.iterations, kept_s)
 
 
 def _options(
-    problem: Problem, offer: MachineOffer, counted: list[tuple[int, int]], unit: int, steps: StepTimes
+    problem: Problem,
+    offer: MachineOffer,
+    counted: list[tuple[int, int]],
+    unit: int,
+    steps: StepTimes,
+    toll_usd: float,
 ) -> Options:
     machines = np.concatenate([np.arange(1, most + 1) for _, most in counted])
     batches = np.repeat([batch for batch, _ in counted], [most for _, most in counted])
@@ -209,6 +240,7 @@ def _options(
         devices=devices,
         samples=devices * batches // unit,
         usd_per_hour=machines * offer.usd_per_hour,
+        toll_usd=machines * toll_usd,
         latency_s=latency[order],
         least_devices=np.array([least[batch] for batch in batches.tolist()], dtype=np.int64),
     )

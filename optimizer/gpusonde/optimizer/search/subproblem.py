@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,7 @@ class Subproblem:
         samples: The global batch, in units.
         usd_per_device_hour: Dual price of a GPU.
         usd_per_sample_hour: Dual price of a unit of samples.
+        hourly: Share of a toll that falls on an hour; with it tolls are part of all prices here.
     """
 
     options: Sequence[Options]
@@ -99,6 +100,7 @@ class Subproblem:
     samples: int
     usd_per_device_hour: float
     usd_per_sample_hour: float
+    hourly: float = 0.0
 
     def cheapest(
         self, ceiling: float, may_exist: Callable[[], bool], check_time: Callable[[], None]
@@ -138,7 +140,7 @@ class Subproblem:
         """Price of an offer's options less the worth of their GPUs and samples."""
         options, count = self.options[offer], self.counts[offer]
         return np.asarray(
-            options.usd_per_hour[:count]
+            (options.usd_per_hour + self.hourly * options.toll_usd)[:count]
             - self.usd_per_device_hour * options.devices[:count]
             - self.usd_per_sample_hour * options.samples[:count]
         )
@@ -283,14 +285,20 @@ class Kinds:
     Attributes:
         devices: Shape (k,), most GPUs.
         usd_per_device_hour: Shape (k,).
+        toll_usd_per_device: Shape (k,), what a GPU costs besides, however long it runs.
         smallest: Shape (k,), smallest batch per GPU.
         largest: Shape (k,), largest one.
     """
 
     devices: IntArray
     usd_per_device_hour: FloatArray
+    toll_usd_per_device: FloatArray
     smallest: FloatArray
     largest: FloatArray
+
+    def with_tolls(self, hourly: float) -> Kinds:
+        """Return the same with such a share of the tolls in the prices."""
+        return replace(self, usd_per_device_hour=self.usd_per_device_hour + hourly * self.toll_usd_per_device)
 
     def reachable(self, world_sizes: IntArray, samples: float) -> npt.NDArray[np.bool_]:
         """Return for which world sizes the global batch lies between what they can run at least and at most."""
@@ -382,6 +390,8 @@ def _fill(world_sizes: IntArray, devices: IntArray, prices: FloatArray) -> Float
 
 # Latencies that depend on the number of machines are many; those within this share of each other are one anchor.
 _SAME_LATENCY = 0.01
+# Runs whose logarithms of time lie in one interval of this length share their bounds of prices with tolls.
+_SAME_HOURS = 0.05
 
 
 @dataclass
@@ -403,6 +413,7 @@ class Anchor:
         priced: Shape (n,), true where ``usd_per_hour`` is the price of the cheapest plan.
         timed: True once ``step_s`` includes the exchange of gradients.
         usd_per_sample_hour: Shape (n,), dual price of a sample; None until ``usd_per_hour`` is the good bound.
+        kept_s: Shape (n,), lower bound of an iteration at the problem's confidence; None until somebody asked.
         reached: Shape (n,), world sizes that reach the global batch exactly; None until somebody asked.
     """
 
@@ -418,16 +429,17 @@ class Anchor:
     priced: npt.NDArray[np.bool_]
     timed: bool = False
     usd_per_sample_hour: FloatArray | None = None
+    kept_s: FloatArray | None = None
     reached: npt.NDArray[np.bool_] | None = None
 
     def close(self, objective: SearchObjective, best: tuple[float, float] | None) -> float | None:
         """Close subproblems with nothing better than ``best``; return the lowest bound of the others, None without."""
-        self.open &= self.usd_per_hour <= objective.ceiling(self.step_s, best)
+        self.open &= self.usd_per_hour <= objective.ceiling(self.step_s, best, self.kept_s)
         if not self.open.any():
             return None
         return float(objective.bound(self.step_s[self.open], self.usd_per_hour[self.open]).min())
 
-    def sharpen(self, steps: StepTimes, samples: int) -> bool:
+    def sharpen(self, steps: StepTimes, space: Space) -> bool:
         """Make the bounds sharper by one step; return False when they are as sharp as they get."""
         if not self.timed:
             places = np.flatnonzero(self.open)
@@ -435,11 +447,30 @@ class Anchor:
             self.timed = True
             return True
         if self.usd_per_sample_hour is None:
-            found = self.kinds.bound(self.world_sizes, samples)
-            self.usd_per_hour = np.maximum(self.usd_per_hour, found.usd_per_hour)
-            self.usd_per_sample_hour = found.usd_per_sample_hour
+            self.usd_per_sample_hour = np.zeros(self.world_sizes.size)
+            for some, kinds in self._kinds_alike(space):
+                found = kinds.bound(self.world_sizes[some], space.samples)
+                self.usd_per_hour[some] = np.maximum(self.usd_per_hour[some], found.usd_per_hour)
+                self.usd_per_sample_hour[some] = found.usd_per_sample_hour
+            return True
+        if self.kept_s is None and space.kept_s is not None:
+            places = np.flatnonzero(self.open)
+            self.kept_s = np.zeros(self.step_s.shape)
+            self.kept_s[places] = space.kept_s(self.latency_s, self.world_sizes[places], self.network)
             return True
         return False
+
+    def _kinds_alike(self, space: Space) -> Iterator[tuple[IntArray, Kinds]]:
+        """Yield world sizes, by place, whose runs take nearly as long, and prices with the least of their tolls."""
+        if not self.kinds.toll_usd_per_device.any():
+            yield np.arange(self.world_sizes.size), self.kinds
+            return
+        places = np.flatnonzero(self.open)
+        hourly = space.hourly(self.step_s[places])
+        alike = np.floor(np.log(hourly) / _SAME_HOURS).astype(np.int64)
+        for each in np.unique(alike):
+            some = places[alike == each]
+            yield some, self.kinds.with_tolls(float(hourly[alike == each].min()))
 
     def is_reached(self, place: int, samples: int, check_time: Callable[[], None]) -> bool:
         """Return whether a subproblem holds any plan; closes all open ones that do not.
@@ -461,12 +492,13 @@ class Anchor:
         places = places[bounds <= bounds.min() * (1 + SAME)]
         return int(places[self.usd_per_hour[places].argmin()])
 
-    def subproblem(self, place: int, samples: int) -> Subproblem:
+    def subproblem(self, place: int, space: Space) -> Subproblem:
         """Return a subproblem, once the bounds are sharp."""
         world_size = int(self.world_sizes[place])
         per_sample = 0.0 if self.usd_per_sample_hour is None else float(self.usd_per_sample_hour[place])
-        per_device = self.kinds.price_per_device(world_size, per_sample)
-        return Subproblem(self.options, self.counts, world_size, samples, per_device, per_sample)
+        hourly = float(space.hourly(self.step_s[place : place + 1])[0]) if self.kinds.toll_usd_per_device.any() else 0.0
+        per_device = self.kinds.with_tolls(hourly).price_per_device(world_size, per_sample)
+        return Subproblem(self.options, self.counts, world_size, space.samples, per_device, per_sample, hourly)
 
 
 def make_anchors(space: Space, steps: StepTimes) -> Iterator[Anchor]:
@@ -515,6 +547,7 @@ class _Limits:
     """Limits of every offer over the first of its options."""
 
     usd_per_device_hour: FloatArray
+    toll_usd_per_device: FloatArray
     devices: list[IntArray]
     smallest: list[FloatArray]
     largest: list[FloatArray]
@@ -530,6 +563,7 @@ class _Limits:
         step = math.gcd(*(each.offer.devices for each in options))
         return cls(
             np.array([each.offer.usd_per_hour / each.offer.devices for each in options]),
+            np.array([each.toll_usd[0] / each.devices[0] for each in options]),
             [np.maximum.accumulate(each.devices) for each in options],
             [np.minimum.accumulate(batch) for batch in per_device],
             [np.maximum.accumulate(batch) for batch in per_device],
@@ -542,6 +576,7 @@ class _Limits:
         return Kinds(
             np.array([self.devices[offer][last] for offer, last in taken]),
             self.usd_per_device_hour[[offer for offer, _ in taken]],
+            self.toll_usd_per_device[[offer for offer, _ in taken]],
             np.array([self.smallest[offer][last] for offer, last in taken]),
             np.array([self.largest[offer][last] for offer, last in taken]),
         )
