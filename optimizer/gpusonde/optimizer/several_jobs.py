@@ -50,6 +50,8 @@ _MOST_LISTED = 20_000
 _TOLLS_SHARE = 0.5
 # Jobs with fewer combinations of machines and batches are small: all their plans are listed at once.
 _FEW_COMBINATIONS = 1_000_000
+# How far above the bound choices are first looked for among all plans, relative; it doubles.
+_FIRST_AIM = 0.005
 # Share of the time that is left for every end that is tried.
 _END_SHARE = 0.2
 # In the linear programme limits may be exceeded at this price per unit, relative to what a job costs. It grows.
@@ -476,20 +478,22 @@ class _Jobs:
         choice, is_best = self._pick(latest_s)
         if low.usd > min(most_usd, sum(_most_usd(job.problem, latest_s) for job in self._jobs)) * (1 + SLACK):
             return choice, low.usd, True
-        if choice is not None and any_will_do and choice.cost_usd <= most_usd:
-            return choice, low.usd, False
-        listed = False
-        if choice is None or low.usd < choice.cost_usd * (1 - SLACK):
-            before = self._estimated
-            listed = self._list(low, latest_s, most_usd if choice is None else choice.cost_usd, ends_s)
-            if self._estimated > before:
-                choice, is_best = self._pick(latest_s)
-        is_proven = listed and is_best
-        if choice is None:
-            return None, math.inf if is_proven else low.usd, is_proven
-        if is_proven or low.usd >= choice.cost_usd * (1 - SLACK):
-            return choice, choice.cost_usd, True
-        return choice, low.usd, False
+        bound, share = low.usd, _FIRST_AIM
+        while choice is None or bound < choice.cost_usd * (1 - SLACK):
+            if choice is not None and any_will_do and choice.cost_usd <= most_usd:
+                return choice, bound, False
+            # Near the bound there are few plans, of which better choices may come, so that fewer are to be listed.
+            most = most_usd if choice is None else choice.cost_usd
+            aim = min(most, low.usd * (1 + share)) if share <= 1 else most
+            listed = self._list(low, latest_s, aim, ends_s)
+            choice, is_best = self._pick(latest_s)
+            if not (listed and is_best):
+                return choice, bound, False
+            if choice is None and aim >= most:
+                return None, math.inf, True
+            bound = aim if choice is None else min(aim, choice.cost_usd)
+            share *= 2.0
+        return choice, choice.cost_usd, True
 
     def _find_tolls(self, latest_s: float, most_usd: float, ends_s: float) -> _Bound:
         """Return the best bound that tolls show."""

@@ -283,8 +283,9 @@ class ExactSearch:
         self._found = SearchResult()
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
-        # Subproblems with many plans, each with its bound and those that are still to come.
-        self._later: list[tuple[float, Iterator[Plan | None]]] = []
+        # Subproblems with many plans, each with its bound. They are listed again when it is their turn: lists that are
+        # kept half-way hold hundreds of megabytes each.
+        self._later: list[tuple[float, Anchor, int]] = []
 
     def run(self, start: Plan | None = None, before: SearchResult | None = None) -> SearchResult:
         """Return the best plan.
@@ -320,13 +321,13 @@ class ExactSearch:
                 self._push(heap, number, anchor)
             while self._later:
                 self._later.sort(key=lambda each: each[0], reverse=True)
-                for late in self._later[-1][1]:
+                for late in self._every(*self._later[-1][1:]):
                     self._check_time()
                     if late is not None:
                         self._take(late)
                 self._later.pop()
         except TimeoutError:
-            found.bound = min(found.bound, self._left_out, *(bound for bound, _ in self._later))
+            found.bound = min(found.bound, self._left_out, *(bound for bound, _, _ in self._later))
             return found
         aim = self._aim()
         found.bound = min(self._left_out, math.inf if aim is None else aim[0])
@@ -402,14 +403,13 @@ class ExactSearch:
         self._found.subproblems += 1
 
     def _search_plans(self, anchor: Anchor, place: int) -> None:
-        plans = self._every(anchor, place)
         spent = 0
-        for plan in plans:
+        for plan in self._every(anchor, place):
             spent += 1 if plan is not None else _PLANS_PER_LISTING
             if plan is not None:
                 self._take(plan)
             if spent >= _MOST_AT_ONCE:
-                self._later.append((self._found.bound, plans))
+                self._later.append((self._found.bound, anchor, place))
                 return
 
     def _ceiling(self, step_s: float) -> float:

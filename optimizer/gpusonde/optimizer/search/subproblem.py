@@ -41,9 +41,11 @@ _GROWTH = 4.0
 ROUNDS_BEFORE_DOUBT = 2
 
 
-# Partial plans that are made at a time, and that are kept at most.
+# Partial plans that are made at a time, and that are kept at most of one half of the offers, 40 bytes each.
 _MOST_AT_A_TIME = 2_000_000
-_MOST_PARTIAL = 20_000_000
+_MOST_PARTIAL = 10_000_000
+# Numbers of devices and samples that are told apart by a table, if there are no more, in all and per partial plan.
+_MOST_SLOTS, _MOST_SLOTS_EACH = 4_000_000, 8
 
 
 class TooManyPlansError(Exception):
@@ -190,14 +192,16 @@ class Subproblem:
         """Partial plans after none, one, two ... of some offers, by devices and samples."""
         zero = np.zeros(1, dtype=np.int64)
         stages = [_Partial(zero, zero, np.zeros(1), zero, zero)]
+        left = _MOST_PARTIAL
         for each in choices:
-            stages.append(self._extend(stages[-1], each, limit, check_time))
+            stages.append(self._extend(stages[-1], each, limit, left, check_time))
+            left -= stages[-1].excess.size
         return stages
 
     def _extend(
-        self, partial: _Partial, choices: OfferOptions, limit: float, check_time: Callable[[], None]
+        self, partial: _Partial, choices: OfferOptions, limit: float, most: int, check_time: Callable[[], None]
     ) -> _Partial:
-        """Add one offer."""
+        """Add one offer; more than ``most`` partial plans are too many."""
         counts = np.searchsorted(choices.excess, limit - partial.excess, side="right")
         ends = np.cumsum(counts)
         extended = None
@@ -209,7 +213,7 @@ class Subproblem:
             end = max(begin + 1, int(np.searchsorted(ends, done + _MOST_AT_A_TIME, side="right")))
             part = self._extend_some(partial, choices, begin, counts[begin:end])
             extended = part if extended is None else self._merged(extended, part)
-            if extended.excess.size > _MOST_PARTIAL:
+            if extended.excess.size > most:
                 raise TooManyPlansError(self.bound)
             begin = end
         return partial if extended is None else extended
@@ -232,8 +236,17 @@ class Subproblem:
     def _cheapest_each(self, partial: _Partial) -> _Partial:
         """The cheapest partial plan of each number of devices and samples, in the order of both."""
         key = self.key(partial.devices, partial.samples)
-        order = np.lexsort((partial.excess, key))
-        order = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
+        slots = (self.devices + 1) * (self.samples + 1)
+        if slots <= min(_MOST_SLOTS, _MOST_SLOTS_EACH * key.size):
+            least = np.full(slots, math.inf)
+            np.minimum.at(least, key, partial.excess)
+            cheapest = np.flatnonzero(partial.excess == least[key])
+            place = np.full(slots, -1)
+            place[key[cheapest]] = cheapest
+            order = place[place >= 0]
+        else:
+            order = np.lexsort((partial.excess, key))
+            order = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
         return _Partial(*(getattr(partial, name)[order] for name in _Partial.__dataclass_fields__))
 
     def _join(self, first: _Partial, second: _Partial, limit: float) -> tuple[int, int] | None:
