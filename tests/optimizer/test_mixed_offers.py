@@ -7,7 +7,7 @@ import pytest
 from instances import mixed_offers
 
 from gpusonde.optimizer import Objective, Status
-from gpusonde.optimizer.search import exact
+from gpusonde.optimizer.search import exact, subproblem
 from gpusonde.optimizer.search.space import brute_force
 from gpusonde.optimizer.solve import solve
 
@@ -57,4 +57,24 @@ def test_a_plan_that_keeps_all_limits_is_no_unknown_where_the_search_by_price_ra
     assert found.status is Status.FEASIBLE
     assert found.estimate.time_at_confidence_s <= problem.deadline_s
     assert not found.proof.complete
+    assert found.proof.gap == pytest.approx(1 - found.proof.bound / found.estimate.cost_usd)
     assert found.nearest is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_deadline_among_scattering_networks_leaves_out_no_plan(seed):
+    problem, steps = mixed_offers(3, 4, 64, 40 + seed)
+    for factor, confidence in ((1.02, 0.95), (1.3, 0.95), (1.15, 0.6)):
+        asked = replace(problem, confidence=confidence)
+        asked = with_deadline(asked, steps, factor)
+        found, wanted = solve(asked, steps, explain=False), brute_force(asked, steps)
+        assert found.status is Status.OPTIMAL
+        assert found.proof.bound == pytest.approx(wanted.proof.bound, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_table_tells_partial_plans_apart_as_a_sort_does(seed, monkeypatch):
+    problem, steps = mixed_offers(5, 4, 64, 50 + seed)
+    found = solve(problem, steps, explain=False)
+    monkeypatch.setattr(subproblem, "_MOST_SLOTS", 0)
+    assert solve(problem, steps, explain=False).proof.bound == pytest.approx(found.proof.bound, rel=1e-12)

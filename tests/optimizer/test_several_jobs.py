@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from dataclasses import replace
 
 import fleet
 import pytest
-from instances import SMALL
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import LARGE, SMALL, instance, mixed_offers
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, Status, TableSteps, several_jobs, solve
 from gpusonde.optimizer.problem import SharedQuota
+from gpusonde.optimizer.search.exact import ExactSearch
+from gpusonde.optimizer.search.space import every_plan, make_space
 from gpusonde.optimizer.several_jobs import MOST_JOBS, SharingJob, solve_jobs
+from gpusonde.optimizer.solution import estimate_plan, satisfies
 from gpusonde.simulator.iteration import StepMode
 
 # Others than those of the benchmark.
@@ -87,6 +94,39 @@ def test_twenty_jobs_get_plans_and_a_gap_in_time():
     assert fleet.broken_limits(jobs, found) == 0
     assert found.proof.gap <= 0.03
     assert found.proof.bound <= found.cost_usd * (1 + 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), usd=st.lists(st.floats(0.0, 50.0), min_size=4, max_size=4), simulated=st.booleans())
+def test_a_search_under_tolls_finds_the_plan_that_costs_least_with_them(seed, usd, simulated):
+    if simulated:
+        problem, steps = mixed_offers(3, 3, 48, seed)
+    else:
+        problem, steps = instance(seed, SMALL)
+    tolls = {offer.name: toll for offer, toll in zip(problem.offers, usd, strict=False)}
+    best = math.inf
+    for plan in every_plan(problem):
+        found = estimate_plan(problem, plan, steps)
+        if satisfies(problem, found):
+            best = min(best, found.cost_usd + sum(group.machines * tolls[group.offer] for group in plan.groups))
+    taken = []
+    objective = several_jobs._TolledCost(
+        problem, 1.0, tolls, math.inf, math.inf, lambda *more: taken.append(more), lists=False
+    )
+    space = make_space(problem, steps, tolls)
+    searched = None if space is None else ExactSearch(problem, space, steps, objective, out_of_time=lambda: False).run()
+    if math.isinf(best):
+        assert searched is None or searched.plan is None
+    else:
+        assert searched.bound == pytest.approx(best, rel=1e-9)
+        assert searched.value[0] == pytest.approx(best, rel=1e-9)
+        assert taken
+
+
+def test_twenty_jobs_that_want_more_than_there_is_are_proven_to_have_no_plans():
+    found = solve_jobs(fleet.table_fleet(81_002, 20, LARGE), explain=False, time_limit_s=60, clock=time.process_time)
+    assert found.status is Status.INFEASIBLE
+    assert "quota of offer0 would have to be 70, not 50" in found.why
 
 
 def _with_quota(problem: Problem, least: int) -> Problem:

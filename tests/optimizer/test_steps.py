@@ -7,12 +7,15 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.planning_problems import EvenNetwork, simulated_problem
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Group, MachineOffer, Plan, SimulatedSteps, StepEstimate, TableSteps
 from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import quantile_s
+from gpusonde.optimizer.step_times import least_quantile
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
 from gpusonde.simulator.gradients import assumed_trace
@@ -43,6 +46,40 @@ def test_the_bound_never_exceeds_the_estimate_of_a_plan_on_several_machines(seed
         worlds = np.array([plan.devices(offers)])
         bound_s = steps.bound_s(latency_s, worlds, min(map(steps.network, offers)))[0]
         assert bound_s <= steps.estimate(plan).mean_s * (1 + 1e-12)
+
+
+SCATTERING = st.tuples(
+    st.floats(0.0, 0.9),  # of the network
+    st.floats(0.0, 0.08),  # of single GPUs
+    st.floats(8.5, 11.0),  # bandwidth, powers of ten
+    st.sampled_from([0.5, 0.6, 0.8, 0.95, 0.975, 0.99]),
+    st.lists(st.tuples(st.integers(2, 8), st.sampled_from([1, 4, 16, 64])), min_size=1, max_size=2),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SCATTERING)
+def test_no_plan_keeps_less_than_the_bound_of_its_quantile(drawn):
+    network, spread, power, confidence, groups = drawn
+    curve = dataclasses.replace(CURVE, spread=np.full(2, spread))
+    networks = {"ethernet": EvenNetwork(10**power, network), "nvlink": EvenNetwork(1e11, 0.0)}
+    steps = SimulatedSteps(OFFERS, {"near": curve, "far": curve}, networks, assumed_trace(4e8))
+    plan = Plan(tuple(Group(name, count, size) for name, (count, size) in zip(("near", "far"), groups, strict=False)))
+    offers = {offer.name: offer for offer in OFFERS}
+    latency_s = max(steps.latency_s(offers[group.offer], group.batch_size, group.machines) for group in plan.groups)
+    world, of_network = np.array([plan.devices(OFFERS)]), steps.network(OFFERS[0])
+    step = steps.estimate(plan)
+    kept_s = quantile_s(step.mean_s, step.shared_sd_s, confidence)
+    assert steps.kept_s(latency_s, world, of_network, confidence)[0] <= kept_s * (1 + 2e-3)
+    # Nor does a slower GPU make a run keep less.
+    slower = [steps.kept_s(factor * latency_s, world, of_network, confidence)[0] for factor in (1.0, 1.1, 1.5, 3.0)]
+    assert all(least <= most * (1 + 2e-3) for least, most in itertools.pairwise(slower))
+
+
+@given(st.floats(0.0, 1.5), st.floats(0.0, 1.5), st.floats(0.5, 0.999))
+def test_the_least_quantile_is_that_of_no_larger_spread(least, more, confidence):
+    spread = max(least, more)
+    assert least_quantile(np.array([least]), confidence)[0] <= quantile_s(1.0, spread, confidence) * (1 + 1e-12)
 
 
 def test_latencies_grow_with_machines_because_the_slowest_decides():

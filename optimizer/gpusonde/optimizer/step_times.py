@@ -397,7 +397,10 @@ class SimulatedSteps:
         duration = 1.0 / self._bandwidth(network, worlds)
         found = np.zeros(worlds.shape, dtype=np.bool_)
         for other in (each for each in self._classes.values() if each > network):
-            of_other = 1.0 / self._bandwidth(other, worlds)
+            try:
+                of_other = 1.0 / self._bandwidth(other, worlds)
+            except ProblemError:  # nobody measured it among so many
+                return np.ones(worlds.shape, dtype=np.bool_)
             slower = np.tensordot(weights, of_other - duration, (0, 1)) > 0
             found |= (slower & (of_other[:, 0] < duration[:, 0])).any(axis=1)
         return found
