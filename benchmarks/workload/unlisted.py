@@ -25,6 +25,7 @@ _SAID = (
 )
 _DEVICES = ("T4", "V100-SXM2-16GB", "A100-SXM4-40GB", "H100-SXM5-80GB")
 _BATCHES = (1, 4, 16, 64, 256)
+_ROUNDING = 1e-12
 _QUICK_STEP = 12
 
 
@@ -193,7 +194,7 @@ def _sound(answers: dict[tuple[str, Precision], list[WorkloadPrediction]]) -> bo
     for (device, precision), found in answers.items():
         if not all(0 < each.low_s <= each.seconds <= each.high_s < math.inf for each in found):
             return False
-        if any(later.seconds < each.seconds for each, later in itertools.pairwise(found)):
+        if any(later.seconds < (1 - _ROUNDING) * each.seconds for each, later in itertools.pairwise(found)):
             return False
         singles = answers[device, Precision.FP32]
         if precision is Precision.FP16 and any(

@@ -53,6 +53,14 @@ def test_faster_gpus_take_less_time_and_larger_batches_more(shipped):
     assert 1.5 < batches[3] / batches[2] < 2.1
 
 
+def test_no_step_is_shorter_than_that_of_a_smaller_batch_where_launches_bind(shipped):
+    cluster = Cluster("A100-SXM4-40GB", precision=Precision.MIXED)
+    requests = [WorkloadRequest(zoo.load("efficientnet_b3"), 2**power, cluster) for power in range(8)]
+    seconds = [each.seconds for each in shipped.predict(requests)]
+    assert seconds == pytest.approx(sorted(seconds), rel=1e-12)
+    assert seconds[3] < 1.05 * seconds[0]
+
+
 @pytest.mark.parametrize(
     ("gpu", "precision", "lowest", "highest"),
     # What such cards are known to do with ResNet-50: 250 to 420 images per second and card on V100 in fp32, 100 to 150

@@ -45,6 +45,8 @@ _SHIPPED = "shipped/workload_model.safetensors"
 _PACKAGE = "gpusonde.predictor.workload.engine"
 # Beyond it an interval says no more than that nothing is known.
 _WIDEST = math.log(1000.0)
+# How much shorter a smaller batch takes where the next smaller ones may take longer again.
+_NEARLY = math.log(1.1)
 # Half precision against single, above which an answer says why.
 _NOTABLY_SLOWER = 1.01
 _AS_MIXED = (
@@ -202,8 +204,9 @@ class WorkloadModel:
         table = self._features.table(requests, embedding)
         gpus = [self._features.spec(each.cluster.device) for each in requests]
         ood_scores = state.ood_detector.score(table, gpus)
-        roofline = state.roofline.log_seconds(table)
-        estimated = chosen.estimator.log_seconds(table, roofline)
+        roofline, estimated = self._estimate(table, chosen)
+        if state.kind == "default":
+            self._raise_to_smaller_batches(requests, embedding, chosen, roofline, estimated)
         found = []
         for row, (score, gpu) in enumerate(zip(ood_scores, gpus, strict=True)):
             few = self._has_few(chosen, score, str(table.environment[row]))
@@ -233,6 +236,35 @@ class WorkloadModel:
                 )
             )
         return found
+
+    def _estimate(self, table: FeatureTable, chosen: FittedEstimator) -> tuple[FloatArray, FloatArray]:
+        """Return the logarithm of seconds by the calibrated roofline, and by what was chosen."""
+        roofline = self.state.roofline.log_seconds(table)
+        return roofline, chosen.estimator.log_seconds(table, roofline)
+
+    def _raise_to_smaller_batches(
+        self,
+        requests: Sequence[WorkloadRequest],
+        embedding: FloatArray | None,
+        chosen: FittedEstimator,
+        *estimates: FloatArray,
+    ) -> None:
+        """Raise estimates, in place, to those of smaller powers of two: a larger batch is more of the same work.
+
+        Goes down as far as a smaller batch takes nearly as long, which is where launches bind.
+        """
+        near = [row for row, each in enumerate(requests) if each.batch_size > 1]
+        batches = [each.batch_size for each in requests]
+        while near:
+            for row in near:
+                batches[row] = 1 << (batches[row] - 1).bit_length() - 1
+            smaller = [replace(requests[row], batch_size=batches[row]) for row in near]
+            table = self._features.table(smaller, None if embedding is None else embedding[near])
+            close = np.zeros(len(near), dtype=bool)
+            for estimate, found in zip(estimates, self._estimate(table, chosen), strict=True):
+                close |= found > estimate[near] - _NEARLY
+                estimate[near] = np.maximum(estimate[near], found)
+            near = [row for row, each in zip(near, close, strict=True) if each and batches[row] > 1]
 
     def _has_few(self, chosen: FittedEstimator, ood_score: OodScore, environment: str) -> bool:
         """Tell whether too few were measured in a known environment for errors of its own to say how wide to answer."""
