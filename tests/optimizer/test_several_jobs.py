@@ -15,6 +15,7 @@ from instances import LARGE, SMALL, instance, mixed_offers
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, Status, TableSteps, several_jobs, solve
+from gpusonde.optimizer.explain import describe_gap
 from gpusonde.optimizer.problem import SharedQuota
 from gpusonde.optimizer.search.exact import ExactSearch
 from gpusonde.optimizer.search.space import every_plan, make_space
@@ -84,6 +85,7 @@ def test_where_nothing_is_proven_the_gap_is_told_and_holds(seed, monkeypatch):
     assert found.cost_usd >= truth * (1 - 1e-9)
     if found.status is Status.FEASIBLE:
         assert f"within {100 * found.proof.gap:.2f} % of the best possible" in found.why
+    assert describe_gap(1.0) == "at an unknown distance from the best possible"
 
 
 def test_twenty_jobs_get_plans_and_a_gap_in_time():

@@ -140,8 +140,8 @@ SolveAgain = Callable[[Problem, Plan], SearchResult]
 def describe_gap(gap: float) -> str:
     """Return how far an answer that was not proven may be from the best one."""
     if gap > _NOTHING_KNOWN:
-        return "no bound is known of how much better one may be"
-    return f"none is better by more than {percent(gap, 2)}"
+        return "at an unknown distance from the best possible"
+    return f"within {percent(gap, 2)} of the best possible"
 
 
 def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> Proof:
@@ -155,7 +155,7 @@ def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> P
         return Proof("exact", found.complete, None, None, words)
     gap = max(0.0, 1.0 - found.bound / found.value[0])
     if not found.complete:
-        words = f"{searched}; the search ended before the others were excluded: {describe_gap(gap)}."
+        words = f"{searched}; the search ended before the others were excluded: the plan is {describe_gap(gap)}."
     elif tolerance:
         words = f"{searched}; all others are better by {percent(tolerance, 2)} at most, or not at all."
     else:

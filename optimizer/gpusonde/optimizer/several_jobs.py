@@ -30,6 +30,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from gpusonde.errors import ProblemError
 from gpusonde.formatting import dollars, duration, percent
+from gpusonde.optimizer.explain import describe_gap
 from gpusonde.optimizer.problem import MachineOffer, Objective, Plan, Problem, SharedQuota
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
 from gpusonde.optimizer.search.objectives import SAME, find_time_factor, is_late
@@ -674,8 +675,8 @@ class _Jobs:
             words = f"{searched}; bounds of what the shared limits are worth exclude all other choices."
             proven = f"no choice of plans is {what}"
         else:
-            words = f"{searched}; no choice of plans is {what} by more than {percent(gap, 2)}."
-            proven = f"within {percent(gap, 2)} of the best possible"
+            proven = describe_gap(gap)
+            words = f"{searched}; the choice is {proven}."
         why = f"All {len(self._jobs)} jobs cost {dollars(choice.cost_usd)} and end after {duration(choice.end_s)}"
         if objective is Objective.COST and self._alone_usd:
             more = choice.cost_usd / self._alone_usd - 1.0
