@@ -73,6 +73,34 @@ def test_single_long_cycles_are_no_change_however_long():
     assert math.isnan(followed(each, 2.0)[1])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_cycles_with_an_evaluation_in_them_hide_no_change(seed):
+    each = durations(2.0, 90, 0.05, scatter=0.006, seed=seed)
+    each[4::8] += 0.9
+
+    class Known(CycleClock):
+        def update(self, time_s, rows, starts_s=None):
+            return [float(time_s[0])]
+
+    pace, told = LevelPace(Known(2.0, TICK_S)), math.nan
+    for cycle, begin_s in enumerate(np.concatenate([[0.0], np.cumsum(each)])):
+        pace.update(np.array([begin_s]), np.zeros((1, 1)))
+        if pace.change is not None and math.isnan(told):
+            told = cycle - 60
+    assert 0 < told <= 4
+    assert pace.change.after_s / pace.change.before_s == pytest.approx(1.05, abs=0.01)
+
+
+def test_cycles_that_a_waveform_learned_anew_finds_again_are_counted_once():
+    pace = LevelPace(CycleClock(2.0, TICK_S))
+    time_s, power = ticks(durations(2.0, 60, scatter=0.004))
+    flat = np.arange(time_s.size) % 600 > 380  # an evaluation of many cycles, again and again
+    power[flat] = 350 + np.random.default_rng(0).normal(0, 5, int(flat.sum()))
+    for at in range(0, time_s.size, 40):
+        pace.update(time_s[at : at + 40], power[None, at : at + 40])
+    assert 15 < pace.cycles <= np.count_nonzero(~flat) * TICK_S / 2.0
+
+
 def test_a_change_is_over_once_the_cycles_are_as_before():
     each = durations(2.0, 140, 0.1, scatter=0.005)
     each[100:] /= 1.1

@@ -27,6 +27,8 @@ _USUAL = 48  # of those before, whose median is the usual duration
 _DEVIATIONS, _UNKNOWN = 5.0, 20.0  # standard deviations that are needed, and so many more for few cycles before
 _HIGHEST = 1.25  # times the highest mean of as many cycles before
 _LEAST_SCATTER = 0.0015  # of a cycle
+_NEWEST, _PAUSE = 5, 3.0  # cycles whose median may be a change; times that change that one with a pause in it differs
+_CLEAR = 0.016  # between the quartiles of cycles that scatter by little more than 1 %
 _OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
 _UNLIKE, _LEAST_UNLIKE = 3.0, 0.25  # standard deviations, and shares of the change, that most of the latest may differ
 _LIKELY = 5e-4  # probability of as many long cycles together, by those before, once in as many as those
@@ -109,9 +111,11 @@ class LevelPace:
     def update(self, time_s: FloatArray, rows: FloatArray, starts_s: FloatArray | None = None) -> None:
         """Take ticks, as :meth:`CycleClock.update` does."""
         for begin_s in self._clock.update(time_s, rows, starts_s):
-            if math.isfinite(begin_s) and math.isfinite(self._begin_s):
+            # A waveform that is learned anew finds the cycles of its ticks again.
+            again = bool(self._begins) and begin_s < self._begins[-1] + 0.5 * math.exp(self._logs[-1])
+            if not again and math.isfinite(begin_s) and math.isfinite(self._begin_s):
                 self._add(self._begin_s, math.log(begin_s - self._begin_s))
-            self._begin_s = begin_s
+            self._begin_s = math.nan if again else begin_s
         if self.change is not None and time_s.size:
             lost_s = float(time_s[-1]) - self._begins[-1]
             if lost_s > max(_LOST_CYCLES * self.change.after_s, _LOST_S):
@@ -141,12 +145,17 @@ class LevelPace:
         if len(logs) < _FEWEST_BEFORE + _LATEST[0]:
             return
         usual = sorted(logs[-_USUAL - _LATEST[0] : -_LATEST[0]])
+        middle = usual[len(usual) // 2]
         # Most cycles are as long as ever; the rest is for those that are not.
         half = usual[3 * len(usual) // 4] - usual[len(usual) // 4]  # of a standard deviation, and a little more
-        rise = sum(logs[-_LATEST[0] :]) / _LATEST[0] - usual[len(usual) // 2]
+        clear = half <= _CLEAR
+        rise = (sorted(logs[-_NEWEST:])[_NEWEST // 2] if clear else sum(logs[-_LATEST[0] :]) / _LATEST[0]) - middle
         if rise < 0.5 * max(math.log1p(_LEAST_SLOWER), half):
             return
         values = np.array(logs)
+        # Where they are even, one that takes far longer holds an evaluation, and says nothing of the pace.
+        plain = np.flatnonzero(np.abs(values - middle) <= (_PAUSE * rise if clear else math.inf))
+        values = values[plain]
         best: tuple[float, int, float] | None = None
         for count in _LATEST:
             before, latest = values[:-count], values[-count:]
@@ -171,7 +180,7 @@ class LevelPace:
         if best is not None:
             _, count, middle = best
             self.change = PaceChange(
-                self._begins[-count], math.exp(middle), math.exp(float(np.median(values[-count:])))
+                self._begins[plain[-count]], math.exp(middle), math.exp(float(np.median(values[-count:])))
             )
 
     def _look_for_drift(self) -> None:
