@@ -28,7 +28,12 @@ _SAID = (
     "told, nor that torchtitan's H100 was held at 500 W and had slower memory. MLPerf's ResNet-50 on H100 is fused by "
     "hand. Stable Diffusion's pipelines of lambda-diffusers hold 3 % of other work. Four of its rates were asked in "
     "FP32 at first (0.50 to 0.74) and are TF32, as NVIDIA's containers have it on. No figure with batch, precision and "
-    "software was found for training on a T4."
+    "software was found for training on a T4. Forward passes of image networks come out too slow, as the factors of "
+    "what is no product were measured in training: 285 of timm's kept families under AMP on an RTX 3090 (PyTorch 2.4) "
+    "by 1.57, with channels innermost by 1.46 (medians). Counting of normalisation, activations and norms of rows only "
+    "what a forward pass reads and writes brings these to 1.44 and 1.29, and 65.6 % of the rates within 30 %. Tensor "
+    "cores at base clock, near what a T4 holds under 70 W, take families left out by the roofline from 17.3 to 14.9 % "
+    "(MPT and NVIDIA's), 23.0 to 22.2 % (PROFET) and 13.9 to 14.2 % (timm). Neither is shipped: not every bar was measured."
 )
 _NVIDIA = "NVIDIA/DeepLearningExamples@729963dd, "
 _RN50 = _NVIDIA + "PyTorch/Classification/ConvNets/resnet50v1.5 (BSD-3-Clause)"
