@@ -153,10 +153,10 @@ def several_gpus_section(path: Path) -> str:
     found[9] = found.groupby([0, 1, 8])[9].transform(_errors_by_others)
     cells = []
     for count, dataset in [
-        *((each, "all") for each in (2, 3, 4, 8)),
+        *((each, "all") for each in (2, 3, 4, 8, "2 to 8")),
         *((each, name) for name in ("lambda", "gavel", "ryujaehun") for each in (4, 8)),
     ]:
-        of = found[(found[1] == count) & ((found[0] == dataset) | (dataset == "all"))]
+        of = found[((found[1] == count) | (count == "2 to 8")) & ((found[0] == dataset) | (dataset == "all"))]
         if len(of):
             scores = (_summary(of[[column, column + 1]].to_numpy(dtype=float)) for column in (2, 4, 6))
             cells.append((

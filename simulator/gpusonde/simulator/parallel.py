@@ -52,8 +52,9 @@ _LINK_SPREAD = 0.25
 # deviation over jobs, fitted to gavel's and ryujaehun's timings on 2 to 8 GPUs (MIT); lambda's were kept back.
 _LOG_EXCHANGE, _LOG_EXCHANGE_SPREAD = -1.5, 0.5
 # Where nothing dynamic is known either, the answer is less by this share of its logarithm: as _STATIC_VARIANCE of the
-# prior, for what several GPUs add; fitted to the same timings.
-_CAUTION = 0.2
+# prior, for what several GPUs add; then it goes with this power, as hosts keep several GPUs waiting more than one. Both
+# fitted to the same timings.
+_CAUTION, _HOST_BOUND = 0.2, 0.9
 # What is left over, beside the interval of one GPU: chosen for a coverage of nine tenths over all of those timings.
 JOB_LOG_SPREAD = 0.25
 # Spread of an exchange that was seen as a rate; PCI Express carries input data too.
@@ -305,7 +306,7 @@ class ParallelPredictor:
                 step = measure_step(moved * traffic * here.bus_bytes_per_second / target.bus_bytes_per_second)
         logs = compute + np.log(step / own_step)
         if own.basis == "assumed" and "prior only, " in single.method:
-            logs = logs - _CAUTION * abs(float(logs.mean()))
+            logs = _HOST_BOUND * (logs - _CAUTION * abs(float(logs.mean())))
         logs = logs + math.log(here.gpu_count / target.gpu_count)
         half_width = math.log(single.epoch_latency_high_s / single.epoch_latency_low_s) / 2
         link_spread = _LINK_SPREAD * float(np.mean(1 - 1 / step)) if _links_differ(here, target) else 0.0
