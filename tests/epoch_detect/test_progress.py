@@ -260,6 +260,27 @@ def test_an_evaluation_that_was_told_as_an_epoch_is_none() -> None:
         estimate_end(starts, ends, 19, float(ends[-1]), training_s=trained)
 
 
+def test_an_evaluation_as_long_as_an_epoch_is_none_and_epochs_in_a_row_without_known_training_are_some() -> None:
+    starts = np.arange(0.0, 270.0, 10.0)
+    trained = np.array([[start, start + 10.0] for start in starts if start % 90 != 80])
+    ends = starts + 10.0
+    assert estimate_end(starts, ends, 48, 270.0, training_s=trained).epochs_done == 24
+    unknown = np.array([[start, start + 10.0] for start in starts if not 50 <= start < 80])
+    assert estimate_end(starts, ends, 48, 270.0, training_s=unknown).epochs_done == 27
+
+
+def test_epochs_that_were_not_seen_before_anything_is_known_of_the_states_are_counted() -> None:
+    starts = np.array([0.0, 30.0, *np.arange(40.0, 200.0, 10.0)])
+    estimate = estimate_end(starts, starts + 10.0, 40, 200.0, training_s=np.array([[150.0, 200.0]]))
+    assert estimate.epochs_done == 20
+
+
+def test_what_was_lost_since_the_last_epoch_may_come_again() -> None:
+    starts = np.arange(0.0, 100.0, 10.0)
+    estimate = estimate_end(starts, starts + 10.0, 30, 160.0, training_s=np.array([[0.0, 105.0], [131.0, 160.0]]))
+    assert estimate.end_high_s - estimate.end_s > 26.0 > estimate.end_s - estimate.end_low_s
+
+
 @pytest.mark.parametrize("spans_s", [np.empty((0, 2)), np.array([[100.0, 100.0]])])
 def test_training_that_has_no_length_is_training_of_which_nothing_is_known(spans_s: FloatArray) -> None:
     starts = np.arange(0.0, 100.0, 10.0)
@@ -277,12 +298,12 @@ def test_the_interval_is_wide_where_the_pace_has_changed_before() -> None:
     assert width([*[10.0] * 7, *[14.0] * 7, *[11.0] * 6]) > 0.4
 
 
-@pytest.mark.parametrize("trained_s", [(0.0, 300.0), (-200.0, 100.0)])
-def test_no_end_is_told_where_the_epochs_that_were_seen_are_a_third_of_the_training(
+@pytest.mark.parametrize("trained_s", [(0.0, 600.0), (-500.0, 100.0)])
+def test_no_end_is_told_where_the_epochs_that_were_seen_are_a_sixth_of_the_training(
     trained_s: tuple[float, float],
 ) -> None:
     starts = np.arange(0.0, 100.0, 10.0)
-    with pytest.raises(TotalEpochsError, match="only 33% of what it has trained"):
+    with pytest.raises(TotalEpochsError, match="only 17% of what it has trained"):
         estimate_end(starts, starts + 10.0, 40, trained_s[1], training_s=np.array([trained_s]))
 
 

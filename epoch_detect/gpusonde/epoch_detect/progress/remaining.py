@@ -29,17 +29,18 @@ _MOST_LONGER = 0.34  # share of the cycles; if there are more, they are just une
 _EVEN = 0.6  # of the distances between longer cycles, that are alike where these are a rhythm
 _NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is cycles that were not seen
 _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
-_RESTS = 0.4  # of what a cycle usually trains: less, and it is something else, unless it takes as long as they do
+_RESTS = 0.4  # of what a cycle usually trains: less, and it is something else
 _LEAST_TRAINED = 0.3  # of a cycle, that it is taken to train at least
-_AS_LONG = 0.03  # of the usual duration
-_LEAST_KNOWN = 0.4  # of what it has trained, in cycles that were seen
+_SEVERAL = 2  # cycles that rest, in a row or before it is known to train: then what is known of that is wrong
+_LEAST_KNOWN = 0.2  # of what it has trained, in cycles that were seen
 _LOST_BEFORE = 0.25  # of a cycle: what trained and rested for longer before the first one was a start, not cycles
+_RESTED = 1.3  # times what it usually rests in a cycle: likewise
 _TWICE = 1.3  # cycles that it trained until the first one ended: they may be two
 # Standard deviations beyond the scatter of cycles. Of the time left: slow drift; what longer cycles took without a
 # rhythm; the square of what was trained outside of known cycles. Of a cycle: where boundaries are placed; one that was
 # not seen; whether the first was one. Of cycles that were not seen before the first: their number.
 _DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.05, 0.3, 0.5, 0.2, 0.7, 0.6, 0.5
-_LOST = 1.0  # of a cycle, that it has not trained at a time: less, and what it usually does, is part of its cycles
+_LOST = 1.0  # of a cycle, that it has not trained since the last one: less, and what it usually does, is part of them
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
 
@@ -87,12 +88,12 @@ def estimate_end(
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
             A gap between epochs is a pause, or epochs that were not seen; what was told as an epoch and hardly trained
-            is none. A pause since the last of them that is twice as long as any before comes on top.
+            is none. What it lost to pauses since the last of them, if more than a cycle, comes on top.
         epochs_before: Epochs before the first one given.
 
     Raises:
         TotalPassedError: More epochs are over than there are to be.
-        TotalEpochsError: Fewer than three are over, or those that were seen are less than two fifths of what it has
+        TotalEpochsError: Fewer than three are over, or those that were seen are less than a fifth of what it has
             trained.
     """
     done = int(starts_s.size) + epochs_before
@@ -100,7 +101,9 @@ def estimate_end(
         raise TotalEpochsError(
             f"{done} epochs are over; at least {FEWEST_EPOCHS} are needed to say when the job will be done"
         )
-    training = _Training(training_s) if training_s is not None and np.diff(training_s).any() else None
+    training = None
+    if training_s is not None and np.diff(training_s).any():
+        training = _Training.with_cycles(training_s, starts_s, ends_s)
     if training is not None:
         are_cycles = training.are_cycles(starts_s, ends_s)
         if are_cycles.sum() >= FEWEST_EPOCHS:
@@ -109,7 +112,8 @@ def estimate_end(
     if total_epochs < done:
         raise TotalPassedError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
     seen = _SeenCycles.measure(starts_s, ends_s, training)
-    unseen, known, first_off = seen.unseen, 1.0, 0.0
+    first_s, last_s = float(starts_s[0]), float(ends_s[-1])
+    unseen, before, known = seen.unseen, 0.0, 1.0
     if training is not None and not epochs_before:
         known = training.share(starts_s, ends_s)
         if known < _LEAST_KNOWN and done < total_epochs:
@@ -117,31 +121,30 @@ def estimate_end(
                 f"only {known:.0%} of what it has trained are cycles that are known; how many the rest are, and how"
                 " long they take now, cannot be told"
             )
-        before = training.run_up_s(float(starts_s[0]), _LOST_BEFORE * seen.mean_s) / seen.mean_s
+        before = training.run_up_s(first_s, max(_LOST_BEFORE * seen.mean_s, _RESTED * seen.rest_s)) / seen.trained_s
         unseen += int(before)
-        first_off = _FIRST if before + (ends_s[0] - starts_s[0]) / seen.mean_s >= _TWICE else 0.0
-        first_off = max(first_off, _BEFORE * before)
     # A total that is reached only by what was not seen is not reached.
     unseen = min(unseen, total_epochs - done) if total_epochs > done else 0
     done += unseen
     left = total_epochs - done
-    last = float(ends_s[-1])
     if left <= 0:
-        return EndEstimate(total_epochs, 0, last, last, last, "all of its cycles are over")
+        return EndEstimate(total_epochs, 0, last_s, last_s, last_s, "all of its cycles are over")
     longer_s, longer_variance = seen.longer_to_come(left)
     left_s = left * seen.mean_s + longer_s
+    first_off = max(_FIRST * (before + (ends_s[0] - first_s) / seen.mean_s >= _TWICE), _BEFORE * before)
+    late_s = 0.0
+    if training is not None:
+        since = float(training.until(now_s) - training.until(last_s)) / seen.trained_s
+        late_s = now_s - last_s - since * seen.mean_s - seen.longer_to_come(round(since))[0]
+        late_s = late_s if late_s > _LOST * seen.mean_s + seen.longest_s else 0.0
     of_left = math.hypot(_DRIFT, _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left))
     of_a_cycle = math.hypot(_PLACED, _UNSEEN * math.sqrt(seen.unseen), first_off)
     other_s = math.sqrt((of_left * left_s) ** 2 + (of_a_cycle * seen.mean_s) ** 2 + longer_variance)
     scatter_s = seen.scatter_s * math.sqrt(left + left**2 / seen.count)
     upper = 0.5 + COVERAGE / 2
     half = math.hypot(float(stdtrit(max(seen.count - 1, 1), upper)) * scatter_s, float(ndtri(upper)) * other_s)
-    end = last + left_s
-    if training is not None:
-        usual_s = max(training.pauses_s(float(starts_s[0]), last), default=0.0)
-        pauses = training.pauses_s(last, now_s)
-        end += sum(pause_s - usual_s for pause_s in pauses if pause_s > max(_LOST * seen.mean_s, 2 * usual_s))
-    low, high = (max(end + side * half, now_s) for side in (-1, 1))
+    end = last_s + left_s + late_s
+    low, high = max(end - half, now_s), max(end + math.hypot(half, late_s), now_s)
     return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s))
 
 
@@ -181,6 +184,14 @@ class _Training:
         self._spans_s = spans_s
         self._before_s = np.concatenate([[0.0], np.cumsum(spans_s[:, 1] - spans_s[:, 0])])
 
+    @classmethod
+    def with_cycles(cls, spans_s: FloatArray, starts_s: FloatArray, ends_s: FloatArray) -> _Training:
+        """Take it that a job trained from the first of its cycles on, if several were before it was known to."""
+        begin_s = float(spans_s[0, 0])
+        if (ends_s <= begin_s).sum() >= _SEVERAL:
+            spans_s = np.concatenate([[[starts_s[0], begin_s]], spans_s])
+        return cls(spans_s)
+
     def until(self, time_s: FloatArray | float) -> FloatArray:
         """Seconds that it had trained until some times, their shape."""
         i = np.searchsorted(self._spans_s[:, 0], time_s, side="right")
@@ -193,18 +204,15 @@ class _Training:
         return self.until(ends_s) - self.until(begins_s)
 
     def share(self, starts_s: FloatArray, ends_s: FloatArray) -> float:
-        """Share of it that lies in cycles; those before anything is known of it trained all the time."""
-        begin_s = float(self._spans_s[0, 0])
-        before_s = float((np.minimum(ends_s, begin_s) - np.minimum(starts_s, begin_s)).sum())
-        inside_s = before_s + float(self.between(starts_s, ends_s).sum())
-        return min(inside_s / (before_s + float(self._before_s[-1])), 1.0)
+        """Share of it that lies in cycles."""
+        return min(float(self.between(starts_s, ends_s).sum() / self._before_s[-1]), 1.0)
 
     def are_cycles(self, starts_s: FloatArray, ends_s: FloatArray) -> npt.NDArray[np.bool_]:
         """Which stretches that were told as cycles are some, shape (cycles,): an evaluation may look like one."""
         trained = self.between(starts_s, np.append(starts_s[1:], ends_s[-1]))
-        durations = ends_s - starts_s
-        as_long = np.abs(durations / np.median(durations) - 1) < _AS_LONG
-        return np.asarray(as_long | (trained >= _RESTS * np.median(trained)))
+        rests = np.concatenate([[False], trained < _RESTS * np.median(trained), [False]])
+        # Where several in a row rest, it is not known that they train.
+        return np.asarray(~rests[1:-1] | rests[:-2] | rests[2:])
 
     def run_up_s(self, begin_s: float, most_s: float) -> float:
         """For how long it trained up to a time, with rests of so many seconds at most."""
@@ -214,12 +222,6 @@ class _Training:
         lost = np.flatnonzero(rests > most_s)
         first = int(lost[-1]) + 1 if lost.size else 0
         return float((ends - begins)[first:].sum())
-
-    def pauses_s(self, begin_s: float, end_s: float) -> list[float]:
-        """How long each stretch of a time is in which it did not train, seconds."""
-        inside = self._spans_s[(self._spans_s[:, 1] > begin_s) & (self._spans_s[:, 0] < end_s)]
-        edges = np.concatenate([[begin_s], inside.ravel(), [max(begin_s, end_s)]])
-        return [max(float(stop - begin), 0.0) for begin, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,7 @@ class _SeenCycles:
         longer_s: Shape (longer,), by how much, at the latest pace.
         last: Place of the last one.
         unseen: Cycles in gaps that were not seen.
+        trained_s: Seconds that it usually trains in one.
     """
 
     mean_s: float
@@ -247,16 +250,27 @@ class _SeenCycles:
     longer_s: FloatArray
     last: int
     unseen: int
+    trained_s: float
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds that it usually does not train in one."""
+        return self.mean_s - self.trained_s
+
+    @property
+    def longest_s(self) -> float:
+        """By how much the longest one is longer, seconds."""
+        return float(self.longer_s.max(initial=0.0))
 
     @classmethod
     def measure(cls, starts_s: FloatArray, ends_s: FloatArray, training: _Training | None) -> _SeenCycles:
         usual = float(np.median(ends_s - starts_s))
-        gaps = np.append(starts_s[1:] - ends_s[:-1], 0.0) / usual
+        gaps, trained_s = np.append(starts_s[1:] - ends_s[:-1], 0.0) / usual, usual
         if training is not None:
-            trained = np.append(training.between(ends_s[:-1], starts_s[1:]), 0.0) / usual
             # What it trained in a gap are as many cycles as usually train for so long, if they fit into it.
-            in_one = np.median(training.between(starts_s, ends_s)) / usual
-            missed = np.minimum(np.round(trained / max(in_one, _LEAST_TRAINED)), np.round(gaps))
+            trained_s = max(float(np.median(training.between(starts_s, ends_s))), _LEAST_TRAINED * usual)
+            in_gaps = np.append(training.between(ends_s[:-1], starts_s[1:]), 0.0)
+            missed = np.minimum(np.round(in_gaps / trained_s), np.round(gaps))
         else:
             whole = np.round(gaps)
             missed = np.where(np.abs(gaps - whole) < _NEARLY_WHOLE * np.sqrt(np.maximum(whole, 1)), whole, 0.0)
@@ -275,7 +289,7 @@ class _SeenCycles:
         scatter = max(float(alike.std(ddof=1)) if alike.size > 1 else 0.0, _LEAST_SCATTER * mean)
         return cls(
             mean, scatter, alike.size, np.diff(np.log(paces)), durations.size, places[is_longer],
-            more[is_longer] * mean, int(places[-1]), int(missed.sum()),
+            more[is_longer] * mean, int(places[-1]), int(missed.sum()), trained_s,
         )  # fmt: skip
 
     def pace_deviation(self, left: int) -> float:
