@@ -33,7 +33,7 @@ _SAID = (
     "by 1.57, with channels innermost by 1.46 (medians). Counting of normalisation, activations and norms of rows only "
     "what a forward pass reads and writes brings these to 1.44 and 1.29, and 65.6 % of the rates within 30 %. Tensor "
     "cores at base clock, near what a T4 holds under 70 W, take families left out by the roofline from 17.3 to 14.9 % "
-    "(MPT and NVIDIA's), 23.0 to 22.2 % (PROFET) and 13.9 to 14.2 % (timm). Neither is shipped: not every bar was measured."
+    "(MPT, NVIDIA), 23.0 to 22.2 % (PROFET) and 13.9 to 14.2 % (timm). Neither is shipped: bars were not all measured."
 )
 _NVIDIA = "NVIDIA/DeepLearningExamples@729963dd, "
 _RN50 = _NVIDIA + "PyTorch/Classification/ConvNets/resnet50v1.5 (BSD-3-Clause)"
