@@ -15,6 +15,7 @@ from instances import LARGE, SMALL, instance, mixed_offers
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, Status, TableSteps, several_jobs, solve
+from gpusonde.optimizer.columns import TolledCost
 from gpusonde.optimizer.explain import describe_gap
 from gpusonde.optimizer.problem import SharedQuota
 from gpusonde.optimizer.search.exact import ExactSearch
@@ -112,9 +113,7 @@ def test_a_search_under_tolls_finds_the_plan_that_costs_least_with_them(seed, us
         if satisfies(problem, found):
             best = min(best, found.cost_usd + sum(group.machines * tolls[group.offer] for group in plan.groups))
     taken = []
-    objective = several_jobs._TolledCost(
-        problem, 1.0, tolls, math.inf, math.inf, lambda *more: taken.append(more), lists=False
-    )
+    objective = TolledCost(problem, 1.0, tolls, math.inf, math.inf, lambda *more: taken.append(more), lists=False)
     space = make_space(problem, steps, tolls)
     searched = None if space is None else ExactSearch(problem, space, steps, objective, out_of_time=lambda: False).run()
     if math.isinf(best):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +30,21 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from gpusonde.errors import ProblemError
 from gpusonde.formatting import dollars, duration, percent
+from gpusonde.optimizer.columns import (
+    Column,
+    Columns,
+    Limit,
+    TolledCost,
+    find_limits,
+    make_table,
+    most_usd_of,
+    tolled,
+    undominated,
+)
 from gpusonde.optimizer.explain import describe_gap
 from gpusonde.optimizer.problem import MachineOffer, Objective, Plan, Problem, SharedQuota
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
-from gpusonde.optimizer.search.objectives import SAME, find_time_factor, is_late
+from gpusonde.optimizer.search.objectives import SAME, find_time_factor
 from gpusonde.optimizer.search.space import count_combinations, every_plan, make_space, with_spare_modes
 from gpusonde.optimizer.solution import SLACK, PlanEstimate, Proof, Status, estimate_plan, satisfies
 from gpusonde.optimizer.solve import DEFAULT_TIME_LIMIT_S, solve
@@ -216,143 +227,6 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Limit:
-    """The most that all jobs together may have of something: machines of an offer, or GPUs of several ones."""
-
-    name: str
-    most: int
-    units: Mapping[str, int]  # by name of the offer, of a machine
-
-
-def _limits(jobs: Sequence[SharingJob]) -> list[_Limit]:
-    """Return the limits that jobs may exceed together."""
-    offers = {offer.name: offer for job in jobs for offer in job.problem.offers}
-    found = [_Limit(f"quota of {offer.name}", offer.quota, {offer.name: 1}) for offer in offers.values()]
-    for quota in dict.fromkeys(quota for job in jobs for quota in job.problem.quotas):
-        limited = [offer for offer in offers.values() if quota.limits(offer)]
-        for region in dict.fromkeys(offer.region for offer in limited):
-            units = {offer.name: offer.devices for offer in limited if offer.region == region}
-            found.append(_Limit(str(replace(quota, region=region)), quota.gpus, units))
-    return [limit for limit in found if sum(_reach(job.problem, limit) for job in jobs) > limit.most]
-
-
-def _reach(problem: Problem, limit: _Limit) -> int:
-    """Return the most of a limit that a job can use."""
-    reach = 0
-    for offer in problem.offers:
-        if offer.name in limit.units:
-            reach += limit.units[offer.name] * min(offer.quota, problem.global_batch // offer.devices)
-    return min(reach, limit.most)
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A plan of a job, and how much of every limit it uses."""
-
-    plan: Plan
-    time_s: float
-    cost_usd: float
-    use: tuple[int, ...]
-
-
-class _Columns:
-    """The known plans of a job: of those that use the limits alike, the ones that no other beats in time and cost."""
-
-    def __init__(self, limits: Sequence[_Limit]) -> None:
-        self._limits = limits
-        self._by_use: dict[tuple[int, ...], list[_Column]] = {}
-        # All plans are known that end until then and cost less.
-        self._listed: list[tuple[float, float]] = []
-
-    def take(self, plan: Plan, time_s: float, cost_usd: float) -> None:
-        use = tuple(
-            sum(group.machines * limit.units.get(group.offer, 0) for group in plan.groups) for limit in self._limits
-        )
-        known = self._by_use.setdefault(use, [])
-        if not any(each.time_s <= time_s and each.cost_usd <= cost_usd for each in known):
-            known[:] = [each for each in known if each.time_s < time_s or each.cost_usd < cost_usd]
-            known.append(_Column(plan, time_s, cost_usd, use))
-
-    def note_listed(self, latest_s: float, usd: float) -> None:
-        """Remember that all plans that end until then and cost less are known."""
-        self._listed.append((latest_s, usd))
-
-    def listed_to_usd(self, latest_s: float) -> float:
-        """Return the cost below which all plans that end until then are known."""
-        return max((usd for end_s, usd in self._listed if latest_s <= end_s), default=0.0)
-
-    def within(self, latest_s: float) -> list[_Column]:
-        """Return the cheapest plan of every use that ends until then, by cost."""
-        found = []
-        for known in self._by_use.values():
-            early = [each for each in known if each.time_s <= latest_s]
-            if early:
-                found.append(min(early, key=lambda each: (each.cost_usd, each.time_s)))
-        return sorted(found, key=lambda each: (each.cost_usd, each.time_s))
-
-
-def _undominated(columns: Sequence[_Column]) -> list[_Column]:
-    """Leave out, of columns by cost, those that use no less of any limit than a cheaper one."""
-    kept: list[_Column] = []
-    uses = np.array([column.use for column in columns], dtype=np.int32)
-    of_kept = np.zeros_like(uses)
-    for column, use in zip(columns, uses, strict=True):
-        if not (of_kept[: len(kept)] <= use).all(axis=1).any():
-            of_kept[len(kept)] = use
-            kept.append(column)
-    return kept
-
-
-@dataclass
-class _TolledCost:
-    """The objective of one job's search: its cost, and a toll for every machine, which the search has in its prices.
-
-    Attributes:
-        problem: The problem.
-        kept: How many times its mean the time of a run is, at least, with which the deadline is compared.
-        tolls: USD per machine, by name of the offer.
-        latest_s: End that must be kept, on average.
-        most_usd: Plans above it, tolls included, are of no use.
-        take: Called with every plan that is allowed, its time and its cost without tolls.
-        lists: Whether all plans up to ``most_usd`` are to be found, not the best one.
-        estimated: Plans that were estimated so far.
-    """
-
-    problem: Problem
-    kept: float
-    tolls: Mapping[str, float]
-    latest_s: float
-    most_usd: float
-    take: Callable[[Plan, float, float], None]
-    lists: bool
-    estimated: int = 0
-
-    def bound(self, step_s: FloatArray, usd_per_hour: FloatArray) -> FloatArray:
-        return np.asarray((self.problem.overhead_s + self.problem.iterations * step_s) * usd_per_hour / 3600.0)
-
-    def ceiling(
-        self, step_s: FloatArray, best: tuple[float, float] | None, kept_s: FloatArray | None = None
-    ) -> FloatArray:
-        problem = self.problem
-        time_s = problem.overhead_s + problem.iterations * step_s
-        most_usd = self.most_usd if best is None else min(self.most_usd, best[0] * (1 - SAME))
-        ceiling = np.full(time_s.shape, most_usd)
-        ceiling[~np.isfinite(time_s) | (time_s > self.latest_s * (1 + SAME))] = -math.inf
-        ceiling[is_late(problem, self.kept * step_s if kept_s is None else kept_s)] = -math.inf
-        return np.asarray(ceiling * 3600.0 / np.where(np.isfinite(time_s), time_s, 1.0))
-
-    def value(self, plan: Plan, estimate: PlanEstimate) -> tuple[float, float] | None:
-        self.estimated += 1
-        if not satisfies(self.problem, estimate):
-            return None
-        self.take(plan, estimate.time_s, estimate.cost_usd)
-        if self.lists or estimate.time_s > self.latest_s:
-            return None
-        toll = sum(group.machines * self.tolls[group.offer] for group in plan.groups) if self.tolls else 0.0
-        return estimate.cost_usd + toll, estimate.time_s
-
-
-@dataclass(frozen=True)
 class _Bound:
     """No choice costs less: tolls that show it, shape (limits,), and what every job costs with them, shape (jobs,)."""
 
@@ -365,7 +239,7 @@ class _Bound:
 class _Choice:
     """A plan for every job."""
 
-    columns: tuple[_Column, ...]
+    columns: tuple[Column, ...]
     over: tuple[int, ...] = ()  # by how much limits are exceeded
 
     @property
@@ -384,10 +258,10 @@ class _Jobs:
         self._jobs = jobs
         self._clock = clock
         self._ends_s = ends_s
-        self._limits = _limits(jobs)
+        self._limits = find_limits([job.problem for job in jobs])
         # Equal jobs have the same plans.
-        same: dict[tuple[Problem, int], _Columns] = {}
-        self._columns = [same.setdefault((job.problem, id(job.steps)), _Columns(self._limits)) for job in jobs]
+        same: dict[tuple[Problem, int], Columns] = {}
+        self._columns = [same.setdefault((job.problem, id(job.steps)), Columns(self._limits)) for job in jobs]
         self._most = np.array([limit.most for limit in self._limits], dtype=np.float64)
         self._estimated = 0
         # The best ones of the last question, good to begin the next one with.
@@ -477,7 +351,7 @@ class _Jobs:
         if math.isinf(low.usd):
             return None, math.inf, True
         choice, is_best = self._pick(latest_s)
-        if low.usd > min(most_usd, sum(_most_usd(job.problem, latest_s) for job in self._jobs)) * (1 + SLACK):
+        if low.usd > min(most_usd, sum(most_usd_of(job.problem, latest_s) for job in self._jobs)) * (1 + SLACK):
             return choice, low.usd, True
         bound, share = low.usd, _FIRST_AIM
         while choice is None or bound < choice.cost_usd * (1 - SLACK):
@@ -500,7 +374,7 @@ class _Jobs:
         """Return the best bound that tolls show."""
         tolls = self._tolls
         best = _Bound(-math.inf, tolls, np.zeros(len(self._jobs)))
-        most_usd = min(most_usd, sum(_most_usd(job.problem, latest_s) for job in self._jobs))
+        most_usd = min(most_usd, sum(most_usd_of(job.problem, latest_s) for job in self._jobs))
         ends_s -= (1.0 - _TOLLS_SHARE) * max(ends_s - self._clock(), 0.0)
         penalty, mixed_usd, over = _FIRST_PENALTY, math.inf, False
         for _ in range(_MOST_ROUNDS):
@@ -526,7 +400,7 @@ class _Jobs:
         found: dict[int, float] = {}
         for job, columns in zip(self._jobs, self._columns, strict=True):
             if id(columns) not in found:
-                known = min((_tolled(each, tolls) for each in columns.within(latest_s)), default=(math.inf, math.inf))
+                known = min((tolled(each, tolls) for each in columns.within(latest_s)), default=(math.inf, math.inf))
                 found[id(columns)] = known[0]
                 if known[0] > columns.listed_to_usd(latest_s):
                     found[id(columns)] = self._search(job, columns, tolls, latest_s, known[0], ends_s).bound
@@ -557,7 +431,7 @@ class _Jobs:
     def _search(
         self,
         job: SharingJob,
-        columns: _Columns,
+        columns: Columns,
         tolls: FloatArray,
         latest_s: float,
         most_usd: float,
@@ -573,7 +447,7 @@ class _Jobs:
             )
             for offer in problem.offers
         }
-        objective = _TolledCost(
+        objective = TolledCost(
             problem, find_time_factor(problem, job.steps), of_offer, latest_s, most_usd * (1 + SLACK), columns.take,
             lists,
         )  # fmt: skip
@@ -594,12 +468,12 @@ class _Jobs:
         # Of plans above what is known already, nothing was asked.
         return replace(best, bound=min(best.bound, most_usd))
 
-    def _mix(self, columns: Sequence[Sequence[_Column]], penalty_usd: float) -> tuple[float, bool, FloatArray]:
+    def _mix(self, columns: Sequence[Sequence[Column]], penalty_usd: float) -> tuple[float, bool, FloatArray]:
         """Return what plans cost when jobs may mix them, whether limits are exceeded then, and the tolls.
 
         To exceed a limit by one costs a penalty, so that there is always an answer.
         """
-        table = _table(columns, len(self._limits))
+        table = make_table(columns, len(self._limits))
         limits = len(self._limits)
         found = linprog(
             np.concatenate([table.cost_usd, np.full(limits, penalty_usd)]) / penalty_usd,
@@ -621,10 +495,10 @@ class _Jobs:
             latest_s: All end until then.
             exceeding: Exceed the limits, as little as possible.
         """
-        columns = [_undominated(known.within(latest_s)) for known in self._columns]
+        columns = [undominated(known.within(latest_s)) for known in self._columns]
         if not all(columns):
             return None, True
-        table = _table(columns, len(self._limits))
+        table = make_table(columns, len(self._limits))
         counts, limits = table.cost_usd.size, len(self._limits)
         # Costs near 1e4: what the solver takes for equal is far below a cent then.
         scale = 1e4 / max(1e-12, sum(min(each.cost_usd for each in of_job) for of_job in columns))
@@ -727,36 +601,6 @@ def _no_plans(status: Status, why: str, words: str, nearest: tuple[JobPlan, ...]
     return JointSolution(status, (), None, None, proof, why, nearest_jobs=nearest)
 
 
-def _most_usd(problem: Problem, latest_s: float) -> float:
-    """Return what no plan of a job that keeps its limits and ends until then can cost more than."""
-    most_usd = math.inf if problem.budget_usd is None else problem.budget_usd * (1 + SLACK)
-    longest_s = min(latest_s, problem.deadline_s or math.inf)
-    if problem.data is None and math.isfinite(longest_s):
-        most_usd = min(most_usd, longest_s / 3600.0 * sum(each.quota * each.usd_per_hour for each in problem.offers))
-    return most_usd
-
-
-def _tolled(column: _Column, tolls: FloatArray) -> tuple[float, float]:
-    return column.cost_usd + float(np.dot(tolls, column.use)), column.time_s
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Plans of all jobs, one after the other, shape (n,): costs, use of limits (limits, n) and whose they are."""
-
-    cost_usd: FloatArray
-    use: sparse.csr_array
-    one: sparse.csr_array
-
-
-def _table(columns: Sequence[Sequence[_Column]], limits: int) -> _Table:
-    every = [column for of_job in columns for column in of_job]
-    use = np.array([column.use for column in every], dtype=np.float64).reshape(len(every), limits)
-    of_job = np.repeat(np.arange(len(columns)), [len(each) for each in columns])
-    one = sparse.csr_array((np.ones(len(every)), (of_job, np.arange(len(every)))), shape=(len(columns), len(every)))
-    return _Table(np.array([column.cost_usd for column in every]), sparse.csr_array(use.T), one)
-
-
 def _explained(
     jobs: Sequence[SharingJob],
     found: JointSolution,
@@ -795,7 +639,7 @@ def _changes(
     if math.isfinite(budget):
         yield "budget", "+10 %", jobs, 1.1 * budget
     reached = []
-    for limit in _limits(jobs):
+    for limit in find_limits([job.problem for job in jobs]):
         used = sum(
             group.machines * limit.units.get(group.offer, 0) for each in found.jobs for group in each.plan.groups
         )
@@ -805,7 +649,7 @@ def _changes(
         yield limit.name, "x 2", [replace(job, problem=_doubled(job.problem, limit)) for job in jobs], budget
 
 
-def _doubled(problem: Problem, limit: _Limit) -> Problem:
+def _doubled(problem: Problem, limit: Limit) -> Problem:
     """Return a problem with twice as much of a limit."""
     offers = tuple(
         replace(offer, quota=2 * offer.quota) if limit.name == f"quota of {offer.name}" else offer
