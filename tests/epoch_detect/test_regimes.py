@@ -1,32 +1,38 @@
 """Runs whose epochs take longer, or shorter, from some point on."""
 
+import functools
+
 import numpy as np
 import pytest
 from support.epoch_traces import trace_of
 
-from gpusonde.epoch_detect import EpochTracker, detect
+from gpusonde.epoch_detect import EpochDetection, EpochTracker, detect
 from gpusonde.epoch_detect.cycles.boundaries import Epochs
 from gpusonde.epoch_detect.cycles.detector import mean_period
 from gpusonde.epoch_detect.progress import duration_trend
 from gpusonde.telemetry import Trace
 
 
+@functools.cache
 def _two_regimes(factor: float) -> tuple[Trace, np.ndarray]:
     scatter = np.random.default_rng(3).normal(1, 0.01, 18)
     lengths = scatter * np.repeat([12.0, 12.0 * factor], 9)
     return trace_of([[(0.8 * s, 0.8), (0.2 * s, 0.35)] for s in lengths])
 
 
+@functools.cache
+def _detected(factor: float) -> EpochDetection:
+    return detect(_two_regimes(factor)[0])
+
+
 @pytest.mark.parametrize("factor", [0.5, 0.6, 0.7, 1.5, 2.0])
 def test_the_period_is_that_of_one_of_the_regimes(factor: float) -> None:
-    trace, _ = _two_regimes(factor)
-    assert min(abs(detect(trace).period_s / p - 1) for p in (12.0, 12.0 * factor)) < 0.02
+    assert min(abs(_detected(factor).period_s / p - 1) for p in (12.0, 12.0 * factor)) < 0.02
 
 
 @pytest.mark.parametrize("factor", [0.6, 0.7, 1.5, 2.0])
 def test_the_epochs_of_both_regimes_are_found(factor: float) -> None:
-    trace, starts = _two_regimes(factor)
-    found = detect(trace)
+    starts, found = _two_regimes(factor)[1], _detected(factor)
     nearest = np.abs(starts[:, None] - found.epoch_starts_s).min(axis=1)
     assert (nearest < 0.3).sum() >= starts.size - 1
     (point,) = duration_trend((found.epoch_ends_s - found.epoch_starts_s)[1:]).change_points
@@ -42,7 +48,7 @@ def test_the_tracker_ends_with_the_same_epochs() -> None:
         tracker = EpochTracker.restore(tracker.state())
     tracker.finish()
     alive = [e.start_s for e in tracker.epochs if e.stands]
-    np.testing.assert_allclose(alive, detect(trace).epoch_starts_s, atol=1e-5)
+    np.testing.assert_allclose(alive, _detected(1.5).epoch_starts_s, atol=1e-5)
 
 
 def test_the_period_is_that_of_the_longer_stretch_and_not_a_mean_of_both() -> None:

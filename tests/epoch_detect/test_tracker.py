@@ -562,24 +562,23 @@ def test_levels_of_a_job_that_goes_on_are_named_by_marks_that_came_since_the_las
     assert EpochTracker.restore(tracker.state()).state() == tracker.state()
 
 
-def test_marks_survive_a_restart_at_any_moment_without_a_trace_of_it() -> None:
+def test_marks_survive_restarts_at_any_moment_without_a_trace_of_them() -> None:
     trace, marks = _marked_job()
     calm = EpochTracker(trace.metrics)
     _play([calm], trace, marks)
     calm.finish()
-    for stop in (7.0, 33.0, 48.3, 115.4, 200.0):
-        first = EpochTracker(trace.metrics)
-        before = marks.time_s < 30 * (stop // 30)
-        known = replace(marks, time_s=marks.time_s[before], values=marks.values[:, before])
-        _play([first], trace.window(0.0, stop), known)
+    again, begin, told = EpochTracker(trace.metrics), 0.0, 0.0
+    for stop in (7.0, 33.0, 48.3, 115.4, 200.0, trace.time_s[-1] + 1):
+        known = 30 * (stop // 30)
+        new = (marks.time_s >= told) & (marks.time_s < known)
+        piece = replace(marks, time_s=marks.time_s[new], values=marks.values[:, new])
+        _play([again], trace.window(begin, stop), piece)
+        first, begin, told = again, stop, known
         again = EpochTracker.restore(first.state())
         assert again.state() == first.state()
-        rest = trace.window(stop, trace.time_s[-1] + 1)
-        later = replace(marks, time_s=marks.time_s[~before], values=marks.values[:, ~before])
-        _play([again], rest, later)
-        again.finish()
-        assert repr(again.detection) == repr(calm.detection)
-        assert again.epochs == calm.epochs
+    again.finish()
+    assert repr(again.detection) == repr(calm.detection)
+    assert again.epochs == calm.epochs
 
 
 def test_a_state_of_a_release_that_knew_no_marks_is_read() -> None:
