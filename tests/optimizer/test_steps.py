@@ -82,6 +82,12 @@ def test_the_least_quantile_is_that_of_no_larger_spread(least, more, confidence)
     assert least_quantile(np.array([least]), confidence)[0] <= quantile_s(1.0, spread, confidence) * (1 + 1e-12)
 
 
+def test_one_gpu_has_bounds_before_anything_is_asked_of_several():
+    network = simulated().network(OFFERS[0])
+    assert simulated().bound_s(1.0, np.array([1]), network) == pytest.approx([1.0])
+    assert simulated().kept_s(1.0, np.array([1]), network, 0.95)[0] > 1.0
+
+
 def test_latencies_grow_with_machines_because_the_slowest_decides():
     steps = simulated()
     latencies = [steps.latency_s(OFFERS[1], 16, machines) for machines in (1, 2, 4, 8)]

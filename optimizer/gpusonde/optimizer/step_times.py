@@ -387,12 +387,14 @@ class SimulatedSteps:
             placed = np.sqrt(weights @ (times_s - weights @ times_s) ** 2) / mean_s
             scatter = max(float(curve.predict(1.0).spread[0]) for curve in self._curves.values())
             own = np.maximum(placed - _KINK * scatter, 0.0) ** 2 - scatter**2
-            own[self._may_be_steadier(network, world_sizes)] = 0.0
+            several = np.flatnonzero(world_sizes > 1)
+            if several.size:
+                own[several[self._may_be_steadier(network, world_sizes[several])]] = 0.0
             spread = np.hypot(np.sqrt(np.maximum(own, 0.0)), self._model_spread)
         return mean_s * least_quantile(spread, confidence)
 
     def _may_be_steadier(self, network: float, worlds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return for which world sizes a faster class may be the slower network and scatter less, shape (n,)."""
+        """Return for which world sizes of 2 or more a faster class may be the slower network and scatter less."""
         weights = self._weights()
         duration = 1.0 / self._bandwidth(network, worlds)
         found = np.zeros(worlds.shape, dtype=np.bool_)
@@ -432,8 +434,8 @@ class SimulatedSteps:
         """
         several = worlds > 1
         classes = self._weights().size
-        reached = self._bandwidth(network, worlds[several])
         traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None]
+        reached = self._bandwidth(network, worlds[several]) if several.any() else np.empty(0)
         found = np.empty((classes, worlds.size))
         for placement in range(classes):
             forward_s = np.full(worlds.size, latency_s * share)
@@ -503,7 +505,7 @@ class SimulatedSteps:
         """Bandwidth at which transfers take their mean duration in a class of placements, shape (n, c, buckets)."""
         sizes, classes = self._trace.bucket_bytes, self._weights().size
         known = self._bandwidths.get(network, np.empty((0, classes, sizes.size)))
-        if len(known) <= world_sizes.max(initial=0):
+        if len(known) <= world_sizes.max():
             more = int(world_sizes.max()) + 1 - len(known)
             known = np.concatenate([known, np.full((more, classes, sizes.size), np.nan)])
             self._bandwidths[network] = known
