@@ -199,7 +199,8 @@ def make_space(problem: Problem, steps: StepTimes, tolls: Mapping[str, float] | 
     found = tuple(
         _options(problem, offer, counted, unit, steps, tolls.get(offer.name, 0.0)) for offer, counted in groups
     )
-    exact = steps.exact and not problem.needs_every_plan
+    # The cheapest plan with tolls may break a budget that dearer ones with fewer tolls keep.
+    exact = steps.exact and not problem.needs_every_plan and (problem.budget_usd is None or not any(tolls.values()))
     samples = problem.samples // unit
     kept_s = None
     if problem.deadline_s is not None and hasattr(steps, "kept_s"):
