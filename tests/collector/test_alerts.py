@@ -205,7 +205,7 @@ def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counte
         world.alerts = JobAlerts(world.subject.store, executor, world.config, lambda: world.now)
         webhook.refuses = 2
         world.at(200, (0, "hung"))
-        asyncio.run(deliver(world, lambda: webhook.bodies))
+        asyncio.run(deliver(world, lambda: world.alerts.counters.sent))
     counters = world.alerts.counters
     assert [alert["labels"]["job_id"] for alert in webhook.bodies[0]["alerts"]] == ["4711"]
     assert (counters.failed, counters.sent, counters.dropped) == (2, 1, 0)

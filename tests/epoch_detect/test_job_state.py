@@ -279,6 +279,13 @@ def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
     assert "a kernel is on all 8 GPUs all the time" in watch.report.reason
 
 
+def test_idle_gpus_that_still_draw_much_are_said_to_be_hardly_in_use() -> None:
+    watch, now_s = working()
+    show(watch, now_s, 8, (280.0, 0.0))
+    assert watch.report.state == JobState.IDLE
+    assert watch.report.reason.startswith("its GPUs are hardly in use; the load is at ")
+
+
 def test_what_serves_is_serving_and_waits_for_requests_in_peace() -> None:
     watch, now_s = working(60)
     watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.SERVING, run_state_confidence=0.9))

@@ -552,7 +552,11 @@ class StateWatch:
         if second.spinning and second.unused and not second.is_partly_used:
             reason = f"{said}: {second.unused} of {second.gpus} GPUs do nothing, the others wait for them"
             return JobState.CHECKPOINTING, reason, 0.6
-        if min(share, lowest_after) < IDLES or 0 < second.gpus == second.unused:
+        at_rest = 0 < second.gpus == second.unused
+        if at_rest or min(share, lowest_after) < IDLES:
+            if at_rest and share >= IDLES:
+                # They have let go of their work, and not yet of their clocks.
+                said = f"its GPUs are hardly in use; {said}"
             if 0 < second.gpus == second.spinning:
                 return JobState.UNKNOWN, f"{said}, while a kernel is on all {second.gpus} GPUs all the time", 0.3
             if known.processors > max(1.0, 0.5 * known.usual_processors):
