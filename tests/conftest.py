@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 # Tables fit where it is set, and pytest-xdist sets it.
 os.environ.pop("COLUMNS", None)
+# Every process compiles all modules where none may keep what it compiled, and tests start hundreds of processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Nobody's own prices are in what is tested.
 os.environ["GPUSONDE_OFFERS"] = ""
 
