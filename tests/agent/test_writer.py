@@ -248,14 +248,20 @@ def test_an_inventory_is_not_dropped_when_the_queue_is_full(rig):
     assert sum(record.HasField("inventory") for record in rig.records()) == 1
 
 
-def test_a_collector_that_asks_for_longer_batches_costs_a_killed_agent_no_more_ticks(tmp_path):
+def test_a_collector_that_asks_for_longer_batches_costs_a_killed_agent_no_more_ticks(tmp_path, monkeypatch):
     rig = Rig(tmp_path / "spool", pace_s=0.05)
     rig.writer.put_record(inventory_record(INVENTORY))
     rig.writer.put(reading(1))
+    append = rig.spool.append
+
+    def append_and_ask(record):
+        # The interval from before ends with the first batch; the next one takes an hour.
+        rig.writer.request_batch_interval(3600.0)
+        return append(record)
+
+    monkeypatch.setattr(rig.spool, "append", append_and_ask)
     thread = threading.Thread(target=rig.writer.run, daemon=True)
     thread.start()
-    # The interval from before ends with the first batch; the next one takes an hour.
-    rig.writer.request_batch_interval(3600.0)
     wait_until(lambda: rig.counters.batches == 1, 120, "the first batch")
     for i in range(2, 31):
         rig.writer.put(dataclasses.replace(reading(i), missed_ticks=i == 7))
