@@ -33,7 +33,7 @@ from gpusonde.agent.jobs.ownership import OwnershipFile
 from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.messages import fill, to_document
-from gpusonde.collector.planning.processes import PlanningAnswers
+from gpusonde.collector.planning.answering import PlanningAnswers
 from gpusonde.collector.planning.wire import problem_document
 from gpusonde.collector.query.paging import from_token, to_token
 from gpusonde.collector.security.tokens import parse_tokens

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from gpusonde.errors import ProblemError
 from gpusonde.formatting import dollars, duration, percent
@@ -473,6 +472,8 @@ class _Jobs:
 
         To exceed a limit by one costs a penalty, so that there is always an answer.
         """
+        from scipy.optimize import linprog  # noqa: PLC0415 - slow to import, and one job alone needs it not
+
         table = make_table(columns, len(self._limits))
         limits = len(self._limits)
         found = linprog(
@@ -495,6 +496,8 @@ class _Jobs:
             latest_s: All end until then.
             exceeding: Exceed the limits, as little as possible.
         """
+        from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
+
         columns = [undominated(known.within(latest_s)) for known in self._columns]
         if not all(columns):
             return None, True
