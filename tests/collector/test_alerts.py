@@ -187,7 +187,7 @@ def test_a_webhook_gets_what_alertmanager_would_send(world):
 async def deliver(world, until):
     task = asyncio.ensure_future(world.alerts.run())
     try:
-        for _ in range(400):
+        for _ in range(4000):
             if until():
                 return
             await asyncio.sleep(0.05)

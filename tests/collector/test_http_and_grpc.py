@@ -214,6 +214,9 @@ def test_a_program_with_nothing_but_fetch_and_the_description_gets_them_too(fill
         {"operation": operations[route.verb, route.plain_path], "fields": fields_of(message)}
         for route, message in asked
     ]
+    # What it queues is listed from then on, and is to be so before it asks for the list.
+    for message in messages(BY_RPC["QueueTraining"], filled.run_id):
+        over_grpc(filled.target, BY_RPC["QueueTraining"], message)
     host, port = filled.admin.address
     done = subprocess.run(
         ["node", str(NODE), f"http://{host}:{port}", ADMIN],
