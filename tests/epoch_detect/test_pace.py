@@ -91,6 +91,29 @@ def test_cycles_with_an_evaluation_in_them_hide_no_change(seed):
     assert pace.change.after_s / pace.change.before_s == pytest.approx(1.05, abs=0.01)
 
 
+@pytest.mark.parametrize("longer", [0.5, 0.8])
+def test_cycles_are_found_again_right_behind_a_long_one(longer):
+    each = durations(2.0, 90, 0.05, scatter=0.004, seed=2)
+    each[60] *= 1 + longer
+    pace, told = followed(each, 2.0, seed=2)
+    assert 0 < told <= 5 + longer + 1.0 / 2.0
+    assert pace.change.after_s / pace.change.before_s == pytest.approx(1.05, abs=0.01)
+
+
+def test_a_metric_that_begins_its_cycles_unevenly_moves_no_boundary():
+    each = durations(2.0, 120, scatter=0.003)
+    time_s, power = ticks(each)
+    starts_s = np.concatenate([[0.0], np.cumsum(each)[:-1]])
+    late_s = starts_s + np.random.default_rng(1).uniform(0, 0.3, starts_s.size)
+    since_s = time_s - late_s[np.maximum(np.searchsorted(late_s, time_s, side="right") - 1, 0)]
+    pace = LevelPace(CycleClock(2.0, TICK_S))
+    rows = np.array([power, np.where(since_s < 1.2, 0.9, 0.1)])
+    for at in range(0, time_s.size, 40):
+        pace.update(time_s[at : at + 40], rows[:, at : at + 40])
+    assert pace.cycles > 90
+    assert pace.scatter < 0.006
+
+
 def test_cycles_that_a_waveform_learned_anew_finds_again_are_counted_once():
     pace = LevelPace(CycleClock(2.0, TICK_S))
     time_s, power = ticks(durations(2.0, 60, scatter=0.004))

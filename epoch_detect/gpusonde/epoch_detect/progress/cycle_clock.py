@@ -25,13 +25,15 @@ _LEAST_USUAL = 0.7  # the same, median of those that it was learned of
 _CLEARLY = 0.06  # by which the second best place must correlate less
 _LOBE = 0.12  # of a period, that belongs to one place
 _RENEWED, _RENEWED_EVERY = 0.15, 4  # share of a cycle in the waveform, and of which
-_MOST_LOST = 4  # cycles without a beginning, after which the waveform is learned anew
+_MOST_LOST, _MOST_SOUGHT = 4, 16  # cycles, windows without a beginning, after which the waveform is learned anew
 _TEMPO = 3  # cycles whose median says when the next one is due
 _MOST_ROWS = 40 * _FINEST
 _AFTER = 0.3  # share of the waveform that lies behind the beginning
 _SOON = 0.12  # of a period behind where the next cycle is due, after which it is sought for the first time
 _STILL = 1e-9  # of a metric's values: what moves less does not
 _TINY = 1e-30
+_LEAST_UNEVEN, _MOST_UNEVEN = 0.2, 2.0  # of a tick; times the most even metric that another may be as uneven
+_CLEAR = 10.0  # ticks of a cycle that is sought behind a lost one
 _NOTHING: FloatArray = np.empty((0, 0))
 
 
@@ -52,9 +54,11 @@ class CycleClock:
         self._after = max(1, round(_AFTER * places))
         self._before = places - self._after
         self._least_match = max(_LEAST_MATCH, min(_MOST_MATCH, _MANY_PLACES + _FEW_PLACES / places))
+        self._seeks = period_s >= _CLEAR * tick_s
         self._due_s = period_s
         self._time = np.empty(0)
         self._rows: FloatArray = _NOTHING  # shape (metrics, ticks)
+        self._used: list[int] = []  # metrics that tell where cycles begin
         self._part: list[tuple[FloatArray, FloatArray]] = []
         self._waveform: FloatArray = _NOTHING  # shape (metrics, places), each metric's weight in its size
         self._last_s = np.nan
@@ -130,7 +134,8 @@ class CycleClock:
         known = self._time
         right = np.clip(np.searchsorted(known, times), 1, known.size - 1)
         share = np.clip((times - known[right - 1]) / (known[right] - known[right - 1]), 0.0, 1.0)
-        return np.asarray(self._rows[:, right - 1] * (1 - share) + self._rows[:, right] * share)
+        rows = self._rows[self._used] if self._used else self._rows
+        return np.asarray(rows[:, right - 1] * (1 - share) + rows[:, right] * share)
 
     def _learn(self, starts_s: FloatArray | None) -> bool:
         """Learn the waveform of the ticks so far; begin with the first of them."""
@@ -145,13 +150,14 @@ class CycleClock:
         guess = guess[-_MOST_LEARNED:]
         reach = round(_LATER * self.period_s / self._step_s)
         pieces = np.array([self._around(at, self._before + reach, self._after + reach) for at in guess])
-        size = self._before + self._after + 1
-        places = np.full(guess.size, reach)
-        for _ in range(_ROUNDS):
-            cut = [piece[:, place : place + size] for piece, place in zip(pieces, places, strict=True)]
-            waveform = _weighted(np.array(cut))
-            curves = np.array([_correlation(waveform, piece) for piece in pieces])
-            places = curves.argmax(axis=1)
+        waveform, curves = self._aligned(pieces, reach)
+        alone = [[_correlation(wave[None], piece[i, None]) for piece in pieces] for i, wave in enumerate(waveform)]
+        at_s = guess + self._step_s * np.array([[_peak(curve) for curve in each] for each in alone])
+        uneven = np.median(np.abs(np.diff(at_s, 2, axis=1)), axis=1) + _LEAST_UNEVEN * self._step_s
+        self._used = np.flatnonzero(uneven < _MOST_UNEVEN * uneven.min()).tolist()
+        if len(self._used) < len(waveform):
+            waveform, curves = self._aligned(pieces[:, self._used], reach)
+        places = curves.argmax(axis=1)
         if np.median(curves.max(axis=1)) >= _LEAST_USUAL:
             self._waveform, self._lost = waveform, 0
             self._last_s = float(guess[0] + (places[0] - reach) * self._step_s) - self._due_s
@@ -160,6 +166,17 @@ class CycleClock:
         half = self._time.size // 2
         self._time, self._rows = self._time[half:], self._rows[:, half:]
         return False
+
+    def _aligned(self, pieces: FloatArray, reach: int) -> tuple[FloatArray, FloatArray]:
+        """The waveform that cycles have in common, and how it correlates with each at each place."""
+        size = self._before + self._after + 1
+        places = np.full(len(pieces), reach)
+        for _ in range(_ROUNDS):
+            cut = [piece[:, place : place + size] for piece, place in zip(pieces, places, strict=True)]
+            waveform = _weighted(np.array(cut))
+            curves = np.array([_correlation(waveform, piece) for piece in pieces])
+            places = curves.argmax(axis=1)
+        return waveform, curves
 
     def _next(self, due_s: float, later: float) -> float | None:
         """Find the cycle that is due, no later than that share of a period; None to wait for more ticks."""
@@ -174,10 +191,7 @@ class CycleClock:
         # A lobe that reaches out of it hides nothing: what falls off on both sides is one place.
         if match < self._least_match or not inside or (beside.size and match - float(beside.max()) < _CLEARLY):
             return self._lose(due_s) if later >= _LATER else None
-        left, middle, right = curve[at - 1 : at + 2].tolist()
-        bend = left - 2 * middle + right
-        fraction = 0.5 * (left - right) / bend if bend < 0 else 0.0
-        begin_s = due_s + (at - before + fraction) * self._step_s
+        begin_s = due_s + (_peak(curve) - before) * self._step_s
         if not self._lost:
             self._durations = [*self._durations[1 - _TEMPO :], begin_s - self._last_s]
             self._due_s = sorted(self._durations)[len(self._durations) // 2]
@@ -190,9 +204,10 @@ class CycleClock:
 
     def _lose(self, due_s: float) -> float:
         self._lost += 1
-        self._last_s = due_s
-        if self._lost >= _MOST_LOST:
-            self._waveform, self._durations, self._due_s = _NOTHING, [], self.period_s
+        # The next one may begin anywhere behind what was searched.
+        self._last_s = due_s + (_EARLIER + _LATER - _LOBE - 1.0 if self._seeks else 0.0) * self._due_s
+        if self._lost >= (_MOST_SOUGHT if self._seeks else _MOST_LOST):
+            self._waveform, self._durations, self._due_s, self._used = _NOTHING, [], self.period_s, []
         return float("nan")
 
     def fields(self) -> dict[str, Any]:
@@ -205,6 +220,7 @@ class CycleClock:
             "lost": self._lost,
             "age": self._age,
             "durations": self._durations,
+            "used": self._used,
             "waveform": self._waveform.tolist(),
             "time_s": self._time.tolist(),
             "rows": self._rows.tolist(),
@@ -219,9 +235,21 @@ class CycleClock:
         clock._last_s = np.nan if fields["last_s"] is None else float(fields["last_s"])
         clock._durations = [float(each) for each in fields["durations"]]
         clock._waveform, clock._rows = (np.array(fields[name], dtype=np.float64) for name in ("waveform", "rows"))
+        # A release before looked at all metrics.
+        clock._used = list(fields.get("used", range(len(clock._waveform))))
         clock._time = np.array(fields["time_s"], dtype=np.float64)
         clock._part = [(np.array(times, dtype=float), np.array(rows, dtype=float)) for times, rows in fields["part"]]
         return clock
+
+
+def _peak(curve: FloatArray) -> float:
+    """Where a curve is highest, between its places."""
+    at = int(curve.argmax())
+    if not 0 < at < curve.size - 1:
+        return float(at)
+    left, middle, right = curve[at - 1 : at + 2].tolist()
+    bend = left - 2 * middle + right
+    return at + (0.5 * (left - right) / bend if bend < 0 else 0.0)
 
 
 def _weighted(cycles: FloatArray, like: FloatArray | None = None) -> FloatArray:

@@ -20,6 +20,8 @@ from gpusonde.telemetry import FloatArray
 
 _LEAST_SLOWER = 0.04  # of the usual duration: less is real, perhaps, but of no use to anybody
 _SAME_LEVEL = 0.1
+_LEAST_OF_SHORT, _CLEAR_TICKS = 0.07, 10.0  # the same of a cycle of fewer ticks
+_LARGE, _WHOLE = 0.14, 1.1  # a rise that may be another work where so much is missing
 _LATEST = (3, 4, 5, 6, 8, 12, 16, 24, 32)  # cycles whose mean is looked at
 _FEWEST_BEFORE = 8
 _MOST_BEFORE = 256
@@ -27,12 +29,13 @@ _USUAL = 48  # of those before, whose median is the usual duration
 _DEVIATIONS, _UNKNOWN = 5.0, 20.0  # standard deviations that are needed, and so many more for few cycles before
 _HIGHEST = 1.25  # times the highest mean of as many cycles before
 _LEAST_SCATTER = 0.0015  # of a cycle
-_NEWEST, _PAUSE = 5, 3.0  # cycles whose median may be a change; times that change that one with a pause in it differs
+_NEWEST, _PAUSE = 3, 3.0  # cycles whose median may be a change; times that change that one with a pause in it differs
 _CLEAR = 0.016  # between the quartiles of cycles that scatter by little more than 1 %
 _OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
-_UNLIKE, _LEAST_UNLIKE = 3.0, 0.25  # standard deviations, and shares of the change, that most of the latest may differ
-_LIKELY = 5e-4  # probability of as many long cycles together, by those before, once in as many as those
-_OFTEN = 0.1  # share of cycles before that are long, from which on that is scatter
+_UNLIKE, _LEAST_UNLIKE = 2.5, 0.5  # standard deviations, and shares of the change, that most of the latest may differ
+_FALSE_EVERY_S = 2 * 604_800.0  # a false one in so long, at most
+_NEAR, _LEAST_NEAR = 2.0, 0.01  # standard deviations, or at least so much of a cycle, that are as long
+_CHANCE = 3.0  # standard deviations from which on a cycle is a pause
 _BACK_CYCLES, _BACK = 5, 0.5  # cycles that are back at less than this share of the change
 _LOST_CYCLES, _LOST_S = 64, 600.0  # so long without a cycle, what was told of the last ones holds no longer
 _BLOCK, _MOST_BLOCKS, _FEWEST_BLOCKS = 8, 32, 6
@@ -82,6 +85,8 @@ class LevelPace:
         self._blocks: list[tuple[float, float]] = []  # beginning, median of the logarithms
         self._block: list[float] = []
         self._block_size = _BLOCK
+        self._least = math.log1p(_LEAST_SLOWER if clock.period_s >= _CLEAR_TICKS * clock.tick_s else _LEAST_OF_SHORT)
+        self._least_evidence = math.log(max(_FALSE_EVERY_S / clock.period_s, 1.0))
 
     @property
     def period_s(self) -> float:
@@ -149,7 +154,8 @@ class LevelPace:
         # Most cycles are as long as ever; the rest is for those that are not.
         half = usual[3 * len(usual) // 4] - usual[len(usual) // 4]  # of a standard deviation, and a little more
         clear = half <= _CLEAR
-        rise = (sorted(logs[-_NEWEST:])[_NEWEST // 2] if clear else sum(logs[-_LATEST[0] :]) / _LATEST[0]) - middle
+        newest = logs[-_NEWEST:]
+        rise = (sorted(newest)[_NEWEST // 2] if clear else sum(newest) / _NEWEST) - middle
         if rise < 0.5 * max(math.log1p(_LEAST_SLOWER), half):
             return
         values = np.array(logs)
@@ -162,17 +168,21 @@ class LevelPace:
             if before.size < max(_FEWEST_BEFORE, 1.5 * count):
                 break
             middle = float(np.median(before[-_USUAL:]))
-            single = 1.4826 * float(np.median(np.abs(before - middle)))
+            single = max(1.4826 * float(np.median(np.abs(before - middle))), _LEAST_SCATTER)
             # A few that are much longer are pauses; they count as no more than a little longer.
-            most = middle + max(_OUTLIER * single, _LONG * math.log1p(_LEAST_SLOWER))
+            most = middle + max(_OUTLIER * single, _LONG * self._least)
             rise = float(np.minimum(latest, most).mean()) - middle
-            if rise < math.log1p(_LEAST_SLOWER) or _may_be_pauses(before, latest, middle + rise / 2):
+            if rise < self._least or (rise > _LARGE and self._was_lost(int(plain[-count]))):
                 continue
-            if float(np.quantile(np.abs(latest - np.median(latest)), 0.75)) > _UNLIKE * single + _LEAST_UNLIKE * rise:
+            unlike = float(np.quantile(np.abs(np.minimum(latest, most) - middle - rise), 0.9))
+            if unlike > _UNLIKE * single + _LEAST_UNLIKE * rise:
                 continue
             means = np.convolve(np.minimum(before, most), np.full(count, 1 / count), "valid") - middle
-            needed = (_DEVIATIONS + _UNKNOWN / before.size) * _scatter_of_means(before, means, count)
+            scatter = _scatter_of_means(before, means, count)
+            needed = (_DEVIATIONS + _UNKNOWN / before.size) * scatter
             if rise < max(needed, _HIGHEST * float(means.max())):
+                continue
+            if count * _evidence(before - middle, rise, single, scatter * math.sqrt(count)) < self._least_evidence:
                 continue
             weight = count * rise**2
             if best is None or weight > best[0]:
@@ -182,6 +192,11 @@ class LevelPace:
             self.change = PaceChange(
                 self._begins[plain[-count]], math.exp(middle), math.exp(float(np.median(values[-count:])))
             )
+
+    def _was_lost(self, first: int) -> bool:
+        """Whether cycles are missing since the one before: what follows may be batches of an evaluation."""
+        known_s = sum(math.exp(log) for log in self._logs[first - 1 :])
+        return self._begins[-1] + math.exp(self._logs[-1]) - self._begins[first - 1] > _WHOLE * known_s
 
     def _look_for_drift(self) -> None:
         if len(self._blocks) < _FEWEST_BLOCKS:
@@ -253,15 +268,16 @@ def _scatter_of_means(before: FloatArray, means: FloatArray, count: int) -> floa
     return max(_LEAST_SCATTER / math.sqrt(count), math.sqrt(likely), seen)
 
 
-def _may_be_pauses(before: FloatArray, latest: FloatArray, limit: float) -> bool:
-    """Whether as many long cycles as there are among the latest come now and then."""
-    share = (float((before > limit).sum()) + 0.5) / (before.size + 1)
-    if share > _OFTEN:
-        return False
-    count = latest.size
-    long = int((latest > limit).sum())
-    chances = (math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(long, count + 1))
-    return sum(chances) * before.size > _LIKELY
+def _evidence(before: FloatArray, rise: float, single: float, scatter: float) -> float:
+    """Logarithm of how much likelier a cycle is so much longer since all are than by chance or by a pause in it.
+
+    Pauses are as likely as there were any of that length before, and as if half of one had been of every length.
+    """
+    near = max(_NEAR * single, _LEAST_NEAR)
+    pauses = int(((np.abs(before - rise) < near) & (before > _CHANCE * single)).sum()) / (2 * near)
+    peak = 1 / (scatter * math.sqrt(2 * math.pi))
+    by_chance = peak * math.exp(-0.5 * (rise / scatter) ** 2)
+    return math.log(peak / (by_chance + (pauses + 0.5) / (before.size + 1)))
 
 
 def finite_or_none(value: float) -> float | None:

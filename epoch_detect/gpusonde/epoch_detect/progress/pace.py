@@ -101,7 +101,7 @@ class PaceWatch:
         ]
         level = told if detection.level is None else [detection.cycles[detection.level]]
         clear = [cycle for cycle in told if cycle.period_s >= _CLEAR * self._tick_s]
-        chosen = [*level[-1:], *clear[:1], *told[:1]]
+        chosen = [*level[-1:], *clear[:1], *told[:1], *clear[1:]][:_MOST_LEVELS]
         return [c for i, c in enumerate(chosen) if c.period_s >= _SHORTEST * self._tick_s and c not in chosen[:i]]
 
     def _begin(self, cycle: Cycle) -> LevelPace:
