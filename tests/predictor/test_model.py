@@ -351,8 +351,8 @@ def test_a_better_gpu_that_is_slower_than_another_one_says_why(tmp_path, small_s
 def test_between_known_answers_the_interpolation_rises_and_keeps_what_rises():
     prior, answers = np.array([0.5, -1.0, 0.0, -0.5]), np.array([0.4, -0.8, 0.0, -0.9])
     places = np.linspace(-2, 2, 81)
-    found = np.array([interpolate_rising(prior, answers, float(at)) for at in places])
+    found = interpolate_rising(prior, answers, places)
     assert (np.diff(found) >= -1e-12).all()
     # -0.8 and -0.9 fall, and are pooled; the others stay; outside the slope is the prior's.
     expected = {-1.0: -0.85, -0.5: -0.85, 0.0: 0.0, 0.5: 0.4, 1.5: 1.4, -2.0: -1.85}
-    assert {at: interpolate_rising(prior, answers, at) for at in expected} == pytest.approx(expected)
+    assert interpolate_rising(prior, answers, np.array(list(expected))) == pytest.approx(list(expected.values()))

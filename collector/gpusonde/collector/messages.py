@@ -7,6 +7,7 @@ name and times as calendar dates, none of which a problem file does, and takes l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,9 +95,14 @@ def _fill_message(target: Message, value: Any) -> None:
         fill(target, value)
 
 
+@functools.cache  # an enumeration is one of a few dozen; of its numbers a peer may send any, so not those
+def _enum_texts(enum: Any) -> dict[int, str]:
+    prefix = _prefix(enum)
+    return {number: str(value.name).removeprefix(prefix).lower() for number, value in enum.values_by_number.items()}
+
+
 def _enum_text(enum: Any, number: int) -> str | None:
-    found = enum.values_by_number.get(number)
-    return None if found is None else str(found.name).removeprefix(_prefix(enum)).lower()
+    return _enum_texts(enum).get(number)
 
 
 def _prefix(enum: Any) -> str:

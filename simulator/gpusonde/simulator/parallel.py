@@ -100,25 +100,30 @@ class Placement:
     counted: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
-        what = f"{self.gpu_count} x {self.gpu.name}"
         if not 1 <= self.gpu_count <= _MOST_GPUS:
-            raise MeasurementError(f"{what}: a job runs on 1 to {_MOST_GPUS} GPUs")
+            raise MeasurementError(f"{self._what}: a job runs on 1 to {_MOST_GPUS} GPUs")
         if not 1 <= self.host_count <= self.gpu_count:
-            raise MeasurementError(f"{what} cannot be on {self.host_count} hosts")
+            raise MeasurementError(f"{self._what} cannot be on {self.host_count} hosts")
         if self.link not in ("", *LINKS):
-            raise MeasurementError(f"{what}: the link is {' or '.join(LINKS)}, not {self.link[:20]!r}")
+            raise MeasurementError(f"{self._what}: the link is {' or '.join(LINKS)}, not {self.link[:20]!r}")
         if self.link == "nvlink" and not self.gpu.nvlink_bytes_per_second:
             raise MeasurementError(f"{self.gpu.name} has no NVLink")
         if self.link == "nvlink" and self.gpus_per_host > 2 and not joins_all(self.gpu):
             raise MeasurementError(
-                f"{what}: bridges join 2 of them, not {self.gpus_per_host} in a host; leave @nvlink out"
+                f"{self._what}: bridges join 2 of them, not {self.gpus_per_host} in a host; leave @nvlink out"
             )
         for value, name, (low, high) in (
             (self.network_bytes_per_second, "network in bytes per second", _NETWORKS),
             (self.batch_per_gpu, "batch per GPU", _BATCHES),
         ):
             if value != 0 and not low <= value <= high:
-                raise MeasurementError(f"{what}: the {name} is {value:g}; it must be from {low:.7g} to {high:.7g}")
+                raise MeasurementError(
+                    f"{self._what}: the {name} is {value:g}; it must be from {low:.7g} to {high:.7g}"
+                )
+
+    @property
+    def _what(self) -> str:
+        return f"{self.gpu_count} x {self.gpu.name}"
 
     @classmethod
     def parse(cls, text: str, gpus: GpuCatalog) -> tuple[Placement, str]:

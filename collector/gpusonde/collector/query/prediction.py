@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -148,6 +149,7 @@ _FITS = {
     "no": gpu_pb2.FITS_NO,
 }
 _MOST_TARGETS = 1000
+_RESOLVED_NAMES = 1024
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ class LatencyPredictor:
         self._clock = clock
         self._store = store
         self._gpus = gpus
+        # Names that are refused are not kept.
+        self._resolve = functools.lru_cache(maxsize=_RESOLVED_NAMES)(functools.partial(resolve, gpus, with_slices=True))
         self._parallel = ParallelPredictor(offers.all if offers else ())
         self._offers = _cheapest_first(offers.offers() if offers else ())
         self.model = model
@@ -291,12 +295,11 @@ class LatencyPredictor:
             raise RequestError(
                 "INVALID_ARGUMENT", f"field 'target_gpu_models': at most {_MOST_TARGETS} names are taken"
             )
-        return [resolve(self._gpus, name, with_slices=True).spec for name in names] if names else list(self._gpus.specs)
+        return [self._resolve(name).spec for name in names] if names else list(self._gpus.specs)
 
     def _of_request(self, measurement: query_pb2.SourceMeasurement) -> SourceMeasurement:
-        resolution = resolve(self._gpus, measurement.gpu_model, measurement.framebuffer_bytes, with_slices=True)
         return SourceMeasurement(
-            gpu=resolution.spec,
+            gpu=self._resolve(measurement.gpu_model, measurement.framebuffer_bytes).spec,
             epoch_latency_s=nanoseconds(measurement.epoch_latency, "measurement.epoch_latency") / 1e9,
             metrics=_distributions(measurement.metrics),
             epoch_latency_relative_error=measurement.epoch_latency_relative_error,
@@ -369,19 +372,19 @@ def _distributions(messages: Sequence[query_pb2.MetricDistribution]) -> Mapping[
     return found
 
 
-def _cheapest_first(offers: Sequence[Offer]) -> dict[str, list[Offer]]:
-    by_gpu: dict[str, list[Offer]] = {}
+def _cheapest_first(offers: Sequence[Offer]) -> dict[str, list[tuple[Offer, str]]]:
+    """Return offers, with their lines for a reader, by GPU."""
+    by_gpu: dict[str, list[tuple[Offer, str]]] = {}
     for offer in sorted(offers, key=lambda each: each.usd_per_hour):
-        by_gpu.setdefault(offer.gpu_model, []).append(offer)
+        by_gpu.setdefault(offer.gpu_model, []).append((offer, offer.describe()))
     return by_gpu
 
 
-def _message(prediction: LatencyPrediction, offers: Mapping[str, Sequence[Offer]]) -> query_pb2.EpochLatencyPrediction:
+def _message(
+    prediction: LatencyPrediction, offers: Mapping[str, Sequence[tuple[Offer, str]]]
+) -> query_pb2.EpochLatencyPrediction:
     message = query_pb2.EpochLatencyPrediction(
         gpu_model=prediction.target_gpu,
-        epoch_latency=duration(prediction.epoch_latency_s),
-        epoch_latency_lower=duration(prediction.epoch_latency_low_s),
-        epoch_latency_upper=duration(prediction.epoch_latency_high_s),
         interval_coverage=prediction.interval_coverage,
         status=_STATUSES[prediction.status],
         extrapolated=prediction.extrapolated,
@@ -394,10 +397,19 @@ def _message(prediction: LatencyPrediction, offers: Mapping[str, Sequence[Offer]
         link=prediction.link,
         network_bytes_per_second=prediction.network_bytes_per_second,
     )
+    # Set in place: a message that is given to another one is copied, of 70 predictions a millisecond.
+    for field, seconds in (
+        (message.epoch_latency, prediction.epoch_latency_s),
+        (message.epoch_latency_lower, prediction.epoch_latency_low_s),
+        (message.epoch_latency_upper, prediction.epoch_latency_high_s),
+    ):
+        if math.isfinite(seconds):
+            field.FromNanoseconds(round(seconds * 1e9))
     most = -(-prediction.gpu_count // prediction.host_count)
     # A machine with more GPUs than the job takes costs its whole price all the same.
-    offer = next((each for each in offers.get(prediction.target_gpu, ()) if each.gpu_count >= most), None)
-    if offer is not None:
-        message.usd_per_hour = prediction.host_count * offer.usd_per_hour
-        message.offer = offer.describe()
+    for offer, line in offers.get(prediction.target_gpu, ()):
+        if offer.gpu_count >= most:
+            message.usd_per_hour = prediction.host_count * offer.usd_per_hour
+            message.offer = line
+            break
     return message

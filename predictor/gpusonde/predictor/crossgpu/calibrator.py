@@ -111,7 +111,7 @@ class Calibrator:
         for row in np.flatnonzero(held_out & (pairs.target_gpu == gpu)):
             known = np.flatnonzero((run == run[row]) & ~held_out)
             prior, said = (np.concatenate([[0.0], each[known]]) for each in (pairs.prior, answers))
-            found[row] = interpolate_rising(prior, said, pairs.prior[row]) - pairs.prior[row]
+            found[row] = interpolate_rising(prior, said, pairs.prior[[row]])[0] - pairs.prior[row]
         return found[held_out]
 
     def _group_by_gpu(self, log_errors: FloatArray) -> list[LeftOut]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -69,19 +69,19 @@ class MetricDistribution:
         Args:
             maximum: Largest plausible value of the metric, from the metric catalogue.
         """
-        for item in fields(self):
-            value = getattr(self, item.name)
+        values = vars(self)
+        for name, value in values.items():
             if not math.isfinite(value):
-                return f"{item.name} is {value}, not a finite number"
+                return f"{name} is {value}, not a finite number"
             if value < 0:
-                return f"{item.name} is negative ({value:g})"
+                return f"{name} is negative ({value:g})"
         if maximum is not None and self.maximum > maximum:
             return f"maximum is {self.maximum:g}, above the largest plausible value {maximum:g}: another unit?"
         order = ("minimum", "quartile_1", "median", "quartile_3", "maximum")
         slack = _ROUNDING * max(self.maximum, 1e-12)
         for low, high in itertools.pairwise(order):
-            if getattr(self, low) > getattr(self, high) + slack:
-                return f"{low} ({getattr(self, low):g}) lies above {high} ({getattr(self, high):g})"
+            if values[low] > values[high] + slack:
+                return f"{low} ({values[low]:g}) lies above {high} ({values[high]:g})"
         if not self.minimum - slack <= self.mean <= self.maximum + slack:
             return f"mean ({self.mean:g}) lies outside of minimum..maximum ({self.minimum:g}..{self.maximum:g})"
         return None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
@@ -103,17 +103,20 @@ class _Anchors:
         prior = np.array([0.0, *(log_latency_ratio(source, gpu, line) for gpu in known)])
         return cls((source.gpu, *known), prior, prior + np.array([0.0, *residuals]))
 
-    def answer(self, target: GpuSpec, prior: float) -> float:
-        """Answer for a GPU that the model was not fitted on, from its log ratio by the prior.
+    def answer(self, targets: Sequence[GpuSpec], priors: Sequence[float]) -> list[float]:
+        """Answer for GPUs that the model was not fitted on, from their log ratios by the prior.
 
         None comes out faster than a known GPU that has nothing less than it, nor slower than one that it has nothing
         less than.
         """
-        found = interpolate_rising(self.prior, self.answers, prior)
-        for gpu, known in zip(self.gpus, self.answers.tolist(), strict=True):
-            if (found < known and dominates(gpu, target)) or (found > known and dominates(target, gpu)):
-                found = known
-        return found
+        answers: list[float] = interpolate_rising(self.prior, self.answers, np.array(priors)).tolist()
+        for index, target in enumerate(targets):
+            found = answers[index]
+            for gpu, known in zip(self.gpus, self.answers.tolist(), strict=True):
+                if (found < known and dominates(gpu, target)) or (found > known and dominates(target, gpu)):
+                    found = known
+            answers[index] = found
+        return answers
 
 
 class Query:
@@ -166,8 +169,9 @@ class Query:
             return {}
         # Of targets that were fitted on the learned part is asked directly; of others where a run is unseen too.
         asked = [target for _, target, unseen in usable if not unseen or not self._source_is_seen]
-        fitted = [gpu for gpu in state.gpus.data_sheets if has_figures(gpu) and not self._is_same_chip(gpu)]
-        known = fitted if len(asked) < len(usable) else []
+        known: list[GpuSpec] = []
+        if len(asked) < len(usable):
+            known = [gpu for gpu in state.gpus.data_sheets if has_figures(gpu) and not self._is_same_chip(gpu)]
         try:
             features = feature_matrix(source, [*asked, *known])
         except MeasurementError:
@@ -178,14 +182,18 @@ class Query:
         distance = state.runs.relative_distance(features[0, :SOURCE_FEATURE_COUNT])
         line = roofline(source, MetricLevel.NVIDIA_SMI)
         trust = 1.0 if distance <= 1.0 else max(0.0, (_DISTANCE_LIMIT - distance) / (_DISTANCE_LIMIT - 1.0))
-        anchors = _Anchors.make(self._source, line, known, trust * residuals[len(asked) :])
         own = iter(zip(residuals.tolist(), deviations.tolist(), strict=True))
+        priors = [log_latency_ratio(source, target, line) for _, target, _ in usable]
+        new = [place for place, (_, _, unseen) in enumerate(usable) if unseen and self._source_is_seen]
+        between: Iterator[float] = iter(())
+        if new:
+            anchors = _Anchors.make(source, line, known, trust * residuals[len(asked) :])
+            between = iter(anchors.answer([usable[place][1] for place in new], [priors[place] for place in new]))
         answers = {}
-        for index, target, unseen in usable:
-            prior = log_latency_ratio(source, target, line)
+        for (index, target, unseen), prior in zip(usable, priors, strict=True):
             deviation = math.nan
             if unseen and self._source_is_seen:
-                log_ratio = anchors.answer(target, prior)
+                log_ratio = next(between)
             else:
                 residual, deviation = next(own)
                 log_ratio = prior + (self._settings.one_unseen_weight if unseen else 1.0) * trust * residual
@@ -308,6 +316,10 @@ class Query:
         return roofline(self._source, metric_level(self._source, REQUIRED_METRICS))
 
     @cached_property
+    def _normal(self) -> float:
+        return NormalDist().inv_cdf(0.5 + self._settings.coverage / 2)
+
+    @cached_property
     def _source_chip(self) -> TrainedGpu:
         return TrainedGpu.from_spec(self._source.gpu)
 
@@ -319,9 +331,8 @@ class Query:
 
     def _make_prediction(self, target: GpuSpec, answer: _RatioEstimate) -> LatencyPrediction:
         source, settings = self._source, self._settings
-        normal = NormalDist().inv_cdf(0.5 + settings.coverage / 2)
         # The detector's error and the model's are independent; both are about normal in log space.
-        half_width = math.hypot(answer.half_width, normal * source.epoch_latency_relative_error)
+        half_width = math.hypot(answer.half_width, self._normal * source.epoch_latency_relative_error)
         latency = source.epoch_latency_s * math.exp(answer.log_ratio)
         fits, doubts = self._compare_memory(target)
         reasons = (*answer.reasons, *self._note_precision(target), *doubts)

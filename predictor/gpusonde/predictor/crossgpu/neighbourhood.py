@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec, load_gpus
+from gpusonde.predictor.crossgpu.regression import square_distances, square_norms
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -141,7 +142,12 @@ class RunNeighbourhood:
             source_features: Shape (features,).
         """
         point = (source_features - self.center) / self.spread
-        return float(root_mean_square_distances(point[None, :], self.points).min()) / self.usual_distance
+        nearest = square_distances(point[None, :], self.points, self._norms).min() / point.size
+        return math.sqrt(nearest) / self.usual_distance
+
+    @cached_property
+    def _norms(self) -> FloatArray:
+        return square_norms(self.points)
 
 
 @dataclass(frozen=True)
@@ -212,19 +218,23 @@ def dominates(gpu: GpuSpec, other: GpuSpec) -> bool:
     )
 
 
-def interpolate_rising(prior: FloatArray, answers: FloatArray, at: float) -> float:
-    """Return the answer at a place between known ones, by a function that rises; outside of them its slope is 1.
+def interpolate_rising(prior: FloatArray, answers: FloatArray, at: FloatArray) -> FloatArray:
+    """Return the answers at places between known ones, by a function that rises; outside of them its slope is 1.
 
     Args:
         prior: Places of the known answers, log ratios by the prior, shape (known,).
         answers: Known log ratios, shape (known,); where they fall as the prior rises they are pooled: the mean of the
             largest so far and of the smallest to come changes nothing that rises.
-        at: The place.
+        at: The places, shape (n,).
+
+    Returns:
+        Shape (n,).
     """
     order = np.argsort(prior, kind="stable")
     prior, answers = prior[order], answers[order]
     rising = (np.maximum.accumulate(answers) + np.minimum.accumulate(answers[::-1])[::-1]) / 2
-    return float(np.interp(at, prior, rising) + at - min(max(at, prior[0]), prior[-1]))
+    found: FloatArray = np.interp(at, prior, rising) + at - np.clip(at, prior[0], prior[-1])
+    return found
 
 
 def rate_uncertainty(*unseen: TrainedGpu) -> float:
@@ -288,6 +298,5 @@ def _count_generations(gpu: GpuSpec | TrainedGpu, others: Sequence[TrainedGpu]) 
 
 def root_mean_square_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     """Return root mean square differences per feature of all points, shape (len(a), len(b))."""
-    squares = np.einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b)[None, :] - 2.0 * (a @ b.T)
-    distances: FloatArray = np.sqrt(np.maximum(squares, 0.0) / a.shape[1])
+    distances: FloatArray = np.sqrt(square_distances(a, b) / a.shape[1])
     return distances

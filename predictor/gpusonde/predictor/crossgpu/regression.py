@@ -16,6 +16,7 @@ import json
 import math
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class GaussianProcess:
         scale = np.where(spread > 1e-9, spread, 1.0).astype(np.float64)
         # Rounded, so that a stored and loaded process gives exactly the same answers.
         points = ((x - center) / scale).astype(np.float32).astype(np.float64)
-        distances = _square_distances(points, points)
+        distances = square_distances(points, points)
         features = points.shape[1]
         given = np.ones(len(y)) if weights is None else weights
         precision = given.copy()
@@ -110,12 +111,16 @@ class GaussianProcess:
             Two arrays of shape (queries,).
         """
         queries = (x - self.center) / self.spread
-        distances = _square_distances(queries, self.points)
+        distances = square_distances(queries, self.points, self._norms)
         covariance = _matern(distances, self.points.shape[1], self.length, self.amplitude)[0]
         nearest = covariance.max(axis=1) / self.amplitude**2
         deviation = np.sqrt(self.noise**2 + self.amplitude**2 * np.maximum(1.0 - nearest**2, 0.0))
         mean: FloatArray = covariance @ self.weights
         return mean, deviation
+
+    @cached_property
+    def _norms(self) -> FloatArray:
+        return square_norms(self.points)
 
 
 def _matern(
@@ -128,9 +133,22 @@ def _matern(
     return (1.0 + distance) * decay, scaled * decay
 
 
-def _square_distances(a: FloatArray, b: FloatArray) -> FloatArray:
-    squares = np.einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b)[None, :] - 2.0 * (a @ b.T)
-    result: FloatArray = np.maximum(squares, 0.0)
+def square_norms(points: FloatArray) -> FloatArray:
+    """Return the squared lengths of points, shape (n,), from shape (n, features)."""
+    norms: FloatArray = np.einsum("ij,ij->i", points, points)
+    return norms
+
+
+def square_distances(a: FloatArray, b: FloatArray, b_norms: FloatArray | None = None) -> FloatArray:
+    """Return the squared distances of all points, shape (len(a), len(b)).
+
+    Args:
+        a: Shape (n, features).
+        b: Shape (m, features).
+        b_norms: ``square_norms(b)`` where they are known: of a few thousand points they take longer than the rest.
+    """
+    norms = square_norms(b) if b_norms is None else b_norms
+    result: FloatArray = np.maximum(square_norms(a)[:, None] + norms[None, :] - 2.0 * (a @ b.T), 0.0)
     return result
 
 
@@ -196,10 +214,20 @@ class ObliviousTrees:
             Shape (queries,).
         """
         answers = x.astype(np.float32)[:, self.feature] > self.border
-        numbers = answers @ (1 << np.arange(self.feature.shape[1]))
-        values = np.take_along_axis(self.leaves[None, :, :], numbers[:, :, None], axis=2)
-        summed: FloatArray = values.sum(axis=(1, 2), dtype=np.float64) + self.bias
+        # As floats, which BLAS multiplies; a number of a leaf is far below what they hold exactly.
+        numbers = (answers.astype(np.float32) @ self._bits).astype(np.intp)
+        values = self.leaves.ravel()[self._first_leaves + numbers]
+        summed: FloatArray = values.sum(axis=1, dtype=np.float64) + self.bias
         return summed
+
+    @cached_property
+    def _bits(self) -> npt.NDArray[np.float32]:
+        return (1 << np.arange(self.feature.shape[1])).astype(np.float32)
+
+    @cached_property
+    def _first_leaves(self) -> npt.NDArray[np.intp]:
+        first: npt.NDArray[np.intp] = self.leaves.shape[1] * np.arange(self.leaves.shape[0])
+        return first
 
     @classmethod
     def fit(
