@@ -153,6 +153,9 @@ def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.Cap
         (["plan", "solve", "bad.toml"], 1, "bad.toml: no TOML"),
         (["plan", "solve", "typo.json"], 1, "did you mean 'deadline_s'"),
         (["plan", "solve", "p.json", "--collector", "127.0.0.1:1"], 1, "no collector answers"),
+        (["plan", "solve", "counted.json"], 1, "device: '2x T4' is several GPUs"),
+        (["plan", "solve", "query.json"], 1, "catalog[0].gpus: '8xV100' is several GPUs"),
+        (["plan", "init", *OF_32_GPUS[2:], "--targets", "8xV100"], 2, "--targets: '8xV100' is several GPUs"),
         (["monitor", "p.json"], 2, "--progress FILE, or --run ID"),
         (["monitor", "p.json", "--run", "x"], 2, "--run needs --collector"),
         (["monitor", "p.json", "--progress", "p.json"], 1, "p.json:1:"),
@@ -181,6 +184,9 @@ def test_what_is_wrong_is_said_in_one_line(
     Path("bad.jsonl").write_text('{"elapsed_s": 1, "completed_iterations": 1}\n{"elapsed_s": "x"}\n')
     Path("cut.jsonl").write_text('{"elapsed_s": 1\n')
     write_json(Path("typo.json"), small_problem(dedline_s=1.0))
+    offers = small_problem()["offers"]
+    write_json(Path("counted.json"), small_problem(offers=[{**offers[0], "device": "2x T4"}]))
+    write_json(Path("query.json"), small_problem(catalog=[{"gpus": ["8xV100"], "quota": 1}]))
     _, err = said(capsys, *arguments, code=code)
     assert says in err
     assert "this is a fault in gpusonde" not in err

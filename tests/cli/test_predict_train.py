@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.catalog import Precision
 from gpusonde.cli.commands.predict import PRECISIONS
@@ -109,7 +111,7 @@ def test_a_matrix_says_how_many_of_one_gpu_replace_one_of_another(capsys: pytest
         assert main([*question, form]) == 0
         shown[form] = capsys.readouterr().out
     assert "V100-SXM2-16GB" in shown["table"]
-    assert shown["csv"].splitlines()[0] == "gpu_model,by_gpu_model,count,low,high,extrapolated"
+    assert shown["csv"].splitlines()[0] == "gpu_model,by_gpu_model,count,low,high,extrapolated,left_out"
     assert len(shown["csv"].splitlines()) == 1 + len(counts)
     assert json.loads(shown["kueue"]) == {"exchange_rates": found["rates"]}
     rate = found["rates"]["V100-SXM2-16GB"]["rate"]
@@ -134,15 +136,53 @@ def test_a_gpu_that_cannot_hold_the_job_is_worth_nothing_to_it(capsys: pytest.Ca
     assert list(rates.rates()) == ["A10G"]
     for form in FORMATS:
         rates.render(Screen(sys.stdout), form)
-        shown = capsys.readouterr().out
-        assert ("P100" in shown) == (form == "table"), shown
+        out, err = capsys.readouterr()
+        # Schedulers take the last two as they are.
+        assert "P100" in (out if form in ("table", "csv") else err)
+        assert "does not hold the job" in (out if form in ("table", "csv") else err)
+        assert form in ("table", "csv") or "P100" not in out
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_where_no_other_gpu_holds_the_job_the_matrix_is_no_empty_table(form: str) -> None:
     row = LatencyPrediction("P100", 15.0, 9.0, 25.0, 0.9, "ok", False, "prior", "", "model", fits="no")
-    with pytest.raises(CommandError, match="the memory of P100 does not hold the job"):
+    with pytest.raises(CommandError, match="T4 for: P100: the memory does not hold the job"):
         ExchangeRates.from_predictions("T4", 20.0, 1, [row]).render(Screen(sys.stdout), form)
+
+
+def test_a_matrix_says_which_gpus_were_refused_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("predict", "--gpu-model", "8xT4", "--epoch-s", "20", "--matrix")
+    targets = ("--targets", "8xV100-SXM2-16GB,16xA10G,2xA100 MIG 1g.5gb")
+    code, answer = run_json(capsys, *question, *targets)
+    assert code == 0
+    found = answer["exchange_rates"]
+    assert list(found["rates"]) == ["V100-SXM2-16GB"]
+    assert {name: why.partition(":")[0] for name, why in found["left_out"].items()} == {
+        "A10G": "16 x A10G in one host",
+        "A100-SXM4-40GB MIG 1g.5gb": "a process sees one MIG slice, and slices have no links",
+    }
+    assert main([*question, "csv", *targets]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert [row for row in rows if row[0] == "A10G"] == [["A10G", "T4", "", "", "", "", found["left_out"]["A10G"]]]
+    assert main([*question, *targets, "--matrix", "table"]) == 0
+    assert f"left out: A10G: {found['left_out']['A10G']}" in " ".join(capsys.readouterr().out.split())
+    assert main([*question, *targets, "--matrix", "slurm"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    assert "left out: A10G: 16 x A10G" in err
+
+
+def test_a_row_of_a_runs_table_is_answered_in_the_precision_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write_runs(tmp_path / "runs.csv", synthetic_runs())
+    asked = ("predict", "--runs", str(table), "--row", "0", "--targets", "A100-SXM4-40GB")
+    seconds = {}
+    for precision in ("fp32", "tf32", "mixed"):
+        code, answer = run_json(capsys, *asked, "--precision", precision)
+        assert code == 0
+        seconds[precision] = answer["predictions"][0]["epoch_latency_s"]
+    assert seconds["mixed"] < seconds["fp32"]
 
 
 def test_a_slice_and_the_whole_gpu_are_both_named_where_both_are_new(capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +248,6 @@ def test_an_epoch_latency_alone_is_predicted_from_static_figures(capsys: pytest.
         ([], "give one of"),
         (["--gpu-model", "T4"], "give one of"),
         (["--gpu-model", "T4", "--epoch-s", "3", "--gpu", "0"], "--gpu belongs to --trace"),
-        (["--runs", "a", "--row", "1", "--precision", "fp64"], "--precision belongs to --trace"),
         (["--trace", "a", "--runs", "b"], "give one of"),
         (["--runs", "b"], "--row"),
         (["--run", "x"], "--collector"),

@@ -212,7 +212,7 @@ def test_a_matrix_of_a_graph_is_one_of_its_samples_per_second(capsys):
     assert found["exchange_rates"]["own_gpu_model"] == "T4"
     assert found["exchange_rates"]["rates"]["V100-SXM2-16GB"]["rate"] == pytest.approx(t4 / v100, rel=0.01)
     vast = [*question[:-2], "1048576", "--matrix"]
-    assert "no GPU's memory holds" in str(predict(capsys, *vast, exit_code=1)["error"])
+    assert "the memory does not hold the job" in str(predict(capsys, *vast, exit_code=1)["error"])
     several = [*question[:-2], "8,16", "--matrix"]
     assert "ask for one" in str(predict(capsys, *several, exit_code=1)["error"])
 

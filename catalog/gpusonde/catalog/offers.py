@@ -201,7 +201,7 @@ class OfferCatalog:
     def _model(self, gpu: str) -> str:
         if any(offer.gpu_model == gpu for offer in self.all):
             return gpu
-        return self._gpus.resolve(gpu).spec.name
+        return self._gpus.resolve_one(gpu).name
 
     def _newest(self) -> list[Offer]:
         newest_here: dict[tuple[str, ...], date] = {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde import formatting
-from gpusonde.cli.output import JsonKey, Screen
+from gpusonde.cli.output import JsonKey, Screen, complain
 from gpusonde.errors import CommandError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "csv", "kueue", "slurm")
 # More columns do not fit a terminal: then the run's own GPU against each.
 _MOST_COLUMNS = 8
+_TOO_SMALL = "the memory does not hold the job; a smaller batch may fit"
 
 
 class RatePayload(TypedDict):
@@ -49,6 +50,7 @@ class ExchangeRatesPayload(TypedDict):
     own_gpu_model: str
     rates: Annotated[dict[str, RatePayload], JsonKey("by GPU model")]
     replacements: list[ReplacementPayload]
+    left_out: Annotated[dict[str, str], JsonKey("GPU models without a rate, and why")]
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,18 @@ class ExchangeRates:
     Attributes:
         own: The GPU that it was measured on; rates are relative to it.
         paces: GPU -> how fast one of it is; the own one is among them.
-        too_small: GPUs whose memory does not hold the job, which are worth nothing to it.
+        left_out: GPUs that are worth nothing to the job, or nothing that is known, and why.
     """
 
     own: str
     paces: dict[str, _Pace]
-    too_small: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_predictions(
         cls, own: str, own_s: float, own_count: int, rows: Iterable[Prediction | LatencyPrediction]
     ) -> ExchangeRates:
-        """Take epochs that were predicted from one run; what cannot be predicted is left out.
+        """Take epochs that were predicted from one run.
 
         Args:
             own: GPU of the run.
@@ -90,10 +92,12 @@ class ExchangeRates:
             CommandError: There are several answers for a GPU.
         """
         paces = {own: _Pace(math.log(own_s * own_count), 0.0, False)}
-        too_small: dict[str, None] = {}
+        left_out: dict[str, str] = {}
         for row in rows:
             name = row.gpu_model if hasattr(row, "gpu_model") else row.target_gpu
             if row.status not in ("ok", "extrapolated"):
+                if name != own:
+                    left_out[name] = row.reason
                 continue
             pace = _pace(
                 row.epoch_latency_s * row.gpu_count, row.epoch_latency_low_s, row.epoch_latency_high_s, row.extrapolated
@@ -107,8 +111,8 @@ class ExchangeRates:
                 )
             paces[name] = pace
             if row.fits == "no":
-                too_small[name] = None
-        return cls(own, {name: pace for name, pace in paces.items() if name not in too_small}, tuple(too_small))
+                left_out[name] = _TOO_SMALL
+        return cls(own, {name: pace for name, pace in paces.items() if name not in left_out}, left_out)
 
     @classmethod
     def from_steps(cls, rows: Iterable[StepPayload]) -> ExchangeRates:
@@ -118,22 +122,23 @@ class ExchangeRates:
             CommandError: There is no answer, or there are several for a GPU.
         """
         paces: dict[str, _Pace] = {}
-        too_small: dict[str, None] = {}
+        left_out: dict[str, str] = {}
         for row in rows:
             name, count, batch = row["gpu_model"], row["gpu_count"], row["global_batch_size"]
             step_s, low_s, high_s = row["step_s"], row["step_low_s"], row["step_high_s"]
-            if not (name and count and batch and step_s and low_s and high_s):
-                continue
-            if name in paces or name in too_small:
+            if name in paces or name in left_out:
                 raise CommandError("exchange rates are those of one graph, batch size and number of GPUs: ask for one")
-            if row["fits"] == "no":
-                too_small[name] = None
+            if not (name and count and batch and step_s and low_s and high_s):
+                if name:
+                    left_out[name] = row["error"] or "it has no answer"
+            elif row["fits"] == "no":
+                left_out[name] = _TOO_SMALL
             else:
                 paces[name] = _pace(step_s * count / batch, low_s, high_s, bool(row["out_of_distribution"]))
         if not paces:
-            problem = "no GPU's memory holds the step" if too_small else "nothing could be predicted"
-            raise CommandError(f"{problem}, so there are no exchange rates")
-        return cls(next(iter(paces)), paces, tuple(too_small))
+            problem = "; ".join(_group(left_out)) or "nothing could be predicted"
+            raise CommandError(f"there are no exchange rates: {problem}")
+        return cls(next(iter(paces)), paces, left_out)
 
     def rates(self) -> dict[str, RatePayload]:
         """Return what one of each GPU but the own one is worth, in own ones."""
@@ -159,33 +164,40 @@ class ExchangeRates:
                             high=_round(high), extrapolated=extrapolated,
                         )
                     )  # fmt: skip
-        return {"own_gpu_model": self.own, "rates": self.rates(), "replacements": replacements}
+        return {
+            "own_gpu_model": self.own,
+            "rates": self.rates(),
+            "replacements": replacements,
+            "left_out": self.left_out,
+        }
 
     def render(self, screen: Screen, form: str) -> None:
-        """Print the rates in one of ``FORMATS``.
+        """Print the rates in one of ``FORMATS``; of those with no place for words, what is left out goes to stderr.
 
         Raises:
             CommandError: No GPU is left to compare with.
         """
-        if len(self.paces) < 2 and self.too_small:
-            raise CommandError(
-                f"the memory of {', '.join(self.too_small)} does not hold the job, so there is nothing to exchange "
-                f"{self.own} for; a smaller batch may fit"
-            )
+        if len(self.paces) < 2 and self.left_out:
+            raise CommandError(f"there is nothing to exchange {self.own} for: {'; '.join(_group(self.left_out))}")
         if form == "csv":
-            screen.stream.write("gpu_model,by_gpu_model,count,low,high,extrapolated\n")
+            screen.stream.write("gpu_model,by_gpu_model,count,low,high,extrapolated,left_out\n")
             for each in self.payload()["replacements"]:
                 numbers = f"{each['count']:g},{each['low']:g},{each['high']:g}"
                 names = f"{each['gpu_model']},{each['by_gpu_model']}"
-                screen.stream.write(f"{names},{numbers},{str(each['extrapolated']).lower()}\n")
+                screen.stream.write(f"{names},{numbers},{str(each['extrapolated']).lower()},\n")
+            for name, why in self.left_out.items():
+                quoted = why.replace('"', '""')
+                screen.stream.write(f'{name},{self.own},,,,,"{quoted}"\n')
         elif form == "slurm":
             weights = {self.own: 1.0, **{name: rate["rate"] for name, rate in self.rates().items()}}
             told = ",".join(f"GRES/gpu:{_type(name)}={weight:g}" for name, weight in weights.items())
             screen.stream.write(f'TRESBillingWeights="{told}"\n')
+            self._complain()
         elif form == "kueue":
             import json
 
             screen.stream.write(json.dumps({"exchange_rates": self.rates()}, sort_keys=True) + "\n")
+            self._complain()
         else:
             self._render_table(screen)
 
@@ -198,8 +210,12 @@ class ExchangeRates:
             [(name, *(self._cell(name, other) for other in columns)) for name in ranked],
             numeric=columns,
         )
-        if self.too_small:
-            screen.line(f"left out, as the memory does not hold the job: {', '.join(self.too_small)}")
+        for words in _group(self.left_out):
+            screen.line(f"left out: {words}")
+
+    def _complain(self) -> None:
+        for words in _group(self.left_out):
+            complain(f"gpusonde: warning: left out: {words}")
 
     def _cell(self, name: str, other: str) -> str:
         if name == other:
@@ -222,6 +238,14 @@ class ExchangeRates:
 
 def _pace(one_gpu_s: float, low_s: float, high_s: float, extrapolated: bool) -> _Pace:
     return _Pace(math.log(one_gpu_s), math.log(high_s / low_s) / 2, extrapolated)
+
+
+def _group(left_out: Mapping[str, str]) -> list[str]:
+    """Say what is left out, the GPUs of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        by_reason.setdefault(why, []).append(name)
+    return [f"{', '.join(names)}: {why}" for why, names in by_reason.items()]
 
 
 def _round(number: float) -> float:

@@ -385,8 +385,13 @@ def _precision(name: str | None) -> Precision | None:
     return None if name is None else Precision(name)
 
 
-def from_runs_table(table: RunsTable, row: int) -> SourceRun:
+def from_runs_table(table: RunsTable, row: int, precision: str | None = None) -> SourceRun:
     """Take one row of a runs table; other rows of the same workload say what was measured elsewhere.
+
+    Args:
+        table: The table, which has no precisions.
+        row: From 0.
+        precision: As of ``from_traces``.
 
     Raises:
         CommandError: There is no such row.
@@ -398,7 +403,10 @@ def from_runs_table(table: RunsTable, row: int) -> SourceRun:
     measured: dict[str, list[float]] = {}
     for other in table.counterparts(row):
         measured.setdefault(other.gpu.name, []).append(other.epoch_latency_s)
-    return SourceRun(run.measurement(), measured_s={gpu: sum(values) / len(values) for gpu, values in measured.items()})
+    return SourceRun(
+        replace(run.measurement(), precision=_precision(precision)),
+        measured_s={gpu: sum(values) / len(values) for gpu, values in measured.items()},
+    )
 
 
 def active_part(trace: Trace) -> Trace:

@@ -145,7 +145,6 @@ def check_run(args: argparse.Namespace, used: Sequence[str] = ()) -> None:
             "--gpu-model SRC with --epoch-s X"
         )
     belongs = {
-        "precision": ("trace", "gpu_model", "run", "job"),
         "gpu_model": ("trace", "gpu_model"),
         "epoch_s": ("trace", "gpu_model"),
         "gpu": ("trace",),
@@ -185,7 +184,7 @@ def _source(args: argparse.Namespace, gpus: GpuCatalog, output: Output) -> Sourc
 
     table = read_runs(args.runs, gpus=gpus)
     with error_context(args.runs):
-        return measuring.from_runs_table(table, args.row)
+        return measuring.from_runs_table(table, args.row, args.precision)
 
 
 def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[Placement], list[str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError
+from gpusonde.catalog.gpus import split_count
 from gpusonde.documents import ListOf, Number, Text, Whole
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.formatting import join_names
@@ -245,10 +246,16 @@ def _curves_note(devices: Sequence[str], words: str) -> str:
 
 
 def device_name(name: str, gpus: GpuCatalog) -> str:
-    """Return the catalogue's name of a device; the name itself for one that it does not hold."""
+    """Return the catalogue's name of a device; the name itself for one that it does not hold.
+
+    Raises:
+        DocumentError: A number is written before it, which would count for one.
+    """
     try:
-        return gpus.resolve(name).spec.name
-    except UnknownGpuError:
+        return gpus.resolve_one(name).name
+    except UnknownGpuError as error:
+        if split_count(name.strip())[1] != 1:
+            raise DocumentError("device", str(error)) from None
         return name
 
 

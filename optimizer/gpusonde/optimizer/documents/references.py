@@ -424,7 +424,7 @@ def _graph_gpus(keys: GraphKeys, document: Mapping[str, Any], gpus: GpuCatalog) 
     """Return those that are named, else those of everything that can be rented, as far as the catalogue knows them."""
     if keys.devices is not None:
         try:
-            return list(dict.fromkeys(gpus.resolve(name).spec for name in keys.devices))
+            return list(dict.fromkeys(map(gpus.resolve_one, keys.devices)))
         except UnknownGpuError as error:
             raise DocumentError("job.graph.devices", str(error)) from None
     names: list[str] = []
