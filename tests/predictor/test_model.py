@@ -18,6 +18,7 @@ from gpusonde.predictor.crossgpu import (
     read_runs,
 )
 from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
+from gpusonde.predictor.crossgpu.model import _Anchors
 from gpusonde.predictor.crossgpu.neighbourhood import (
     Regime,
     TrainedGpu,
@@ -328,6 +329,33 @@ def test_a_gpu_with_nothing_less_than_another_new_one_is_not_slower(model, runs,
         found = {each.target_gpu: each for each in model.predict(runs.run(row).measurement(), targets)}
         for better, other in pairs:
             assert found[better.name].epoch_latency_s <= 1.01 * found[other.name].epoch_latency_s
+
+
+def test_between_known_gpus_whose_answers_contradict_each_other_a_new_one_lies_in_the_middle(gpus):
+    """A host kept the better one waiting; the order in which a model holds them decides nothing."""
+    known, answers = [gpus.get("T4"), gpus.get("V100-SXM2-16GB")], np.array([0.0, 0.5])
+    new = gpus.get("V100-PCIe-16GB")
+    assert dominates(known[1], new)
+    assert dominates(new, known[0])
+    for order in ([0, 1], [1, 0]):
+        anchors = _Anchors(tuple(known[i] for i in order), np.array([0.0, -0.9])[order], answers[order])
+        assert anchors.answer([new], [-0.8]) == pytest.approx([0.25])
+
+
+def test_gpus_of_one_generation_are_as_far_from_the_fitted_ones_whatever_their_number(model, gpus):
+    """Compute capabilities 10.0 and 12.0; the one with the lower rates is not the further one."""
+    inflation = model.state.gpus.interval_inflation
+    assert inflation(gpus.get("RTX 5080")) <= inflation(gpus.get("RTX PRO 6000 Server")) <= inflation(gpus.get("GB200"))
+    assert inflation(gpus.get("RTX 5080")) > inflation(gpus.get("RTX 4090"))
+
+
+def test_a_gpu_that_is_slow_in_fp64_says_so(model, gpus):
+    source = SourceMeasurement(gpus.get("V100-SXM2-16GB"), 100.0, precision=Precision.FP64)
+    slow, fast = model.predict(source, [gpus.get("RTX 4090"), gpus.get("H100-SXM5-80GB")])
+    assert dominates(gpus.get("RTX 4090"), gpus.get("V100-SXM2-16GB"))
+    assert slow.epoch_latency_s > source.epoch_latency_s > fast.epoch_latency_s
+    assert "FP64 at 1/64 of its FP32 rate" in slow.reason
+    assert "FP64 at" not in fast.reason
 
 
 def test_a_better_gpu_that_is_slower_than_another_one_says_why(tmp_path, small_settings, gpus):

@@ -58,6 +58,8 @@ _WIDE = 2.0
 _NOTABLE = 1.1
 # A GPU that is at least as good in everything and comes out slower by more wants a word.
 _SLOWER = 1.01
+# A GPU whose FP64 units are fewer than one for so many lanes may be slower than one that it is better than otherwise.
+_FEW_FP64 = 4.0
 _SINGLE = (Precision.FP32, Precision.TF32)
 # Shares of a GPU's memory: driver and framework need the rest; who holds more than the other may have reserved it.
 _SURELY_FITS, _ALL_TAKEN = 0.9, 0.85
@@ -107,15 +109,14 @@ class _Anchors:
         """Answer for GPUs that the model was not fitted on, from their log ratios by the prior.
 
         None comes out faster than a known GPU that has nothing less than it, nor slower than one that it has nothing
-        less than.
+        less than; where the answers for these contradict each other, it lies in the middle between them.
         """
         answers: list[float] = interpolate_rising(self.prior, self.answers, np.array(priors)).tolist()
         for index, target in enumerate(targets):
-            found = answers[index]
-            for gpu, known in zip(self.gpus, self.answers.tolist(), strict=True):
-                if (found < known and dominates(gpu, target)) or (found > known and dominates(target, gpu)):
-                    found = known
-            answers[index] = found
+            known = list(zip(self.gpus, self.answers.tolist(), strict=True))
+            low = max((answer for gpu, answer in known if dominates(gpu, target)), default=-math.inf)
+            high = min((answer for gpu, answer in known if dominates(target, gpu)), default=math.inf)
+            answers[index] = min(max(answers[index], low), high) if low <= high else (low + high) / 2
         return answers
 
 
@@ -390,6 +391,9 @@ class Query:
                 told = f"{other:.2g} times as long with products in FP32 (precision fp32)"
                 return [f"taken for TF32 where the GPU has it, {told}"]
             return []
+        if source.precision is Precision.FP64:
+            slowed = target.fp64_tflops and target.fp32_tflops / target.fp64_tflops
+            return [f"FP64 at 1/{slowed:.0f} of its FP32 rate"] if slowed and slowed > _FEW_FP64 else []
         unit = {gpu.name: gpu.substitute(source.precision) for gpu in (source.gpu, target)}
         return [
             f"{name} has no unit for {source.precision.value}: reckoned as {substitute.value}"

@@ -98,6 +98,8 @@ _UNKNOWN_CLOCK_RANGE = 2.7
 # Standard deviation of the log error that workloads have on GPUs which hold their boost clock.
 _WORKLOAD_SPREAD = 0.13
 _LARGEST = 4.0
+# Compute capabilities 10 to 12 are one generation.
+_BLACKWELL = 10
 
 
 @dataclass(frozen=True)
@@ -290,9 +292,9 @@ class GpuNeighbourhood:
 
 
 def _count_generations(gpu: GpuSpec | TrainedGpu, others: Sequence[TrainedGpu]) -> int:
-    """Return by how many major compute capabilities the GPU lies outside of the others' range."""
-    generations = [int(other.compute_capability) for other in others]
-    own = int(gpu.compute_capability)
+    """Return by how many generations, told by major compute capabilities, the GPU lies outside of the others' range."""
+    generations = [min(int(other.compute_capability), _BLACKWELL) for other in others]
+    own = min(int(gpu.compute_capability), _BLACKWELL)
     return max(min(generations) - own, own - max(generations), 0)
 
 
