@@ -3,7 +3,7 @@
     python benchmarks/workload/fit_shipped.py ../shared/data/workloads/training_times.csv
 
 The measurements (github.com/ryujaehun/pytorch-gpu-benchmark and github.com/ddps-lab/profet, both MIT, and those of
-``modern_rows.py``) are not in the repository but for ``data/published_steps.csv``, the fitted model is.
+``modern_rows.py``) are not in the repository but for ``data/published_*.csv``, the fitted model is.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ def main() -> None:
     parser.add_argument("measurements", type=Path)
     parser.add_argument("--out", type=Path, default=shipped, help="default: into the package")
     arguments = parser.parse_args()
-    catalog = load_gpus()
+    catalog, other = load_gpus(), arguments.measurements.parents[1] / "cross_gpu"
     rows = [
         *read_measurements(arguments.measurements, catalog, licences=("MIT",)).measurements,
         *modern_rows.published(),
         *modern_rows.timm(arguments.measurements.with_name("timm_train_rtx3090.csv")),
-        *modern_rows.neusight(arguments.measurements.parents[1] / "cross_gpu" / "neusight_transformers.csv"),
+        *modern_rows.published_passes(),
+        *modern_rows.timm_passes(other / "timm_infer_amp.csv"),
+        *modern_rows.neusight(other / "neusight_transformers.csv"),
     ]
     model = WorkloadModel(catalog).fit(rows)
     version = model.save(arguments.out)

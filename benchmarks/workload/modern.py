@@ -2,12 +2,14 @@
 
 Place known: fitted on all rows but those of the families of ``modern_rows.SET_ASIDE``, asked for these with the name of
 the place. Place unknown: fitted on all rows but timm's, asked for all of timm's without one. NeuSight: each family of
-transformers asked for by a model fitted on all other rows. All fits have the default engine's SVR only.
+transformers asked for by a model fitted on all other rows. All fits have the default engine's SVR only, and training
+steps and forward passes among their rows; the bars are those of steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,23 +30,25 @@ def section(args: argparse.Namespace) -> list[str]:
         NotRunError: A table is missing.
     """
     folder = args.data.parent
-    tables = (folder / "timm_train_rtx3090.csv", folder.parent / "cross_gpu" / "neusight_transformers.csv")
+    other = folder.parent / "cross_gpu"
+    tables = (folder / "timm_train_rtx3090.csv", other / "neusight_transformers.csv", other / "timm_infer_amp.csv")
     if missing := [each.name for each in tables if not each.is_file()]:
         raise NotRunError(f"needs {', '.join(missing)} beside the table of --data")
     classic = [*torchvision(args), *profet(args)]
-    return _report(args, classic, modern_rows.timm(tables[0]), modern_rows.neusight(tables[1]))
+    timm = [*modern_rows.timm(tables[0]), *modern_rows.timm_passes(tables[2])]
+    return _report(args, classic, timm, modern_rows.neusight(tables[1]))
 
 
 def _report(args: argparse.Namespace, classic: Rows, timm: Rows, neusight: Rows) -> list[str]:
-    other = [*classic, *modern_rows.published()]
-    kept = [each for each in timm if each.family not in modern_rows.SET_ASIDE]
-    aside = [each for each in timm if each.family in modern_rows.SET_ASIDE]
-    anywhere = [_at_no_place(each) for each in timm]
     step = 10 if args.quick else 1
-    known = _answers([*other, *neusight, *kept], aside[::step])
-    unknown = _answers([*other, *neusight], anywhere[::step])
+    steps, passes = [*classic, *modern_rows.published()], modern_rows.published_passes()
+    kept = [each for each in (*passes, *timm) if each.family not in modern_rows.SET_ASIDE]
+    aside = [each for each in timm if each.family in modern_rows.SET_ASIDE][::step]
+    anywhere = [_at_no_place(each) for each in timm][::step]
+    known, known_passes = _apart(_answers([*steps, *neusight, *kept], aside))
+    unknown, unknown_passes = _apart(_answers([*steps, *passes, *neusight], anywhere))
     transformers = [
-        _answers([*other, *kept, *aside, *(row for row in neusight if row.family != family)], asked)
+        _answers([*steps, *passes, *timm, *(row for row in neusight if row.family != family)], asked)
         for family in sorted({row.family for row in neusight})[: 1 if args.quick else None]
         if (asked := [row for row in neusight if row.family == family])
     ]
@@ -83,8 +87,10 @@ def _report(args: argparse.Namespace, classic: Rows, timm: Rows, neusight: Rows)
         _row("timm, families set aside, place known", known),
         _row("timm, all, place unknown", unknown),
         _row("NeuSight, families left out", neusights),
+        _row("timm, forward passes of the families set aside, place known", known_passes),
+        _row("timm, forward passes, place unknown", unknown_passes),
     ]
-    by_family = {name: float(_some(known, name).errors.mean()) for name in {row.family for row in known.measurements}}
+    by_family = {name: float(known.errors[rows].mean()) for name, rows in known.by_fold().items()}
     worst = ", ".join(
         f"{name} {percent(by_family[name])}" for name in sorted(by_family, key=by_family.__getitem__)[:-6:-1]
     )
@@ -100,15 +106,19 @@ def _answers(known: Rows, asked: Rows) -> WorkloadEvaluation:
     return WorkloadEvaluation(asked, model.predict([each.request for each in asked]), [each.family for each in asked])
 
 
+def _apart(found: WorkloadEvaluation) -> tuple[WorkloadEvaluation, WorkloadEvaluation]:
+    """Training steps, and forward passes."""
+    forward = [each.request.forward_only for each in found.measurements]
+    return _some(found, [not each for each in forward]), _some(found, forward)
+
+
 def _at_no_place(row):  # type: ignore[no-untyped-def]
     return replace(row, request=replace(row.request, cluster=replace(row.request.cluster, environment=None)))
 
 
-def _some(found: WorkloadEvaluation, family: str) -> WorkloadEvaluation:
-    chosen = [at for at, name in enumerate(found.folds) if name == family]
-    return WorkloadEvaluation(
-        [found.measurements[at] for at in chosen], [found.predictions[at] for at in chosen], [family] * len(chosen)
-    )
+def _some(found: WorkloadEvaluation, chosen: Sequence[bool]) -> WorkloadEvaluation:
+    rows = (found.measurements, found.predictions, found.folds)
+    return WorkloadEvaluation(*(list(itertools.compress(each, chosen)) for each in rows))
 
 
 def _row(name: str, found: WorkloadEvaluation) -> Sequence[str]:

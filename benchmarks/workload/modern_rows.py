@@ -21,6 +21,7 @@ import csv
 import json
 import lzma
 import sys
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from gpusonde.predictor.workload.engine import (
     read_measurements,
 )
 from gpusonde.predictor.workload.engine.measurements import Network
-from gpusonde.predictor.workload.graph import WorkloadGraph, dump_graph, load_graph
+from gpusonde.predictor.workload.graph import Primitive, WorkloadGraph, dump_graph, load_graph
 from gpusonde.predictor.workload.graph.config import from_config
 
 Rows = list[WorkloadMeasurement]
@@ -45,6 +46,7 @@ SET_ASIDE = frozenset(
      "twins", "vovnet")
 )  # fmt: skip
 _TIMM_ENVIRONMENT = "pytorch-1.12/timm"
+_TIMM_LATER = "pytorch-2.4/timm"
 _NEUSIGHT_ENVIRONMENT = "pytorch-2.1/neusight"
 # Width, layers, heads: of the files in scripts/train/yamls/pretrain.
 _MPT = {
@@ -117,10 +119,37 @@ def timm(path: Path) -> Rows:
 
 
 def _at(row: WorkloadMeasurement, environment: str) -> WorkloadMeasurement:
-    from dataclasses import replace
-
     cluster = replace(row.request.cluster, environment=environment)
     return replace(row, request=replace(row.request, cluster=cluster))
+
+
+def published_passes() -> Rows:
+    """Forward passes of image networks."""
+    rows = read_measurements(DATA / "published_passes.csv", load_gpus(), ModernNetworks()).measurements
+    return [replace(each, request=replace(each.request, forward_only=True)) for each in rows]
+
+
+def timm_passes(path: Path) -> Rows:
+    """Forward passes of timm's networks, not compiled; those with attention are left out, which is fused by then."""
+    catalog, rows = load_gpus(), []
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            network = timm_networks().get((row["model"], int(row["image_size"])))
+            if row["compiled"] == "True" or row["sw"] != "pt240" or network is None or _has_attention(network.graph):
+                continue
+            device = catalog.resolve(row["gpu"]).spec.name
+            place = Cluster(
+                device, precision=Precision.MIXED, environment=_TIMM_LATER, channels_last=row["layout"] == "nhwc"
+            )
+            batch = int(row["batch"])
+            request = WorkloadRequest(network.graph, batch, place, forward_only=True)
+            seconds = batch * float(row["t_rel"])
+            rows.append(WorkloadMeasurement(request, seconds, network.architecture, network.family, "timm"))
+    return rows
+
+
+def _has_attention(graph: WorkloadGraph) -> bool:
+    return any(each.primitive is Primitive.SOFTMAX for each in graph.operations)
 
 
 def neusight(path: Path) -> Rows:

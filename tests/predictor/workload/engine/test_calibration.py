@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from support.measured_workloads import PLACES, chain, true_seconds
 
 from gpusonde.predictor.workload.engine import Cluster, WorkloadRequest
 from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline
-from gpusonde.predictor.workload.engine.features import FeatureBuilder, StepPart
+from gpusonde.predictor.workload.engine.features import FeatureBuilder, FeatureTable, StepPart
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +71,27 @@ def test_beginning_near_the_end_ends_in_the_same_place(rows):
     from_there = CalibratedRoofline.fit(table.rows(part), log_seconds[part], near=whole)
     afresh = CalibratedRoofline.fit(table.rows(part), log_seconds[part])
     np.testing.assert_allclose(from_there.log_seconds(table), afresh.log_seconds(table), atol=0.01)
+
+
+def test_forward_passes_measured_on_one_gpu_tell_of_those_on_another(rows, catalog):
+    table, log_seconds = rows
+    builder = FeatureBuilder(catalog)
+
+    def ask(gpu, place):
+        return builder.table(
+            [
+                WorkloadRequest(chain(width, 8), 32, Cluster(gpu, environment=place), forward_only=True)
+                for width in (32, 64, 128, 256)
+            ]
+        )
+
+    passes, elsewhere = ask("T4", "here/T4"), ask("V100-SXM2-16GB", None)
+    before = CalibratedRoofline.fit(table, log_seconds)
+    halved = before.log_seconds(passes) - np.log(2)
+    both = FeatureTable(
+        **{each.name: np.concatenate([getattr(t, each.name) for t in (table, passes)]) for each in fields(table)}
+    )
+    after = CalibratedRoofline.fit(both, np.concatenate([log_seconds, halved]))
+
+    assert (after.log_seconds(elsewhere) - before.log_seconds(elsewhere) < np.log(0.8)).all()
+    assert np.abs(after.log_seconds(table) - before.log_seconds(table)).mean() < 0.05

@@ -52,12 +52,29 @@ def test_a_step_is_three_forward_passes_of_a_convolution_and_two_of_the_rest():
     assert counts.classes.tolist() == [OperationClass.CONVOLUTION, OperationClass.ACTIVATION]
 
 
+def test_a_forward_pass_reads_and_writes_each_activation_once():
+    step, forward = (GraphCounts.of(ONE_CONVOLUTION, each) for each in (False, True))
+    convolution, activation = (forward.bytes(5) / step.bytes(5)).tolist()
+    assert convolution == pytest.approx(1 / 3)
+    assert activation == pytest.approx(2 / 5)
+    # One kernel each; a step has those of gradients and of the update besides.
+    assert forward.launches == 2
+
+
 def test_a_forward_pass_pays_a_third_of_what_a_step_pays_once(catalog):
     rates = DeviceRates.of(catalog.get("T4"), Precision.FP32)
     counts = [GraphCounts.of(ONE_CONVOLUTION, only) for only in (False, True)]
     step, forward = (compute_roofline_parts(each, 16, Cluster("T4"), rates) for each in counts)
     assert forward[StepPart.FIXED] == pytest.approx(step[StepPart.FIXED] / 3)
     assert forward[StepPart.LAUNCH] == pytest.approx(step[StepPart.LAUNCH] / 3)
+
+
+def test_products_of_matrices_run_at_base_clock_and_convolutions_at_the_peak(catalog):
+    for name, base, boost in (("T4", 585, 1590), ("A100-SXM4-40GB", 1095, 1410)):
+        rates = DeviceRates.of(catalog.get(name), Precision.FP16)
+        peak = 1e12 * catalog.get(name).tensor_fp16_tflops
+        assert rates.matrix_flops == pytest.approx(peak * base / boost)
+        assert rates.convolution_flops == pytest.approx(peak)
 
 
 def test_the_batch_that_shapes_were_taken_with_does_not_matter():

@@ -7,7 +7,8 @@ A step takes::
 
 as the host runs ahead of the device, and the slower of the two decides. Each part is its roofline time times a factor::
 
-    log factor = common + precision + device + environment + (environment, device, precision) + (..., number of devices)
+    log factor = common + passes + precision + device + environment + (environment, device, precision)
+                 + (..., number of devices)
 
 Every term has a normal prior around nothing, the common one around what the field knows, so that a factor moves as far
 as measurements show: what no measurement tells of (a device, an environment, a part that no measured network has) keeps
@@ -28,7 +29,7 @@ from gpusonde.predictor.workload.engine.features import DEVICE_PARTS, HOST_PARTS
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 
-LEVELS = ("precision", "device", "environment", "setting", "setting and count")
+LEVELS = ("passes", "precision", "device", "environment", "setting", "setting and count")
 
 # How many times the roofline's time a part takes, before any measurement: half of the peak rate of matrix products,
 # with algorithms that save half of the operations where there are such, a fifth of it in grouped ones, two thirds of
@@ -63,7 +64,7 @@ _COMMON_DEVIATIONS = np.ones(len(StepPart))
 # No product is faster than the peak, and large ones come near it.
 _COMMON_DEVIATIONS[StepPart.LINEAR] = 0.2
 # Of the levels, in their order: the more special one is, the less it may explain.
-_LEVEL_DEVIATIONS = (0.4, 0.4, 0.4, 0.25, 0.15)
+_LEVEL_DEVIATIONS = (0.4, 0.4, 0.4, 0.4, 0.25, 0.15)
 # Of that, by part: what the host takes to start a kernel does not change with precision or device, and where little is
 # bound by it, it must not stand in for what else is missing.
 _FREEDOM = np.ones(len(StepPart))
@@ -75,6 +76,7 @@ _STEPS = 12
 _STEPS_FROM_NEAR = 5
 _SETTLED = 2e-3
 _LARGEST_STEP = 1.0
+_TELLING = 1e-6
 
 
 def name_levels(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
@@ -84,7 +86,8 @@ def name_levels(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
     devices = np.round(np.exp(table.cluster[:, 0])).astype(int)
     counted = _join(setting, _join(table.parallelism, devices.astype(str)))
     known = environment != ""
-    return precision, device, environment, np.where(known, setting, ""), np.where(known & (devices > 1), counted, "")
+    own = np.where(known, setting, "")
+    return table.passes, precision, device, environment, own, np.where(known & (devices > 1), counted, "")
 
 
 def _join(one: npt.NDArray[np.str_], other: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
@@ -201,10 +204,14 @@ class _TermIndex:
         jacobian = sparse.csr_matrix((values.ravel(), columns.ravel(), pointers), shape=(rows, size))
         jacobian = jacobian[:, : self.count * parts]
         weighted = sparse.diags_array(weights) @ jacobian
+        # What no row tells of returns to its prior and moves nothing else; that is every second unknown.
+        told = np.asarray(jacobian.multiply(weighted).sum(axis=0)).ravel() > _TELLING * self.precisions
+        jacobian, weighted, precisions = jacobian[:, told], weighted[:, told], self.precisions[told]
         normal = (jacobian.T @ weighted).toarray()
-        normal[np.diag_indices_from(normal)] += self.precisions
-        gradient = weighted.T @ error - self.precisions * state
-        step: FloatArray = linalg.solve(normal, gradient, assume_a="pos", overwrite_a=True, check_finite=False)
+        normal[np.diag_indices_from(normal)] += precisions
+        gradient = weighted.T @ error - precisions * state[told]
+        step = -state
+        step[told] = linalg.solve(normal, gradient, assume_a="pos", overwrite_a=True, check_finite=False)
         return step
 
 

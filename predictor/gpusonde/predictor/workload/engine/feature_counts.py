@@ -72,6 +72,14 @@ MATRIX_CLASSES = (
 # its gradients, that of its input and that of its weight; everything else goes back as it came.
 _MATRIX_STEP = 3
 _OTHER_STEP = 2
+# What a forward pass alone has of that, by how often tensors of an activation's size are read or written: normalising
+# by known means takes 2 of training's 8 (3 to find means and use them, 5 for gradients), an activation 2 of 5, norms of
+# rows and softmax 2 of 5 to 7. Other operations have half, as sums have, and products of matrices one pass.
+_FORWARD_PASSES = {
+    OperationClass.NORMALISATION: _OTHER_STEP / 4,
+    OperationClass.ACTIVATION: _OTHER_STEP * 2 / 5,
+    OperationClass.ROWWISE: _OTHER_STEP / 3,
+}
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ class GraphCounts:
             if operation.primitive in _NO_WORK:
                 continue
             kind = _CLASSES.get(operation.primitive, OperationClass.OTHER)
-            step = 1.0 if forward_only else _count_passes(kind, frozen=graph.frozen[position])
+            passes = 1.0 if forward_only else _count_passes(kind, frozen=graph.frozen[position])
+            step = _FORWARD_PASSES.get(kind, passes) if forward_only else passes
             cost = count_operation_cost(operation)
             dense = float(_has_dense_kernel(operation))
             flops, moved = step * cost.flops, step * (cost.input_bytes + cost.output_bytes)
@@ -142,9 +151,9 @@ class GraphCounts:
             kept = _find_single_share(graph, position, single, cost)
             if sees_input:
                 batch = graph.batch_size
-                rows.append((float(kind), flops / batch, 0.0, moved / batch, weights, step, kept, *shape))
+                rows.append((float(kind), flops / batch, 0.0, moved / batch, weights, passes, kept, *shape))
             else:
-                rows.append((float(kind), 0.0, flops, 0.0, moved + weights, step, kept, *shape))
+                rows.append((float(kind), 0.0, flops, 0.0, moved + weights, passes, kept, *shape))
         table = np.array(rows, dtype=np.float64).reshape(-1, 12)
         parameters = sum(len(operation.parameters) for operation in graph.operations)
         return cls(

@@ -102,10 +102,10 @@ _BYTES = {Precision.FP64: 8, Precision.FP32: 4, Precision.TF32: 4} | dict.fromke
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """Peak rates of a device at one precision.
+    """Rates of a device at one precision, peaks but for matrix products.
 
     Attributes:
-        matrix_flops: Of matrix products, by the units that the precision uses, per second.
+        matrix_flops: Of matrix products, by the units that the precision uses, at base clock, per second.
         convolution_flops: Of convolutions, which use TF32 in single precision where the device has it, per second.
         vector_flops: Of everything else, per second.
         memory_bytes: Of its memory, per second.
@@ -130,8 +130,11 @@ class DeviceRates:
         nvlink = (gpu.nvlink_bytes_per_second or 0.0) / 2
         vector = log_compute_rate(gpu, Precision.FP64 if precision is Precision.FP64 else Precision.FP32, 0)
         of_convolutions = Precision.TF32 if precision is Precision.FP32 else precision
+        # A data sheet's peak is at boost clock. Large products draw more power than a card has for that: it holds the
+        # base clock, a third of it on those of 70 W. Convolutions stay far below the peak.
+        held = gpu.base_clock_mhz / gpu.boost_clock_mhz if gpu.base_clock_mhz else 1.0
         return cls(
-            matrix_flops=1e12 * math.exp(log_compute_rate(gpu, precision, 1.0)),
+            matrix_flops=held * 1e12 * math.exp(log_compute_rate(gpu, precision, 1.0)),
             convolution_flops=1e12 * math.exp(log_compute_rate(gpu, of_convolutions, 1.0)),
             vector_flops=1e12 * math.exp(vector),
             memory_bytes=gpu.memory_bandwidth_bytes_per_second,
@@ -207,7 +210,7 @@ def compute_flops_utilisation(request: WorkloadRequest, seconds: float, gpu: Gpu
     """
     counts = GraphCounts.of(request.graph, request.forward_only)
     products = np.isin(counts.classes, MATRIX_CLASSES)
-    peak = DeviceRates.of(gpu, request.cluster.precision).matrix_flops
+    peak = 1e12 * math.exp(log_compute_rate(gpu, request.cluster.precision, 1.0))
     return float(counts.flops(request.batch_size)[products].sum()) / (seconds * peak)
 
 
@@ -243,6 +246,7 @@ class FeatureTable:
         environment: Its environment of measurement; "" is none that is known.
         precision: Value of its precision, or of the one that it is measured as.
         parallelism: Value of its parallelism.
+        passes: "forward" where only that pass is made, "" of a training step.
         embedding: Of its graph, shape (n, size); size 0 where no encoder is used.
     """
 
@@ -254,6 +258,7 @@ class FeatureTable:
     environment: npt.NDArray[np.str_]
     precision: npt.NDArray[np.str_]
     parallelism: npt.NDArray[np.str_]
+    passes: npt.NDArray[np.str_]
     embedding: FloatArray
 
     def __len__(self) -> int:
@@ -327,6 +332,7 @@ class FeatureBuilder:
                 [MEASURED_AS.get(each.precision, each.precision).value for each in clusters], dtype=np.str_
             ),
             parallelism=np.array([each.parallelism.value for each in clusters], dtype=np.str_),
+            passes=np.array(["forward" if each.forward_only else "" for each in requests], dtype=np.str_),
             embedding=np.zeros((count, 0)) if embedding is None else np.asarray(embedding, dtype=np.float64),
         )
 
@@ -375,7 +381,7 @@ EMBEDDED = "roofline+analytic+embedding"
 EMBEDDING = "embedding"
 FEATURE_SETS = (ROOFLINE, ANALYTIC, EMBEDDED, EMBEDDING)
 WITH_EMBEDDING = (EMBEDDED, EMBEDDING)
-CATEGORIES = ("environment", "device", "precision", "parallelism")
+CATEGORIES = ("environment", "device", "precision", "parallelism", "passes")
 
 
 @dataclass(frozen=True)
@@ -384,8 +390,8 @@ class Encoding:
 
     Attributes:
         features: Which sets of columns, one of ``FEATURE_SETS``.
-        categories: Of environment, device, precision and parallelism, the values that have a column. All columns of a
-            value that has none are 0: an unknown environment is like none.
+        categories: Of each of ``CATEGORIES``, the values that have a column. All columns of a value that has none are
+            0: an unknown environment is like none.
     """
 
     features: str
