@@ -203,10 +203,10 @@ class _TermIndex:
         size = (self.count + 1) * parts
         jacobian = sparse.csr_matrix((values.ravel(), columns.ravel(), pointers), shape=(rows, size))
         jacobian = jacobian[:, : self.count * parts]
-        weighted = sparse.diags_array(weights) @ jacobian
         # What no row tells of returns to its prior and moves nothing else; that is every second unknown.
-        told = np.asarray(jacobian.multiply(weighted).sum(axis=0)).ravel() > _TELLING * self.precisions
-        jacobian, weighted, precisions = jacobian[:, told], weighted[:, told], self.precisions[told]
+        told = jacobian.power(2).T @ weights > _TELLING * self.precisions
+        jacobian, precisions = jacobian[:, told], self.precisions[told]
+        weighted = sparse.diags_array(weights) @ jacobian
         normal = (jacobian.T @ weighted).toarray()
         normal[np.diag_indices_from(normal)] += precisions
         gradient = weighted.T @ error - precisions * state[told]
