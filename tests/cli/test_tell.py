@@ -1,22 +1,18 @@
 """``gpusonde tell``: what jobs do, in the comments of a real Slurm (where one is installed) and on pods."""
 
-import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
-import stat
-import subprocess
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.collector_process import ask
+from support.real_slurm import real_slurm
 from support.running_collector import ThreadCollector
 from support.trace_records import incoming
 from support.tracked_store import TrackedStore
@@ -28,7 +24,6 @@ from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import CollectorError, CommandError
 
 SECOND = 1_000_000_000
-SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 
 
 def write_jobs(directory, *jobs, energy_j=None):
@@ -331,85 +326,10 @@ def test_what_cannot_be_meant_is_refused(arguments):
     ask("tell", *arguments, exit_code=2)
 
 
-SLURM_CONF = """\
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/none
-CredType=cred/none
-SlurmctldPort={port}
-SlurmdPort={next_port}
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-ReturnToService=2
-MpiDefault=none
-GresTypes=gpu
-Prolog={folder}/prolog
-Epilog={folder}/epilog
-PrologFlags=Alloc
-NodeName={host} NodeAddr=127.0.0.1 CPUs=1 Gres=gpu:2 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES State=UP
-"""
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """A real Slurm of one node with two GPUs, and our prolog and epilog."""
-    missing = [name for name in ("slurmctld", "slurmd", "sbatch", "scontrol", "scancel") if not shutil.which(name)]
-    if missing:
-        pytest.skip(f"{missing[0]} is not installed")
-    folder = tmp_path_factory.mktemp("slurm")
-    for name in ("state", "spool", "jobs", "driver/gpus"):
-        (folder / name).mkdir(parents=True)
-    for number in range(2):
-        # Slurm wants device files; what is behind them it does not look at.
-        try:
-            os.mknod(folder / f"nvidia{number}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-        except PermissionError as error:
-            pytest.skip(f"no device files can be made here: {error}")
-        information = folder / "driver" / "gpus" / str(number)
-        information.mkdir()
-        (information / "information").write_text(f"GPU UUID: \t GPU-{number}{number}\nDevice Minor: \t {number}\n")
-    host = os.uname().nodename.partition(".")[0]
-    port = 20_000 + os.getpid() % 20_000
-    (folder / "slurm.conf").write_text(SLURM_CONF.format(host=host, port=port, next_port=port + 1, folder=folder))
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-1]\n")
-    for name in ("prolog", "epilog"):
-        script = folder / name
-        ours = SCRIPTS / f"{name}.d" / "50-gpusonde.sh"
-        script.write_text(
-            f"#!/bin/sh\nGPUSONDE_JOBS_DIR={folder}/jobs GPUSONDE_DRIVER_DIR={folder}/driver"
-            f" GPUSONDE_DEFAULTS=/nonexistent exec {ours}\n"
-        )
-        script.chmod(0o755)
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-
-    def run(*command, check=True):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-        assert not check or done.returncode == 0, done.stderr + done.stdout
-        return done.stdout
-
-    try:
-        for daemon in ("slurmctld", "slurmd"):
-            run(daemon)
-        wait_until(lambda: "idle" in run("sinfo", "--noheader", "-o", "%T", check=False), 120, "the node of Slurm")
-        run.folder = folder
+    with real_slurm(tmp_path_factory.mktemp("slurm")) as run:
         yield run
-    finally:
-        # A job of a test that failed outlives its daemons otherwise.
-        run("scancel", "--state=RUNNING", check=False)
-        for daemon in ("slurmd", "slurmctld"):
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(int((folder / f"{daemon}.pid").read_text()), 15)
 
 
 @pytest.mark.needs_root

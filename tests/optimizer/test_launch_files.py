@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -12,6 +13,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from support.real_slurm import real_slurm
+from support.wire_agent import wait_until
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Billing, Group, MachineOffer, Plan
@@ -88,6 +91,34 @@ def test_a_slurm_script_asks_for_every_machine_and_tells_each_its_batch(plan: Pl
     assert f"--nnodes {plan.machines} " in script
 
 
+@pytest.mark.needs_root
+def test_a_real_slurm_runs_the_script_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = replace(G5, name="pair", devices=2)
+    torchrun = tmp_path / "bin" / "torchrun"
+    torchrun.parent.mkdir()
+    torchrun.write_text(f'#!/bin/sh\necho "$BATCH_PER_GPU $@" > {tmp_path}/begun\nmv {tmp_path}/begun {tmp_path}/ran\n')
+    torchrun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{torchrun.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SCRIPT", "train.py")
+    scripts = []
+    for name, plan in (("lone", Plan((Group("pair", 1, 64),))), ("mixed", MIXED)):
+        scripts.append(tmp_path / f"{name}.sh")
+        scripts[-1].write_text(launch_file("slurm", plan, (pair, G5, SPOT), name=name, at_most_s=7200.0))
+    (tmp_path / "slurm").mkdir()
+    with real_slurm(tmp_path / "slurm") as run:
+        run("sbatch", "-o", str(tmp_path / "said"), str(scripts[0]))
+        wait_until((tmp_path / "ran").exists, 120, "the job")
+        # The node has too few GPUs for it to begin.
+        job = run("sbatch", "--parsable", "--hold", "-o", "/dev/null", str(scripts[1])).strip()
+        queued = run("scontrol", "show", "job", job)
+        run("scancel", job)
+    batch, *arguments = (tmp_path / "ran").read_text().split()
+    assert (batch, arguments[:4], arguments[-1]) == ("64", ["--nnodes", "1", "--nproc-per-node", "2"], "train.py")
+    assert re.findall(r"HetJobOffset=(\d+) JobName=(\S+)", queued) == [("0", "mixed"), ("1", "mixed")]
+    assert re.findall(r"NumNodes=(\d+)", queued) == ["1", "2"]
+    assert queued.count("TimeLimit=02:00:00") == 2
+
+
 def test_an_aws_script_orders_what_the_plan_has_once_the_account_is_named(tmp_path: Path) -> None:
     script = made("aws-cli", MIXED)
     assert "the image to boot" in run(script, tmp_path), "nothing starts before the image is known"
@@ -117,6 +148,13 @@ def test_kubernetes_jobs_share_one_world() -> None:
         assert "--master-addr resnet-50-90-epochs-0-0.resnet-50-90-epochs" in container["command"][2]
     assert "$((1 + JOB_COMPLETION_INDEX))" in second["spec"]["template"]["spec"]["containers"][0]["command"][2]
     assert second["spec"]["template"]["spec"]["nodeSelector"]["karpenter.sh/capacity-type"] == "spot"
+
+
+@pytest.mark.parametrize("plan", [LONE, MIXED])
+def test_kubernetes_knows_every_key_of_its_documents(plan: Plan) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="the package kubernetes-validate is not installed")
+    for document in yaml.safe_load_all(made("k8s-job", plan)):
+        kubernetes.validate(document, kubernetes.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

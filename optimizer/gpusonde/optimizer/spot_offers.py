@@ -192,7 +192,10 @@ def spot_offers(
         elif key not in newest or row.time >= newest[key].time:
             newest[key] = row
     left_out = [
-        ExcludedOffer(_name(row), f"its price is of {row.time:%Y-%m-%d %H:%M %Z}, still to come; check the time's zone")
+        ExcludedOffer(
+            _name(row),
+            f"its time is {row.time:%Y-%m-%d %H:%M %Z}, still to come; write UTC, or the time's zone (+01:00)",
+        )
         for key, row in future.items()
         if key not in newest
     ]

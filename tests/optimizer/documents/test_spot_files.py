@@ -167,8 +167,9 @@ def test_a_command_in_a_problem_on_stdin_is_not_run(tmp_path: Path, monkeypatch)
 
 
 def test_prices_from_the_future_and_regions_misspelt_are_named(tmp_path: Path):
-    with pytest.raises(DocumentError, match="2026-11-21 13:00 UTC, still to come"):
+    with pytest.raises(DocumentError, match=r"time is 2026-11-21 13:00 UTC, still to come; write UTC") as error:
         ask(tmp_path, f"print({table(13)!r}, end='')")
+    assert error.value.field == "spot[0]"
     with pytest.raises(DocumentError, match="did you mean 'us-east-1'"):
         ask(tmp_path, f"print({table()!r}, end='')", 'quota = 4\nregions = ["us-eats-1"]')
 

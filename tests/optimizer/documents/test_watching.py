@@ -13,8 +13,6 @@ from gpusonde.optimizer.continual import ContinualOptions
 from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
 from gpusonde.optimizer.documents.watching import estimate_plan as estimate_given
 from gpusonde.optimizer.documents.watching import read_reports, solve_problem, start_watch, take_report
-from gpusonde.optimizer.problem import Group, Plan
-from gpusonde.optimizer.solution import estimate_plan
 
 GPUS = load_gpus()
 OFFERS = load_offers(gpus=GPUS)
@@ -129,32 +127,39 @@ def test_reports_are_read_line_by_line():
         list(read_reports(["nothing\n"], "f"))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    confidence=st.sampled_from([0.5, 0.8, 0.95]),
-    late=st.floats(1.03, 2.5),
+    objective=st.sampled_from(["cost", "time"]),
+    confidence=st.sampled_from([0.5, 0.8, 0.95, 0.99]),
+    iterations=st.integers(1_000, 3_000_000),
+    overhead_s=st.sampled_from([0.0, 60.0, 180.0, 600.0]),
+    to_spare=st.floats(-4.0, 0.3).map(lambda power: 10**power),
     quotas=st.tuples(*[st.integers(1, 4)] * 3),
-    spot_share=st.floats(0.2, 0.9),
+    spot_share=st.none() | st.floats(0.2, 0.9),
     per_hour=st.floats(0.01, 0.2),
 )
 def test_solve_and_monitor_say_the_same_of_the_same_file_at_the_job_s_start(
-    confidence, late, quotas, spot_share, per_hour
+    objective, confidence, iterations, overhead_s, to_spare, quotas, spot_share, per_hour
 ):
-    changes = {"confidence": confidence, "batch_sizes": [64], "global_batch": 64, "iterations": 2_000_000}
+    changes = {"objective": objective, "confidence": confidence, "batch_sizes": [32, 64], "global_batch": 64}
     offers = [
         {"name": "t4", "device": "T4", "quota": quotas[0], "usd_per_hour": 0.5, "fabric": "slow"},
         {"name": "v100", "device": "V100-SXM2-16GB", "quota": quotas[1], "usd_per_hour": 2.5, "fabric": "fast"},
     ]
-    if late > 1.4:
-        # With less to spare a plan counts what preemptions may take, and a watch leaves spot machines in time for it.
+    if spot_share is not None:
+        # A watch uses spot machines only while it can still turn to others, which takes minutes.
+        iterations = max(iterations, 200_000)
         offers += [{**offers[0], "name": "t4 spot", "quota": quotas[2], "usd_per_hour": 0.5 * spot_share,
                     "billing": "spot", "preemptions_per_hour": per_hour}]  # fmt: skip
-    document = parse_problem(small_problem(**changes, offers=offers, deadline_s=1e9, overhead_s=180.0), GPUS, OFFERS)
-    mean_s = estimate_plan(document.problem, Plan((Group("t4", 1, 64),)), document.step_times()).time_s
-    document = replace(document, problem=replace(document.problem, deadline_s=mean_s * late))
-    solved = solve_problem(document)
-    assert solved["plan"] is not None
-    assert start_watch(document, {}).recommend(0.0)["plan"] == solved["plan"]
+    asked = small_problem(**changes, offers=offers, iterations=iterations, overhead_s=overhead_s, deadline_s=1e9)
+    document = parse_problem(asked, GPUS, OFFERS)
+    kept_s = solve_problem(document)["estimate"]["time_at_confidence_s"]
+    document = replace(document, problem=replace(document.problem, deadline_s=kept_s * (1 + to_spare)))
+    solved, found = solve_problem(document), start_watch(document, {}).recommend(0.0)
+    assert (found["plan"], found["at_risk"]) == (solved["plan"], False)
+    assert found["expected_usd"] == solved["estimate"]["cost_usd"]
+    assert found["projection"]["end_s"] == solved["estimate"]["time_s"]
+    assert found["projection"]["high_s"] == solved["estimate"]["time_at_confidence_s"]
 
 
 def test_what_a_change_of_machines_takes_comes_from_the_file():

@@ -230,6 +230,27 @@ class CandidateFinder:
         ]
         return min(found, key=lambda candidate: score(candidate, objective), default=None)
 
+    def planned(self, at: WatchedJob) -> PlanCandidate | None:
+        """Return the plan, times and cost that ``solve`` names; None once anything has begun, or where no plan is."""
+        problem = self._problem
+        if at.remaining < problem.iterations or at.held or at.depleted or at.spent_usd > 0:
+            return None
+        try:
+            left_s = None if problem.deadline_s is None else problem.deadline_s - at.now_s
+            asked = replace(problem, deadline_s=left_s)
+        except ProblemError:
+            return None
+        self.solved += 1
+        found = self._solver(asked, self._steps)
+        if found.plan is None or found.estimate is None:
+            return None
+        return replace(
+            self.evaluate(found.plan, at),
+            end_s=at.now_s + found.estimate.time_s,
+            bound_s=at.now_s + found.estimate.time_at_confidence_s,
+            usd=found.estimate.cost_usd,
+        )
+
     def reserve_s(self, candidate: PlanCandidate, at: WatchedJob) -> float:
         """Return the time to set aside for preemptions if spot machines do the work of an on-demand plan.
 

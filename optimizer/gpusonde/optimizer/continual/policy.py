@@ -101,6 +101,10 @@ class Policy:
         """
         objective = self._problem.objective
         fallback = self.fallback(at, None)
+        planned = self._finder.planned(at) if self._options.guard and idle_since_s is None else None
+        if planned is not None and (not planned.spot or self._safe(planned, at, fallback)):
+            # What nobody waited for or measured yet is asked no more than whoever planned it asked.
+            return PolicyDecision(planned, f"{planned.plan} is the {_superlative(objective)}", fallback=fallback)
         found = [
             self._finder.best(at),
             self._finder.best(at, ready_only=True) if at.ready else None,

@@ -142,7 +142,6 @@ def _with_notes(solution: Solution, document: ProblemDocument) -> dict[str, Any]
 # Of older epochs only their number matters.
 MOST_EPOCHS = 512
 _SEARCH_S = 3.0
-_TOLERANCE = 1e-3
 # Of an epoch that was still going on when its run ended the end is not told, and the first may be taken for a start.
 _MOST_MISSED = 2.5
 
@@ -349,7 +348,7 @@ class JobWatch:
 
 def _solve(problem: Problem, steps: StepTimes) -> Solution:
     # Some searches make one recommendation, and the job waits for none of them.
-    return solve(problem, steps, explain=False, tolerance=_TOLERANCE, time_limit_s=_SEARCH_S)
+    return solve(problem, steps, explain=False, time_limit_s=_SEARCH_S)
 
 
 # A century.
