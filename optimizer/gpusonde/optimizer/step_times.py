@@ -229,8 +229,9 @@ _LAUNCH_NOISE = 0.05
 _PLACEMENTS = (0.01, 0.03, 0.06, 0.12, 0.22, 0.4, 0.65, 1.0)
 # Traces with more buckets than this get one class: tables of bandwidths grow with both.
 _MOST_CLASSED_BUCKETS = 256
-# The mean of a maximum of two that scatter is above the larger mean by this share of their deviation at most.
-_KINK = 0.4
+# The mean of a maximum of two that scatter is above the larger mean by 0.4 of their deviation at most; what lies in an
+# interval deviates by half of it at most.
+_KINK = 0.2
 # What a run keeps grows with its latency, which bounds of it rely on, up to this quantile at these shares of a forward
 # pass: beyond, the shorter scatter of a slower GPU may outweigh its time.
 _MOST_QUANTILE, _LEAST_FORWARD_SHARE = 2.0, 0.3
@@ -302,8 +303,8 @@ class SimulatedSteps:
         least = min((table.least for table in self._corrections.values()), default=0.0)
         self._least_factor = math.exp(least if everywhere else min(least, 0.0))
         self._classes: dict[str, float] = {}
-        # Of every class of network, by world size; NaN where nobody asked yet.
-        self._bandwidths: dict[float, FloatArray] = {}
+        # Of every class of network: transfers by world size, NaN where nobody asked yet.
+        self._known_transfers: dict[float, FloatArray] = {}
         self._modes: dict[StepMode, SimulatedSteps] = {}
         self._set_mode(mode)
 
@@ -312,6 +313,8 @@ class SimulatedSteps:
         self._modes[mode] = self
         curves = self._plain_curves
         self._curves = {name: each.checkpointed() for name, each in curves.items()} if mode.checkpointing else curves
+        self._shares = [curve.forward_share for curve in self._curves.values()]
+        self._usual: dict[tuple[str, int], tuple[float, float]] = {}
         self._latencies_s: dict[tuple[str, int, int], float] = {}
         self._estimates: dict[Plan, StepEstimate] = {}
 
@@ -335,10 +338,17 @@ class SimulatedSteps:
         """Return the mean computation of the slowest GPU among ``machines`` of an offer."""
         key = offer.name, batch_size, machines
         if key not in self._latencies_s:
-            latency = self._curves[offer.name].predict(batch_size)
-            slowest = mean_slowest(float(latency.spread[0]), machines * offer.devices, self._samples)
-            self._latencies_s[key] = float(latency.forward_s[0] + latency.backward_s[0]) * slowest
+            usual_s, spread = self._usual_step(offer.name, batch_size)
+            self._latencies_s[key] = usual_s * mean_slowest(spread, machines * offer.devices, self._samples)
         return self._latencies_s[key]
+
+    def _usual_step(self, name: str, batch_size: int) -> tuple[float, float]:
+        """Return both passes on one GPU of an offer, seconds, and their relative spread."""
+        key = name, batch_size
+        if key not in self._usual:
+            latency = self._curves[name].predict(batch_size)
+            self._usual[key] = float(latency.forward_s[0] + latency.backward_s[0]), float(latency.spread[0])
+        return self._usual[key]
 
     def network(self, offer: MachineOffer) -> float:
         """Return the class of an offer's network: what it reaches among some GPUs, one number per fabric."""
@@ -358,13 +368,12 @@ class SimulatedSteps:
         are convex in both, so that scatter makes their mean longer and never shorter.
         """
         worlds, places = np.unique(world_sizes, return_inverse=True)
-        shares = [curve.forward_share for curve in self._curves.values()]
         # A longer forward pass shifts all else; the least share of it gives the shortest iteration of this latency.
         # Where weights are gathered beside the forward pass, that one need not count, and the largest share does.
         weights = self._weights()
-        bound_s = weights @ self._bounds_s(latency_s, min(shares), worlds, network, gathers=False)
+        bound_s = self._bounds_s(latency_s, min(self._shares), worlds, network, gathers=False) @ weights
         if self._mode.sharding is Sharding.ZERO3:
-            gathered_s = weights @ self._bounds_s(latency_s, max(shares), worlds, network, gathers=True)
+            gathered_s = self._bounds_s(latency_s, max(self._shares), worlds, network, gathers=True) @ weights
             bound_s = np.maximum(bound_s, gathered_s)
         return np.asarray(self._least_factor * (bound_s + self._optimizer_s)[places])
 
@@ -379,13 +388,16 @@ class SimulatedSteps:
         """
         mean_s = self.bound_s(latency_s, world_sizes, network)
         spread = np.full(mean_s.shape, self.least_spread)
-        share = min(curve.forward_share for curve in self._curves.values())
+        share = min(self._shares)
         is_plain = self._mode.sharding is Sharding.NONE and not self._corrections and self._is_queue
         if is_plain and ndtri(confidence) <= _MOST_QUANTILE and share >= _LEAST_FORWARD_SHARE:
             times_s = self._bounds_s(latency_s, share, world_sizes, network, gathers=False)
             weights = self._weights()
-            placed = np.sqrt(weights @ (times_s - weights @ times_s) ** 2) / mean_s
-            scatter = max(float(curve.predict(1.0).spread[0]) for curve in self._curves.values())
+            placed = np.sqrt((times_s - (times_s @ weights)[:, None]) ** 2 @ weights) / mean_s
+            widest = max(
+                self._usual_step(name, 1)[1] for name, offer in self._offers.items() if self.network(offer) >= network
+            )
+            scatter = widest * self._mode.accumulation_steps * latency_s / mean_s
             own = np.maximum(placed - _KINK * scatter, 0.0) ** 2 - scatter**2
             several = np.flatnonzero(world_sizes > 1)
             if several.size:
@@ -396,14 +408,14 @@ class SimulatedSteps:
     def _may_be_steadier(self, network: float, worlds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return for which world sizes of 2 or more a faster class may be the slower network and scatter less."""
         weights = self._weights()
-        duration = 1.0 / self._bandwidth(network, worlds)
+        duration, _ = self._transfers(network, worlds)
         found = np.zeros(worlds.shape, dtype=np.bool_)
         for other in (each for each in self._classes.values() if each > network):
             try:
-                of_other = 1.0 / self._bandwidth(other, worlds)
+                of_other, _ = self._transfers(other, worlds)
             except ProblemError:  # nobody measured it among so many
                 return np.ones(worlds.shape, dtype=np.bool_)
-            slower = np.tensordot(weights, of_other - duration, (0, 1)) > 0
+            slower = np.tensordot(of_other - duration, weights, (1, 0)) > 0
             found |= (slower & (of_other[:, 0] < duration[:, 0])).any(axis=1)
         return found
 
@@ -423,7 +435,7 @@ class SimulatedSteps:
     ) -> FloatArray:
         """Return the iteration with such a share of forward pass; with sharded weights one of two relaxations of it.
 
-        Shape (c, n), for every class of placements.
+        Shape (n, c), for every class of placements.
 
         Args:
             latency_s: Of both passes.
@@ -432,27 +444,22 @@ class SimulatedSteps:
             network: Class of the network.
             gathers: With sharded weights the forward pass lasts as long as they are gathered, else as it computes.
         """
+        forward_s = np.full((worlds.size, self._weights().size), latency_s * share)
+        backward_s = latency_s - forward_s
+        moved = Moved(*np.zeros((3, *forward_s.shape)))
         several = worlds > 1
-        classes = self._weights().size
-        traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None]
-        reached = self._bandwidth(network, worlds[several]) if several.any() else np.empty(0)
-        found = np.empty((classes, worlds.size))
-        for placement in range(classes):
-            forward_s = np.full(worlds.size, latency_s * share)
-            backward_s = latency_s - forward_s
-            moved = Moved(*np.zeros((3, worlds.size)))
-            if several.any():
-                moved.exchange_s[several] = self._exchange_bound_s(
-                    latency_s - latency_s * share, self._mode.exchanged_share * traffic, reached[:, placement]
-                )
-                gathered = gather_s(traffic, reached[:, placement], self._sharing)
+        if several.any():
+            duration, left = self._transfers(network, worlds[several])
+            traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None, None]
+            moved.exchange_s[several] = self._exchange_bound_s(latency_s - latency_s * share, traffic, duration, left)
+            if self._mode.sharding is not Sharding.NONE:
+                gathered = gather_s(traffic, traffic / duration, self._sharing)
                 moved.gather_s[several], moved.first_s[several] = gathered
-            if self._mode.sharding is Sharding.ZERO3:
-                nothing = np.zeros(worlds.size)
-                moved = replace(moved, first_s=nothing) if gathers else replace(moved, gather_s=nothing)
-                forward_s = nothing if gathers else forward_s
-            found[placement] = self._mode.iteration_s(forward_s, backward_s, moved)
-        return found
+        if self._mode.sharding is Sharding.ZERO3:
+            nothing = np.zeros(forward_s.shape)
+            moved = replace(moved, first_s=nothing) if gathers else replace(moved, gather_s=nothing)
+            forward_s = nothing if gathers else forward_s
+        return self._mode.iteration_s(forward_s, backward_s, moved)
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Return the duration of an iteration of a plan."""
@@ -501,37 +508,42 @@ class SimulatedSteps:
             samples=self._samples,
         )
 
-    def _bandwidth(self, network: float, world_sizes: npt.NDArray[np.int64]) -> FloatArray:
-        """Bandwidth at which transfers take their mean duration in a class of placements, shape (n, c, buckets)."""
-        sizes, classes = self._trace.bucket_bytes, self._weights().size
-        known = self._bandwidths.get(network, np.empty((0, classes, sizes.size)))
-        if len(known) <= world_sizes.max():
-            more = int(world_sizes.max()) + 1 - len(known)
-            known = np.concatenate([known, np.full((more, classes, sizes.size), np.nan)])
-            self._bandwidths[network] = known
-        fabric = next(name for name, value in self._classes.items() if value == network)
-        for world in world_sizes[np.isnan(known[world_sizes, 0, 0])].tolist():
-            bandwidth = self._networks[fabric].bus_bandwidth(sizes, world)
-            spreads, places = np.unique(bandwidth.log_spread, return_inverse=True)
-            slowed = np.stack([_mean_durations(spread, self._samples, classes) for spread in spreads.tolist()])
-            known[world] = bandwidth.bytes_per_second / slowed[places].T
-        return np.asarray(known[world_sizes])
+    def _transfers(self, network: float, world_sizes: npt.NDArray[np.int64]) -> FloatArray:
+        """Mean seconds of each allreduce in a class of placements, and from its start to the end of all, one by one.
 
-    def _exchange_bound_s(self, backward_s: float, traffic: FloatArray, reached: FloatArray) -> FloatArray:
-        """Lower bound of the mean end of the exchange, shape (m,), from traffic and bandwidths of shape (m, n)."""
-        ready = np.broadcast_to(self._trace.ready_fractions * backward_s, traffic.shape)
+        Shape (2, n, c, buckets).
+        """
+        sizes, classes = self._trace.bucket_bytes, self._weights().size
+        known = self._known_transfers.get(network, np.empty((2, 0, classes, sizes.size)))
+        if known.shape[1] <= world_sizes.max():
+            more = int(world_sizes.max()) + 1 - known.shape[1]
+            known = np.concatenate([known, np.full((2, more, classes, sizes.size), np.nan)], axis=1)
+            self._known_transfers[network] = known
+        fabric = next(name for name, value in self._classes.items() if value == network)
+        for world in world_sizes[np.isnan(known[0, world_sizes, 0, 0])].tolist():
+            bandwidth = self._networks[fabric].bus_bandwidth(sizes, world)
+            spreads = bandwidth.log_spread.tolist()
+            slowed = np.array([_mean_durations(spread, self._samples, classes) for spread in spreads]).T
+            duration = sizes * (2.0 * (world - 1) / world) / bandwidth.bytes_per_second * slowed
+            known[:, world] = duration, np.cumsum(duration[:, ::-1], axis=1)[:, ::-1]
+        return np.asarray(known[:, world_sizes])
+
+    def _exchange_bound_s(
+        self, backward_s: float, traffic: FloatArray, duration: FloatArray, left: FloatArray
+    ) -> FloatArray:
+        """Lower bound of the mean end of the exchange, shape (n, c), from allreduces of shape (n, c, buckets)."""
+        ready = self._trace.ready_fractions * backward_s
         in_flight, capacity = self._sharing.max_in_flight, self._sharing.capacity_bytes_per_second
+        share = self._mode.exchanged_share
         if self._is_queue:
             # The last of the transfers ends when some one and all after it have gone through without a pause.
-            left_s = np.cumsum((traffic / reached)[:, ::-1], axis=1)[:, ::-1]
-            return np.asarray((ready + left_s).max(axis=1))
+            return np.asarray((ready + share * left).max(axis=-1))
         # Queues of several servers and shared links are not convex; these three relaxations of them are.
-        duration = traffic / reached
-        alone = (ready + duration).max(axis=1)
-        servers = traffic.shape[1] if in_flight is None else in_flight
-        queue = ready[:, 0] + duration.sum(axis=1) / servers
-        link = ready[:, 0] + traffic.sum(axis=1) / capacity
-        return np.asarray(np.maximum.reduce([alone, queue, link]))
+        alone = (ready + share * duration).max(axis=-1)
+        servers = ready.size if in_flight is None else in_flight
+        queue = ready[0] + share * duration.sum(axis=-1) / servers
+        link = ready[0] + share * traffic.sum(axis=-1) / capacity
+        return np.asarray(np.maximum(np.maximum(alone, queue), link))
 
 
 # Batch sizes at which corrections are computed; between them their logarithm runs straight over that of the batch.

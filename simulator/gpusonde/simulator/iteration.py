@@ -280,17 +280,17 @@ class IterationSimulator:
 
 
 def gather_s(traffic: FloatArray, reached: FloatArray, sharing: BandwidthSharing) -> tuple[FloatArray, FloatArray]:
-    """Return the seconds to gather all weights, and those of the forward pass's first bucket, shape (n,) each.
+    """Return the seconds to gather all weights, and those of the forward pass's first bucket, shape (...) each.
 
     Weights are gathered one bucket after the other, each as long as half of its gradients' allreduce.
 
     Args:
-        traffic: Shape (n, buckets), bytes of an allreduce of each.
-        reached: Shape (n, buckets), bus bandwidth.
+        traffic: Shape (..., buckets), bytes of an allreduce of each.
+        reached: Shape (..., buckets), bus bandwidth.
         sharing: How much a link carries at most.
     """
     each = 0.5 * traffic / np.minimum(reached, sharing.capacity_bytes_per_second)
-    return np.asarray(each.sum(axis=1)), np.asarray(each[:, -1])
+    return np.asarray(each.sum(axis=-1)), np.asarray(each[..., -1])
 
 
 def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:

@@ -281,6 +281,7 @@ class ExactSearch:
         self._out_of_time = out_of_time
         self._tolerance = tolerance
         self._found = SearchResult()
+        self._pushed = 0
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
         # Subproblems with many plans, each with its bound. They are listed again when it is their turn: lists that are
@@ -304,21 +305,25 @@ class ExactSearch:
         heap: list[tuple[float, int, Anchor]] = []
         try:
             self._take_uniform_plans()
-            for number, anchor in enumerate(make_anchors(self._space, self._steps)):
-                if number % 64 == 0:
-                    self._check_time()
-                found.cells_in_all += anchor.world_sizes.size
-                self._push(heap, number, anchor)
+            for cells, anchors in make_anchors(self._space, self._steps, self._ceilings):
+                self._check_time()
+                found.cells_in_all += cells
+                for anchor in anchors:
+                    self._push(heap, anchor)
             while heap:
-                found.bound, number, anchor = heap[0]
+                found.bound, _, anchor = heap[0]
                 aim = self._aim()
                 if aim is not None and found.bound > aim[0] * (1 + SAME):
                     break
                 self._check_time()
+                left = [anchor]
                 if not anchor.sharpen(self._steps, self._space):
-                    self._search_cell(anchor)
+                    left = [*anchor.halves(self._space.samples)] or left
+                    if left[0] is anchor:
+                        self._search_cell(anchor)
                 heapq.heappop(heap)
-                self._push(heap, number, anchor)
+                for each in left:
+                    self._push(heap, each)
             while self._later:
                 self._later.sort(key=lambda each: each[0], reverse=True)
                 for late in self._every(*self._later[-1][1:]):
@@ -371,10 +376,12 @@ class ExactSearch:
                     self._check_time()
                 self._take(plan)
 
-    def _push(self, heap: list[tuple[float, int, Anchor]], number: int, anchor: Anchor) -> None:
+    def _push(self, heap: list[tuple[float, int, Anchor]], anchor: Anchor) -> None:
         bound = anchor.close(self._objective, self._aim())
         if bound is not None:
-            heapq.heappush(heap, (bound, number, anchor))
+            # Of equal bounds the first one that came.
+            self._pushed += 1
+            heapq.heappush(heap, (bound, self._pushed, anchor))
 
     def _search_cell(self, anchor: Anchor) -> None:
         place = anchor.best_place(self._objective)
@@ -412,8 +419,11 @@ class ExactSearch:
                 self._later.append((self._found.bound, anchor, place))
                 return
 
+    def _ceilings(self, step_s: FloatArray) -> FloatArray:
+        return self._objective.ceiling(step_s, self._aim())
+
     def _ceiling(self, step_s: float) -> float:
-        return float(self._objective.ceiling(np.array([step_s]), self._aim())[0])
+        return float(self._ceilings(np.array([step_s]))[0])
 
     def _cheapest(self, anchor: Anchor, place: int) -> tuple[Plan, float] | None:
         """The cheapest plan of a subproblem below the ceiling, and its price with tolls."""

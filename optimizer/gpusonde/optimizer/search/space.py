@@ -276,10 +276,15 @@ def reachable_worlds(
     most = int(world_sizes[-1]) // unit
     if (most + 1) * (samples + 1) > _MOST_ENTRIES:
         return np.ones(world_sizes.shape, dtype=np.bool_)
-    table = np.zeros((most + 1, samples + 1), dtype=np.bool_)
-    table[0, 0] = True
+    # One number holds the table, a bit for each entry: a row of samples for every number of GPUs. A row is twice as
+    # long as is needed, so that sums of two entries of it do not reach the next one.
+    row = 2 * (samples + 1)
+    entries = np.zeros((most + 1, row), dtype=np.bool_)
+    entries[:, : samples + 1] = True
+    valid = int.from_bytes(np.packbits(entries, bitorder="little").tobytes(), "little")
+    table = 1
     for each, count in zip(options, counts, strict=True):
-        with_offer = table.copy()
+        with_offer = table
         for batch in np.unique(each.batch_sizes[:count]).tolist():
             check_time()
             first = int(np.flatnonzero(each.batch_sizes[:count] == batch)[0])
@@ -290,11 +295,11 @@ def reachable_worlds(
             # Doubling reaches every number of machines up to the most.
             while left > 0:
                 taken = min(step, left)
-                more, more_samples = taken * devices, taken * per_machine
-                reached = reached.copy()
-                reached[more:, more_samples:] |= reached[: most + 1 - more, : samples + 1 - more_samples].copy()
+                reached |= reached << taken * (devices * row + per_machine) & valid
                 left -= taken
                 step *= 2
             with_offer |= reached
         table = with_offer
-    return np.asarray(table[world_sizes // unit, samples])
+    found = np.frombuffer(table.to_bytes((entries.size + 7) // 8, "little"), dtype=np.uint8)
+    places = world_sizes // unit * row + samples
+    return np.asarray(found[places // 8] >> (places % 8) & 1, dtype=np.bool_)

@@ -401,24 +401,26 @@ def _fill(world_sizes: IntArray, devices: IntArray, prices: FloatArray) -> Float
     return total
 
 
-# Latencies that depend on the number of machines are many; those within this share of each other are one anchor.
-_SAME_LATENCY = 0.01
+# Latencies that depend on the number of machines are many; those within this share of each other are one, and an
+# anchor holds those within the larger one until it is its turn.
+_SAME_LATENCY, _ALIKE_LATENCY = 0.002, 0.02
 # Runs whose logarithms of time lie in one interval of this length share their bounds of prices with tolls.
 _SAME_HOURS = 0.05
 
 
 @dataclass
 class Anchor:
-    """The subproblems of one network class and one slowest latency, one per world size.
+    """The subproblems of one network class and some slowest latencies close together, one per world size.
 
     Bounds are made sharper only when the search gets there: most anchors never need it.
 
     Attributes:
         network: Class of the slowest network.
-        latency_s: Least latency of the slowest GPU.
         options: Of every offer with that network or a faster one.
-        counts: How many of them, from the first on, are not too slow.
-        kinds: The GPUs that these are.
+        limits: Of these, up to each latency.
+        begin: The first of its latencies, there.
+        end: One beyond the last.
+        kinds: The GPUs that are not too slow.
         world_sizes: Shape (n,), those with which the global batch may be reached.
         step_s: Shape (n,), lower bound of an iteration.
         usd_per_hour: Shape (n,), lower bound of the price.
@@ -431,9 +433,10 @@ class Anchor:
     """
 
     network: float
-    latency_s: float
     options: Sequence[Options]
-    counts: list[int]
+    limits: _Limits
+    begin: int
+    end: int
     kinds: Kinds
     world_sizes: IntArray
     step_s: FloatArray
@@ -444,6 +447,38 @@ class Anchor:
     usd_per_sample_hour: FloatArray | None = None
     kept_s: FloatArray | None = None
     reached: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def latency_s(self) -> float:
+        """Least latency of the slowest GPU."""
+        return float(self.limits.latencies_s[self.begin])
+
+    @property
+    def counts(self) -> list[int]:
+        """How many options of each offer, from the first on, are not too slow."""
+        found: list[int] = self.limits.counts[:, self.end - 1].tolist()
+        return found
+
+    def halves(self, samples: int) -> Iterator[Anchor]:
+        """Yield two anchors with half of its latencies each; none where it has one."""
+        middle = (self.begin + self.end) // 2
+        for begin, end in ((self.begin, middle), (middle, self.end)) if self.end - self.begin > 1 else ():
+            kinds = self.limits.kinds(end - 1)
+            places = np.flatnonzero(self.open)
+            places = places[kinds.reachable(self.world_sizes[places], samples)]
+            yield Anchor(
+                network=self.network,
+                options=self.options,
+                limits=self.limits,
+                begin=begin,
+                end=end,
+                kinds=kinds,
+                world_sizes=self.world_sizes[places],
+                step_s=self.step_s[places],
+                usd_per_hour=self.usd_per_hour[places],
+                open=np.ones(places.size, dtype=np.bool_),
+                priced=np.zeros(places.size, dtype=np.bool_),
+            )
 
     def close(self, objective: SearchObjective, best: tuple[float, float] | None) -> float | None:
         """Close subproblems with nothing better than ``best``; return the lowest bound of the others, None without."""
@@ -514,36 +549,64 @@ class Anchor:
         return Subproblem(self.options, self.counts, world_size, space.samples, per_device, per_sample, hourly)
 
 
-def make_anchors(space: Space, steps: StepTimes) -> Iterator[Anchor]:
-    """Yield the anchors that may hold a plan."""
+def make_anchors(
+    space: Space, steps: StepTimes, ceiling: Callable[[FloatArray], FloatArray]
+) -> Iterator[tuple[int, Iterator[Anchor]]]:
+    """Yield how many subproblems there are of each network class, and its anchors that promise something.
+
+    Args:
+        space: What can be chosen.
+        steps: Durations of iterations.
+        ceiling: Of iterations, the price from which on plans are of no use.
+    """
     for network in sorted({options.network for options in space.options}, reverse=True):
         options = [each for each in space.options if each.network >= network and each.machines.size]
-        own = [each.latency_s for each in options if each.network == network]
+        own = [float(each.latency_s[0]) for each in options if each.network == network]
         if not own:
             continue
-        first = min(float(latency[0]) for latency in own)
-        limits = _Limits.of(options, space)
         latencies = np.unique(np.concatenate([each.latency_s for each in options]))
-        for least, most in _ranges(latencies, 0.0 if steps.exact else _SAME_LATENCY):
-            # Without an option on this network, the plans are those of a faster one.
-            if most < first:
-                continue
-            counts = [int(np.searchsorted(each.latency_s, most, side="right")) for each in options]
-            kinds = limits.kinds(counts)
-            worlds = limits.world_sizes[kinds.reachable(limits.world_sizes, space.samples)]
-            if worlds.size:
-                yield Anchor(
-                    network=network,
-                    latency_s=least,
-                    options=options,
-                    counts=counts,
-                    kinds=kinds,
-                    world_sizes=worlds,
-                    step_s=np.full(worlds.size, least),
-                    usd_per_hour=kinds.quick_bound(worlds, space.samples),
-                    open=np.ones(worlds.size, dtype=np.bool_),
-                    priced=np.zeros(worlds.size, dtype=np.bool_),
-                )
+        # Without an option on this network, the plans are those of a faster one.
+        ranges = [each for each in _ranges(latencies, 0.0 if steps.exact else _SAME_LATENCY) if each[1] >= min(own)]
+        limits = _Limits.of(options, ranges, space)
+        worlds = limits.world_sizes[limits.kinds(-1).reachable(limits.world_sizes, space.samples)]
+        anchors = _anchors(network, options, limits, ceiling(limits.latencies_s), space, 0, len(ranges))
+        yield len(ranges) * worlds.size, anchors
+
+
+def _anchors(
+    network: float,
+    options: Sequence[Options],
+    limits: _Limits,
+    ceilings: FloatArray,
+    space: Space,
+    begin: int,
+    end: int,
+) -> Iterator[Anchor]:
+    """Yield the anchors of some latencies; many are dismissed at once, by the least price of all."""
+    kinds = limits.kinds(end - 1)
+    worlds = limits.world_sizes[kinds.reachable(limits.world_sizes, space.samples)]
+    usd_per_hour = kinds.quick_bound(worlds, space.samples)
+    if not worlds.size or usd_per_hour.min() > ceilings[begin:end].max():
+        return
+    least, most = limits.latencies_s[begin], limits.latencies_s[end - 1]
+    if end - begin > 1 and (space.exact or most > least * (1.0 + _ALIKE_LATENCY)):
+        middle = (begin + end) // 2
+        yield from _anchors(network, options, limits, ceilings, space, begin, middle)
+        yield from _anchors(network, options, limits, ceilings, space, middle, end)
+        return
+    yield Anchor(
+        network=network,
+        options=options,
+        limits=limits,
+        begin=begin,
+        end=end,
+        kinds=kinds,
+        world_sizes=worlds,
+        step_s=np.full(worlds.size, least),
+        usd_per_hour=usd_per_hour,
+        open=np.ones(worlds.size, dtype=np.bool_),
+        priced=np.zeros(worlds.size, dtype=np.bool_),
+    )
 
 
 def _ranges(latencies: FloatArray, share: float) -> Iterator[tuple[float, float]]:
@@ -557,39 +620,59 @@ def _ranges(latencies: FloatArray, share: float) -> Iterator[tuple[float, float]
 
 @dataclass(frozen=True)
 class _Limits:
-    """Limits of every offer over the first of its options."""
+    """Limits of k offers over their options up to each of m latencies.
 
+    Attributes:
+        latencies_s: Shape (m,), ascending.
+        counts: Shape (k, m), how many options are not too slow.
+        usd_per_device_hour: Shape (k,).
+        toll_usd_per_device: Shape (k,).
+        devices: Shape (k, m), most GPUs.
+        smallest: Shape (k, m), smallest batch per GPU.
+        largest: Shape (k, m), largest one.
+        world_sizes: Those that there are.
+    """
+
+    latencies_s: FloatArray
+    counts: IntArray
     usd_per_device_hour: FloatArray
     toll_usd_per_device: FloatArray
-    devices: list[IntArray]
-    smallest: list[FloatArray]
-    largest: list[FloatArray]
+    devices: IntArray
+    smallest: FloatArray
+    largest: FloatArray
     world_sizes: IntArray
 
     @classmethod
-    def of(cls, options: Sequence[Options], space: Space) -> _Limits:
+    def of(cls, options: Sequence[Options], ranges: Sequence[tuple[float, float]], space: Space) -> _Limits:
+        """Return them up to the end of each range of latencies, which goes by its beginning."""
+        least, most_s = np.array(ranges).T
         per_device = [each.samples / each.devices for each in options]
         most = min(
             sum(int(each.devices.max()) for each in options),
             math.floor(space.samples / min(float(batch.min()) for batch in per_device) + 1e-6),
         )
         step = math.gcd(*(each.offer.devices for each in options))
+        counts = [np.searchsorted(each.latency_s, most_s, side="right") for each in options]
+        last = [np.maximum(count - 1, 0) for count in counts]
+        batches = list(zip(per_device, last, strict=True))
         return cls(
+            least,
+            np.stack(counts),
             np.array([each.offer.usd_per_hour / each.offer.devices for each in options]),
             np.array([each.toll_usd[0] / each.devices[0] for each in options]),
-            [np.maximum.accumulate(each.devices) for each in options],
-            [np.minimum.accumulate(batch) for batch in per_device],
-            [np.maximum.accumulate(batch) for batch in per_device],
+            np.stack([np.maximum.accumulate(e.devices)[place] for e, place in zip(options, last, strict=True)]),
+            np.stack([np.minimum.accumulate(batch)[place] for batch, place in batches]),
+            np.stack([np.maximum.accumulate(batch)[place] for batch, place in batches]),
             np.arange(step, most + 1, step, dtype=np.int64),
         )
 
-    def kinds(self, counts: Sequence[int]) -> Kinds:
-        """Return what the first options of every offer allow."""
-        taken = [(offer, count - 1) for offer, count in enumerate(counts) if count]
+    def kinds(self, place: int) -> Kinds:
+        """Return what options up to a latency allow."""
+        taken = self.counts[:, place] > 0
         return Kinds(
-            np.array([self.devices[offer][last] for offer, last in taken]),
-            self.usd_per_device_hour[[offer for offer, _ in taken]],
-            self.toll_usd_per_device[[offer for offer, _ in taken]],
-            np.array([self.smallest[offer][last] for offer, last in taken]),
-            np.array([self.largest[offer][last] for offer, last in taken]),
+            self.devices[taken, place],
+            self.usd_per_device_hour[taken],
+            self.toll_usd_per_device[taken],
+            self.smallest[taken, place],
+            self.largest[taken, place],
         )
