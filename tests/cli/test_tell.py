@@ -190,6 +190,7 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
             epoch_latency_low_s=0.8 * seconds,
             epoch_latency_high_s=1.25 * seconds,
             status=status,
+            reason="not NVIDIA" if status == "no" else "",
             extrapolated=status == "extrapolated",
             fits="no" if model == "P100" else "yes",
         )
