@@ -17,6 +17,7 @@ import json
 import logging
 import mmap
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -28,13 +29,15 @@ CYCLE = 4096
 def step_clock(path: Path) -> None:
     """Make ``time.time_ns`` follow a file with an offset in seconds. Before the agent is imported."""
     real_ns, looked_at_s, offset_ns = time.time_ns, 0.0, 0
+    lock = threading.Lock()  # a thread that looked earlier and comes back later would set the clock back once more
 
     def stepped_ns() -> int:
         nonlocal looked_at_s, offset_ns
-        if time.monotonic() - looked_at_s > 0.02:
-            looked_at_s = time.monotonic()
-            offset_ns = round(float(path.read_text() or 0) * 1e9)
-        return real_ns() + offset_ns
+        with lock:
+            if time.monotonic() - looked_at_s > 0.02:
+                offset_ns = round(float(path.read_text() or 0) * 1e9)
+                looked_at_s = time.monotonic()
+            return real_ns() + offset_ns
 
     time.time_ns = stepped_ns
 
