@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -464,8 +464,13 @@ class GpuCatalog:
 
 
 def load_gpus(*extra: Path | str) -> GpuCatalog:
-    """Return the shipped catalogue, with the GPUs of further files added; see ``GpuCatalog.load``."""
-    return GpuCatalog.load(*extra)
+    """Return the shipped catalogue, read once, with the GPUs of further files added; see ``GpuCatalog.load``."""
+    return GpuCatalog.load(*extra) if extra else _shipped()
+
+
+@cache
+def _shipped() -> GpuCatalog:
+    return GpuCatalog.load()
 
 
 def _memory_fits(spec: GpuSpec, memory_bytes: float) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from gpusonde.catalog.gpus import GpuCatalog, load_gpus
@@ -139,11 +140,11 @@ class OfferCatalog:
         Raises:
             CatalogError: A file cannot be read or a line cannot be used; the message names line and field.
         """
-        file = Path(path) if path is not None else DATA_DIRECTORY / "offers.csv"
-        source_file = Path(sources) if sources is not None else DATA_DIRECTORY / "offer_sources.toml"
-        known = parse_sources(read_toml(source_file).get("sources", {}), source_file)
         catalog = gpus if gpus is not None else load_gpus()
-        offers = _read_offers(file, known, catalog)
+        if path is None and sources is None and catalog is load_gpus():
+            known, offers = _shipped()
+        else:
+            known, offers = _read(path, sources, catalog)
         own = own or own_offers_file()
         if path is None and own is not None and own.exists():
             offers = _beside(offers, _read_offers(own, known, catalog))
@@ -278,6 +279,19 @@ def _beside(shipped: list[Offer], own: list[Offer]) -> list[Offer]:
         if not (offer.whole_gpu and offer.gpu_known) or (offer.provider, offer.region, offer.billing) not in covered
     )
     return [*kept, *own]
+
+
+def _read(
+    path: Path | str | None, sources: Path | str | None, gpus: GpuCatalog
+) -> tuple[Mapping[str, Source], list[Offer]]:
+    source_file = Path(sources) if sources is not None else DATA_DIRECTORY / "offer_sources.toml"
+    known = parse_sources(read_toml(source_file).get("sources", {}), source_file)
+    return known, _read_offers(Path(path) if path is not None else DATA_DIRECTORY / "offers.csv", known, gpus)
+
+
+@cache
+def _shipped() -> tuple[Mapping[str, Source], list[Offer]]:
+    return _read(None, None, load_gpus())
 
 
 def _read_offers(file: Path, sources: Mapping[str, Source], gpus: GpuCatalog) -> list[Offer]:

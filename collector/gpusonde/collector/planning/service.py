@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.messages import enum_text, fill
 from gpusonde.collector.planning.processes import PlanningProcesses, RunProblems
-from gpusonde.collector.planning.watch import RunEpochs, WatchStream
+from gpusonde.collector.planning.watch import EpochEnds, WatchStream
 from gpusonde.collector.planning.wire import abort, pack_question, raise_errors, refusal_reason
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
@@ -166,12 +166,12 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
             task.cancel()
             draining.cancel()
 
-    async def _epochs_of(self, run_id: str) -> RunEpochs:
-        def read() -> RunEpochs:
+    async def _epochs_of(self, run_id: str) -> EpochEnds:
+        def read() -> EpochEnds:
             # The run before its epochs: of one that has ended all of them are there.
             run = find_run(self._results, run_id)
             standing = (epoch for epoch in self._results.epochs(run.run_id) if epoch.stands)
-            return RunEpochs([epoch.end_unix_nano / 1e9 for epoch in standing], run.ended * run.end_unix_nano / 1e9)
+            return EpochEnds([epoch.end_unix_nano / 1e9 for epoch in standing], run.ended * run.end_unix_nano / 1e9)
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 

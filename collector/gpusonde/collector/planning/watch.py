@@ -29,7 +29,7 @@ _LEAST_PAUSE_S = 0.02
 Ask = Callable[[bytes], Awaitable[dict[str, Any]]]
 
 
-class RunEpochs(NamedTuple):
+class EpochEnds(NamedTuple):
     """When the epochs of a run ended, and when the run did, 0 while it goes on; Unix seconds."""
 
     ends_unix_s: Sequence[float]
@@ -37,7 +37,7 @@ class RunEpochs(NamedTuple):
 
 
 # By the run's id.
-EpochsOf = Callable[[str], Awaitable[RunEpochs]]
+EpochsOf = Callable[[str], Awaitable[EpochEnds]]
 Requests = AsyncIterator[planning_pb2.WatchJobRequest]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 # A report, what was wrong with one, or None after the last one.

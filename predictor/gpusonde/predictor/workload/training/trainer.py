@@ -93,7 +93,7 @@ def train(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with DirectoryLock(directory, "training"), _use_one_thread(), defer_interrupts() as interrupted:
-        training = _Training.begun(dataset, options, directory / CHECKPOINT, progress)
+        training = _EncoderRun.begun(dataset, options, directory / CHECKPOINT, progress)
         training.make_steps(lambda: interrupted() or should_stop())
         result = training.result()
     write_durably(directory / ENCODER, result.encoder.to_bytes())
@@ -112,7 +112,7 @@ def make_hypernetwork(dataset: ImageDataset, options: TrainingOptions) -> GraphH
 
 
 @dataclass
-class _Training:
+class _EncoderRun:
     """A training under way."""
 
     dataset: ImageDataset
@@ -127,7 +127,7 @@ class _Training:
     seconds: float
 
     @staticmethod
-    def begun(dataset: ImageDataset, options: TrainingOptions, checkpoint: Path, progress: Progress) -> _Training:
+    def begun(dataset: ImageDataset, options: TrainingOptions, checkpoint: Path, progress: Progress) -> _EncoderRun:
         """Return a new training, or the one of a checkpoint."""
         former = checkpoint.with_suffix(FORMER_ENCODER)
         try:
@@ -154,7 +154,7 @@ class _Training:
                 skipped, seconds = int(document["skipped_networks"]), float(document["seconds"])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise EncoderError(f"{checkpoint}: damaged ({error}); remove it to train anew") from error
-        return _Training(dataset, options, checkpoint, progress, pool, network, optimizer, losses, skipped, seconds)
+        return _EncoderRun(dataset, options, checkpoint, progress, pool, network, optimizer, losses, skipped, seconds)
 
     def make_steps(self, should_stop: Callable[[], bool]) -> None:
         """Make the steps that are left, saving now and then."""
