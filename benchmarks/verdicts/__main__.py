@@ -43,6 +43,7 @@ _ETA_JOBS = 12  # generated of each kind
 _WITHOUT_CYCLES = {"slow", "slower", "weeks", "cost"}
 _JOBS_PER_KIND = 2  # for what got slower
 _PACE_SHARE = 0.5  # of the weeks, likewise
+_HANGS_PER_KIND = 2  # generated jobs
 _TRIALS = 3  # of each kind of hang in each recording
 
 
@@ -101,7 +102,7 @@ def _states(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     ]
 
 
-def _hangs(recorded: Recorded, _: argparse.Namespace) -> list[str]:
+def _hangs(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
     lines = [
         "Bar: 97 % in 60 s, and in 3 cycles (25 s where those are shorter) once 3 pauses are known. A hang at any time",
         f"from {hangs.EARLIEST_S:.0f} s after the start on, {_TRIALS} times in each recording: power idle",
@@ -120,7 +121,11 @@ def _hangs(recorded: Recorded, _: argparse.Namespace) -> list[str]:
             if (trial := hangs.hang(recording, told, how, rng, with_marks=with_marks)) is not None
         ]
         lines += [*hangs.table(trials, title, kinds=with_marks), ""]
-    return lines
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        made = [
+            trial for found in pool.map(hangs.of_generated, slower.every_generated(_HANGS_PER_KIND)) for trial in found
+        ]
+    return [*lines, "Nothing known of processes, and the tracker goes on:", "", *hangs.generated_table(made)]
 
 
 def _healthy(recorded: Recorded, _: argparse.Namespace) -> list[str]:

@@ -199,7 +199,12 @@ def hang(
     top = np.quantile(recording.power[:, : max(seen, 1)], 0.9, axis=1)
     watts = idle + share * np.maximum(top - idle, 0.0)
     tail = {_POWER: watts[:, None] * np.exp(rng.normal(0, _HANG_NOISE, (share.size, count)))}
-    tail[_UTILISATION] = np.broadcast_to(np.where(share > 0, 1.0, 0.0)[:, None], (share.size, count))
+    in_kernel = np.broadcast_to(np.where(share > 0, 1.0, 0.0)[:, None], (share.size, count))
+    tail |= dict.fromkeys((_UTILISATION, "graphics_active"), in_kernel)
+    # A kernel that waits is on one of many SMs, and neither computes nor reads; memory and clocks stay as they were.
+    tail |= dict.fromkeys(("sm_active", "sm_occupancy"), 0.02 * in_kernel)
+    still = [metric for metric in recording.values if metric.endswith(("_active", "_per_second"))]
+    tail |= {metric: np.zeros((share.size, count)) for metric in still if metric not in tail}
     values = {}
     for metric, column in recording.values.items():
         last = column[:, max(seen - 1, 0), None]

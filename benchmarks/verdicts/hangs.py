@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import faults
 import numpy as np
-from playing import Marks, Told, is_held_back, play
-from recordings import JobRecording
+from jobs import job
+from playing import Marks, Told, follow_cycles, is_held_back, play
+from recordings import JobRecording, generated
 from scipy.stats import chi2
 from states import LIVES_ON_S
 
@@ -25,6 +27,8 @@ LEVELS = {
 }
 EARLIEST_S, _LASTS_S = 40.0, 320.0
 WEEK_H = 168.0
+_SEED = 9602  # of generated jobs, by which no rule was chosen
+WAYS = ("at any time", "behind an evaluation")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Trial:
         state: By which name, in the end.
         pauses: How many pauses of the job were known by then.
         cycle_s: Time from pause to pause; infinity while it was not known.
+        stays: Whether it was still named five minutes after it began.
     """
 
     kind: str
@@ -48,6 +53,7 @@ class Trial:
     state: str
     pauses: int
     cycle_s: float
+    stays: bool = True
 
 
 def hang_marks(recording: JobRecording, at_s: float, level: float | None) -> Marks:
@@ -84,6 +90,52 @@ def hang(recording: JobRecording, told: Told, how: str, rng: np.random.Generator
     assert last is not None
     memory = last._pauses
     return Trial(recording.kind, recording.name, how, named_s, state, memory.count, memory.cycle_s)
+
+
+def of_generated(task: tuple[str, int]) -> list[Trial]:
+    """Hangs of a generated job that trains, in which the tracker goes on and may find cycles in noise."""
+    kind, number = task
+    made = job(kind, _SEED, number, blind=True, longest_s=1800.0)
+    if made.run_state != "training" or "power_watts" not in made.traces[0].values:
+        return []
+    recording = generated(made)
+    rng = np.random.default_rng([_SEED, number])
+    first_s, stop_s = working(recording)
+    begins_s = [float(rng.uniform(first_s + EARLIEST_S, max(stop_s, first_s + EARLIEST_S + 1.0)))]
+    ends_s = [
+        end_s
+        for (_, state), (end_s, _) in itertools.pairwise(made.states)
+        if state == "evaluating" and first_s + EARLIEST_S < end_s < stop_s
+    ]
+    begins_s += [float(rng.choice(ends_s))] if ends_s else []
+    found = []
+    for way, at_s in zip(WAYS, begins_s, strict=False):
+        hung = faults.hang(recording, at_s, float(rng.choice([0.0, 0.17, 0.40])), _LASTS_S, rng)
+        named_s, last = np.inf, None
+        for now_s, watch in play(hung, follow_cycles(hung)):
+            last = watch
+            if now_s >= at_s and watch.report.state in ALARMS:
+                named_s = min(named_s, now_s - at_s)
+        assert last is not None
+        state, memory = last.report.state, last._pauses
+        found.append(
+            Trial(kind, made.name, way, named_s, str(state), memory.count, memory.cycle_s, stays=state in ALARMS)
+        )
+    return found
+
+
+def generated_table(trials: Sequence[Trial]) -> list[str]:
+    """Lines of a Markdown table: hangs with the tracker, by when they begin."""
+    lines = ["| generated jobs, hung | trials | in 60 s | never | still named after 320 s |", "|---|---|---|---|---|"]
+    for way in WAYS:
+        mine = [trial for trial in trials if trial.how == way]
+        delay = np.array([trial.delay_s for trial in mine])
+        stays = np.mean([trial.stays for trial in mine])
+        lines.append(
+            f"| {way} | {len(mine)} | {np.mean(delay <= 60):.1%} | {np.mean(np.isinf(delay)):.1%} | {stays:.1%} |"
+        )
+    missed = Counter(trial.kind for trial in trials if not trial.stays).most_common()
+    return [*lines, "", f"Not named at the end: {', '.join(f'{kind} {count}' for kind, count in missed) or 'none'}."]
 
 
 def working(recording: JobRecording) -> tuple[float, float]:

@@ -272,6 +272,56 @@ def test_cycles_that_are_found_in_the_noise_of_a_hang_do_not_end_it(level: tuple
     assert watch.report.start_s == pytest.approx(begin_s, abs=2)
 
 
+def cycles_of(period_s: float, now_s: float) -> EpochDetection:
+    cycle = Cycle(
+        period_s, period_s, period_s, 30, np.arange(0.0, now_s, period_s), 0.95, CycleRole.STEP, 0.9, confirmed=True
+    )
+    return EpochDetection(Verdict.NONE, "", cycles=(cycle,), run_state=RunState.TRAINING, run_state_confidence=0.9)
+
+
+@pytest.mark.parametrize("period_s", [2.0, 12.0, 60.0])
+@pytest.mark.parametrize("level", [IDLE, WAITS, (250.0, 1.0)])
+@pytest.mark.parametrize("before", [[(9, (330.0, 0.5)), (2, (90.0, 0.02))], [(5, (330.0, 0.5))], [(1, WORKS)]])
+def test_a_hang_behind_an_evaluation_is_one_though_the_load_fell_in_steps_and_cycles_are_found_in_its_noise(
+    before: list[tuple[int, tuple[float, float]]], level: tuple[float, float], period_s: float
+) -> None:
+    watch, now_s = working()
+    for _ in range(2):
+        for seconds, load in [*before, (100, WORKS)]:
+            now_s = show(watch, now_s, seconds, load)
+    watch.note_detection(cycles_of(period_s, now_s))
+    for seconds, load in before:
+        now_s = show(watch, now_s, seconds, load)
+    for _ in range(20):
+        now_s = show(watch, now_s, 10, level)
+        watch.note_detection(cycles_of(period_s, now_s))
+        assert watch.report.state in (JobState.STALLED, JobState.HUNG) or now_s < 660
+    assert watch.report.state in (JobState.STALLED, JobState.HUNG)
+
+
+@pytest.mark.parametrize(("seconds", "high", "low"), [(1, 330.0, 250.0), (6, 330.0, 250.0)])
+def test_steps_that_go_on_at_a_lower_load_are_no_hang(seconds: int, high: float, low: float) -> None:
+    watch, now_s = working()
+    for _ in range(100):
+        now_s = show(watch, now_s, seconds, (high, 1.0))
+        now_s = show(watch, now_s, seconds, (low, 1.0))
+        watch.note_detection(cycles_of(2.0 * seconds, now_s))
+    assert {span.state for span in watch.spans}.isdisjoint({JobState.STALLED, JobState.HUNG})
+
+
+def test_steps_shorter_than_a_second_that_go_on_at_a_lower_load_are_no_hang() -> None:
+    watch, now_s = working()
+    for tick in range(1000):
+        time_s = now_s + np.arange(10) / 10
+        power = np.tile([330.0, 330.0, 330.0, 330.0, 200.0], (watch.gpus, 2))
+        watch.update(time_s, {"power_watts": power, "gpu_utilization": np.ones((watch.gpus, 10))})
+        now_s += 1.0
+        if tick % 10 == 0:
+            watch.note_detection(cycles_of(0.5, now_s))
+    assert {span.state for span in watch.spans}.isdisjoint({JobState.STALLED, JobState.HUNG})
+    assert watch.report.state == JobState.TRAINING
+
+
 def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
     watch, now_s = working(20)
     show(watch, now_s, 200, (75.0, 1.0))

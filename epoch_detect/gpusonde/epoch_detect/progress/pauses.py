@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _KEPT = 24  # pauses
@@ -25,7 +25,11 @@ _OF_CYCLE = 0.15  # of a known cycle: what an evaluation at its end may take
 _CYCLES = 2.7  # of the way from pause to pause, so that a hang is told within three
 _LONG = 0.4  # of the longest pause: what counts as one of its kind
 _FALLS_CELLS = 3  # at the beginning of a pause
-_SWINGS = 1.05  # times the lowest load: more than the noise of minutes of one who waits
+_ROUGH_CELLS = 24  # before it is known
+_ROUGH = 0.03  # median change from cell to cell, relative, of one who does not only wait
+_SWINGS = 1.08  # times the lowest load: more than the noise of half a minute of one who waits
+_SWINGS_WITHIN = 0.2  # of the mean, within a second: more than the noise of ten ticks
+_SHORT = 2 / 3  # of the cells by which it is known: cycles of which each third of them shows something
 _UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
 _UNEVEN_FEWEST = 4
 _REST_S = 8.0  # of a pause from which somebody came back, not a program
@@ -43,10 +47,9 @@ class Pause:
         longest_quiet_s: The longest time in it between two such signs.
         cells: Seconds in it.
         total: Sum of the load in them.
-        changes: Sum of the changes from one to the next.
+        latest: The load in the latest ones.
+        moving: Share of the latest ones within which it went up and down.
         last: Load of the last one.
-        lowest: Load of all but the first ones, in which it still falls.
-        highest: Likewise.
         spinning: GPUs that were in use all the time in the last one.
         wrote: Whether anything was written in it.
         copied: Whether anything went over PCIe.
@@ -60,10 +63,9 @@ class Pause:
     longest_quiet_s: float = 0.0
     cells: int = 0
     total: float = 0.0
-    changes: float = 0.0
+    latest: list[float] = field(default_factory=list)
+    moving: float = 0.0
     last: float = math.nan
-    lowest: float = math.inf
-    highest: float = 0.0
     spinning: int = -1
     wrote: bool = False
     copied: bool = False
@@ -71,15 +73,15 @@ class Pause:
     rested: int = 0
     alarm: str = ""
 
-    def add(self, time_s: float, load: float, *, works_on: bool) -> None:
-        """Take a second of it."""
+    def add(self, time_s: float, load: float, within: float, *, works_on: bool) -> None:
+        """Take a second of it, with how far its load goes up and down in it."""
         self.longest_quiet_s = max(self.longest_quiet_s, time_s - self.sign_s)
         if works_on:
             self.sign_s = time_s
-        self.changes += abs(load - self.last) if self.cells else 0.0
         self.last = load
         if self.cells >= _FALLS_CELLS:
-            self.lowest, self.highest = min(self.lowest, load), max(self.highest, load)
+            self.latest = [*self.latest[-_ROUGH_CELLS:], load]
+            self.moving += ((within > _SWINGS_WITHIN) - self.moving) / len(self.latest)
         self.cells += 1
         self.total += load
 
@@ -88,15 +90,32 @@ class Pause:
         """Mean load."""
         return self.total / max(self.cells, 1)
 
-    @property
-    def swings(self) -> bool:
-        """Whether the load has moved as it does in cycles, and not only by noise."""
-        return self.highest > _SWINGS * self.lowest
+    def shows_cycles(self, cells: float) -> bool:
+        """Whether the load moves as in cycles of so many seconds, and not only by noise, or down a stair before that.
+
+        Of short ones something is to be seen in each third of the latest seconds, or within most of them.
+        """
+        if cells > _SHORT * _ROUGH_CELLS:
+            return bool(self.latest) and _swings(self.latest)
+        third = _ROUGH_CELLS // 3
+        thirds = [self.latest[-_ROUGH_CELLS:][at : at + third] for at in range(0, _ROUGH_CELLS, third)]
+        return len(self.latest) > _ROUGH_CELLS and (self.moving > 0.5 or all(map(_swings, thirds)))
 
     @property
-    def roughness(self) -> float:
-        """Mean change from cell to cell, relative: of one who waits it is noise, however he came to it."""
-        return self.changes / max(self.total, 1e-9)
+    def is_rough(self) -> bool:
+        """Whether the load mostly changes from second to second, as that of one who only waits does not.
+
+        In either half of the latest ones: a job that falls from an evaluation into a hang makes a few large changes.
+        """
+        if len(self.latest) <= _ROUGH_CELLS:
+            return False
+        changes = [abs(b - a) for a, b in itertools.pairwise(self.latest)]
+        half = len(changes) // 2
+        return min(map(statistics.median, (changes[:half], changes[half:]))) > _ROUGH * self.mean
+
+
+def _swings(loads: Sequence[float]) -> bool:
+    return max(loads) > _SWINGS * min(loads)
 
 
 class PauseMemory:

@@ -34,6 +34,8 @@ class JobSecond:
         unused: GPUs that are hardly in use.
         gpus: GPUs whose use is known.
         computes: Whether tensor pipes or memory work, as they do not for a kernel that waits.
+        swing: How far power goes up and down within it, over the mean, or use, whatever is more; mean of the GPUs, 0
+            for a single tick.
     """
 
     time_s: float
@@ -45,6 +47,7 @@ class JobSecond:
     unused: int
     gpus: int
     computes: bool
+    swing: float = 0.0
 
     @classmethod
     def measure(cls, time_s: float, values: Mapping[str, FloatArray], least_watts: float = 0.0) -> JobSecond:
@@ -73,6 +76,7 @@ class JobSecond:
             unused,
             gpus,
             any(name in values and _mean(_of_each(values[name])) > least for name, least in _COMPUTING),
+            0.0 if next(iter(values.values())).shape[1] == 1 else _swing(values),
         )
 
     @property
@@ -92,6 +96,20 @@ def _of_each(column: FloatArray) -> FloatArray:
         return means
     known = np.isfinite(column)
     return np.asarray(np.where(known, column, 0.0).sum(axis=1) / np.where(known.any(axis=1), known.sum(axis=1), np.nan))
+
+
+def _swing(values: Mapping[str, FloatArray]) -> float:
+    swings = [0.0]
+    if POWER in values:
+        watts = values[POWER]
+        swings.append(_mean(_range(watts) / np.maximum(_of_each(watts), 1e-9)))
+    swings.extend(_mean(_range(values[name])) for name in USE if name in values)
+    return float(np.nanmax(swings))
+
+
+def _range(column: FloatArray) -> FloatArray:
+    """Largest less least of each GPU, shape (gpus,), NaN where it gave nothing."""
+    return np.asarray(np.fmax.reduce(column, axis=1) - np.fmin.reduce(column, axis=1))
 
 
 def _mean(values: FloatArray) -> float:

@@ -41,9 +41,6 @@ _LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
 _WORK_SHARE = 0.35  # of the time since the job began, likewise
 _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
 _MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
-_ROUGH = 0.03  # mean change from cell to cell, relative, of one who does not only wait
-_ROUGH_CELLS = 24
-_SHOWN_CELLS = 3.0  # per cycle, of which the load of the cells shows something
 
 _WRITES = 1e6  # bytes per second of a job that saves
 _COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwise
@@ -400,13 +397,13 @@ class StateWatch:
             pause = self._pause = Pause(begin_s, begin_s)
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
-        pause.add(time_s, load, works_on=self._works_on(second, load, pause, known))
+        pause.add(time_s, load, second.swing, works_on=self._works_on(second, load, pause, known))
         pause.spinning = second.spinning
-        rough = pause.cells >= _ROUGH_CELLS and pause.roughness > _ROUGH
-        rough = rough and self._range.share(pause.mean) > 2 * IDLES
+        rough = pause.is_rough and self._range.share(pause.mean) > 2 * IDLES
         # Cycles that are found in a load that does not move are found in its noise.
-        may_show = pause.swings or second.is_partly_used or self._cycles.shortest_s < _SHOWN_CELLS * self._cell_s
-        cycles_on = may_show and self._cycles.last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
+        period_s, last_start_s = self._cycles.shortest_s, self._cycles.last_start_s
+        may_show = second.is_partly_used or pause.shows_cycles(period_s / self._cell_s)
+        cycles_on = may_show and last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
         if rough or cycles_on:
             # A lower level, but work: it moves as work does, or the cycles go on in it.
             self._range.lower_to(pause.mean)
@@ -442,7 +439,7 @@ class StateWatch:
     @property
     def _trains(self) -> bool:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
-        if self._cycles.cyclic:
+        if self._cycles.cyclic or self._kind_of_run == RunState.TRAINING:
             return True
         if self._kind_of_run in (RunState.SERVING, RunState.IDLE, RunState.OTHER):
             return False
@@ -462,9 +459,10 @@ class StateWatch:
         now_s = second.time_s
         known = self._processes.at(now_s, pause.begin_s + _SETTLED_S)
         period_s = self._cycles.period_s if self._cycles.cyclic else math.nan
-        # One GPU, at rest, whose processes rest as far as they are known: nothing tells a program from a person.
-        busy = known.processors > _COMPUTES
-        may_think = second.gpus == second.unused == self.gpus == 1 and not busy
+        # One GPU, at rest, whose processes rest as far as they are known: nothing tells a program from a person, but
+        # what the run was so far.
+        told = known.processors > _COMPUTES or self._kind_of_run == RunState.TRAINING
+        may_think = second.gpus == second.unused == self.gpus == 1 and not told
         patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think)
         lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
         if not lasts or not self._trains:
