@@ -1,5 +1,7 @@
 """What the epochs give: their table, the trend of their duration, the end of the job, idle and stalls."""
 
+import math
+
 import numpy as np
 import pytest
 from support.epoch_traces import training_trace
@@ -192,6 +194,16 @@ def test_a_gap_is_epochs_that_were_not_seen_or_a_pause(trained_s: list[list[floa
     assert estimate.epochs_done == done
 
 
+@pytest.mark.parametrize(("longer_s", "done"), [(19.0, 14), (14.0, 15)])
+def test_a_gap_as_long_as_a_longer_epoch_that_was_seen_is_one(longer_s: float, done: int) -> None:
+    durations = np.full(14, 10.0)
+    durations[[4, 9]] = longer_s, 19.0  # with an evaluation that looks like training; the tenth was not seen
+    ends = np.cumsum(durations)
+    starts, ends = np.delete(ends - durations, 9), np.delete(ends, 9)
+    trained_s = np.array([[0.0, ends[-1]]])
+    assert estimate_end(starts, ends, 30, float(ends[-1]), training_s=trained_s).epochs_done == done
+
+
 def test_epochs_in_a_gap_are_counted_by_what_one_trains() -> None:
     # Each trains for 16 s of 20; between the sixth and the eighth, which were told, it began anew, which took 24 s.
     starts = np.append(np.arange(7) * 20.0, np.arange(8, 16) * 20.0 + 24.0)
@@ -279,6 +291,16 @@ def test_what_was_lost_since_the_last_epoch_may_come_again() -> None:
     starts = np.arange(0.0, 100.0, 10.0)
     estimate = estimate_end(starts, starts + 10.0, 30, 160.0, training_s=np.array([[0.0, 105.0], [131.0, 160.0]]))
     assert estimate.end_high_s - estimate.end_s > 26.0 > estimate.end_s - estimate.end_low_s
+
+
+@pytest.mark.parametrize(("silent_s", "further_s"), [(0.0, 0.0), (44.0, 0.0), (80.0, 56.0)])
+def test_the_interval_reaches_further_where_no_epoch_has_been_seen_for_long(silent_s: float, further_s: float) -> None:
+    starts, now_s = np.arange(0.0, 200.0, 10.0), 200.0 + silent_s
+    estimate = estimate_end(starts, starts + 10.0, 60, now_s, training_s=np.array([[0.0, now_s]]))
+    assert estimate.end_s == pytest.approx(600.0)
+    low_s, high_s = estimate.end_s - estimate.end_low_s, estimate.end_high_s - estimate.end_s
+    assert high_s == pytest.approx(math.hypot(low_s, further_s))
+    assert ("none seen for the last 80 s" in estimate.basis) == (further_s > 0)
 
 
 @pytest.mark.parametrize("spans_s", [np.empty((0, 2)), np.array([[100.0, 100.0]])])

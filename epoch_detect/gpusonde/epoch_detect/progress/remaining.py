@@ -27,6 +27,7 @@ FEWEST_EPOCHS = 3
 _LONGER = 0.12  # of the usual duration: a cycle with something more in it
 _MOST_LONGER = 0.34  # share of the cycles; if there are more, they are just uneven
 _EVEN = 0.6  # of the distances between longer cycles, that are alike where these are a rhythm
+_AS_LONG = 0.1  # by which a gap may differ from a longer cycle that was seen, to be one
 _NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is cycles that were not seen
 _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
 _RESTS = 0.4  # of what a cycle usually trains: less, and it is something else
@@ -39,8 +40,12 @@ _TWICE = 1.3  # cycles that it trained until the first one ended: they may be tw
 # Standard deviations beyond the scatter of cycles. Of the time left: slow drift; what longer cycles took without a
 # rhythm; the square of what was trained outside of known cycles. Of a cycle: where boundaries are placed; one that was
 # not seen; whether the first was one. Of cycles that were not seen before the first: their number.
-_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.05, 0.3, 0.5, 0.2, 0.7, 0.6, 0.5
+_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.04, 0.3, 0.5, 0.2, 0.7, 0.6, 0.5
 _LOST = 1.0  # of a cycle, that it has not trained since the last one: less, and what it usually does, is part of them
+# For how long none is seen where cycles go on as before: so many of them, and a share of those so far, as an
+# ``EpochTracker`` follows them.
+_FOLLOWED, _FOLLOWED_SHARE = 1.5, 0.15
+_LOST_UNSEEN = 0.7  # of a longer time in which none was seen: it may have gone by without any
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
 
@@ -79,7 +84,8 @@ def estimate_end(
 
     What recurs in every few of them (a checkpoint, an evaluation) is counted as often as it is still to come. The
     interval holds their scatter and what is not known of their mean (Student's t), of what recurs and of how many are
-    over, drift, and that their pace may change as it has before.
+    over, drift, and that their pace may change as it has before. Where none has been seen for long, it reaches
+    further: what the job has done since then need not have been epochs.
 
     Args:
         starts_s: Shape (epochs,), of the epochs that are over.
@@ -89,6 +95,7 @@ def estimate_end(
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
             A gap between epochs is a pause, or epochs that were not seen; what was told as an epoch and hardly trained
             is none. What it lost to pauses since the last of them, if more than a cycle, comes on top.
+            A gap as long as a longer epoch that was seen is one.
         epochs_before: Epochs before the first one given.
 
     Raises:
@@ -137,6 +144,9 @@ def estimate_end(
         since = float(training.until(now_s) - training.until(last_s)) / seen.trained_s
         late_s = now_s - last_s - since * seen.mean_s - seen.longer_to_come(round(since))[0]
         late_s = late_s if late_s > _LOST * seen.mean_s + seen.longest_s else 0.0
+    silent_s = now_s - last_s - late_s
+    if silent_s < _FOLLOWED * seen.mean_s + seen.longest_s + _FOLLOWED_SHARE * (last_s - first_s):
+        silent_s = 0.0
     of_left = math.hypot(_DRIFT, _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left))
     of_a_cycle = math.hypot(_PLACED, _UNSEEN * math.sqrt(seen.unseen), first_off)
     other_s = math.sqrt((of_left * left_s) ** 2 + (of_a_cycle * seen.mean_s) ** 2 + longer_variance)
@@ -144,8 +154,8 @@ def estimate_end(
     upper = 0.5 + COVERAGE / 2
     half = math.hypot(float(stdtrit(max(seen.count - 1, 1), upper)) * scatter_s, float(ndtri(upper)) * other_s)
     end = last_s + left_s + late_s
-    low, high = max(end - half, now_s), max(end + math.hypot(half, late_s), now_s)
-    return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s))
+    low, high = max(end - half, now_s), max(end + math.hypot(half, late_s, _LOST_UNSEEN * silent_s), now_s)
+    return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s, silent_s))
 
 
 def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: float) -> EndEstimate:
@@ -274,6 +284,9 @@ class _SeenCycles:
         else:
             whole = np.round(gaps)
             missed = np.where(np.abs(gaps - whole) < _NEARLY_WHOLE * np.sqrt(np.maximum(whole, 1)), whole, 0.0)
+        told = (ends_s - starts_s) / usual
+        off = np.abs(told[told > 1 + _LONGER] / np.maximum(gaps, _LONGER)[:, np.newaxis] - 1)
+        missed = np.where((off < _AS_LONG).any(axis=1), np.minimum(missed, 1.0), missed)
         durations = ends_s - starts_s + np.maximum(gaps - missed, 0.0) * usual
         places = np.arange(durations.size) + np.cumsum(missed) - missed
         if durations.size > FEWEST_EPOCHS:  # the first one compiles, fills caches, allocates
@@ -315,7 +328,7 @@ class _SeenCycles:
         uneven = self.longer_s.sum() / (max(self.last, 1) * self.mean_s)
         return often * each, max(often, 0.25) * each**2 + (_UNEVEN * uneven * left * self.mean_s) ** 2
 
-    def words(self, unseen: int, longer_s: float) -> str:
+    def words(self, unseen: int, longer_s: float, silent_s: float) -> str:
         said = [f"the latest {self.count} cycles, {self.mean_s:.3g} s each"]
         if self.changes.size:
             said.append(f"whose pace has changed {formatting.count(self.changes.size, 'time')}")
@@ -323,4 +336,6 @@ class _SeenCycles:
             said.append(f"{self.places.size} longer ones, for which {longer_s:.0f} s are still to come")
         if unseen:
             said.append(f"{unseen} that were not seen but must have been")
+        if silent_s:
+            said.append(f"none seen for the last {silent_s:.0f} s")
         return ", ".join(said)
