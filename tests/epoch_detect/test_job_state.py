@@ -336,6 +336,15 @@ def test_idle_gpus_that_still_draw_much_are_said_to_be_hardly_in_use() -> None:
     assert watch.report.reason.startswith("its GPUs are hardly in use; the load is at ")
 
 
+def test_a_second_of_use_in_a_pause_of_gpus_that_draw_much_is_no_evaluation() -> None:
+    watch, now_s = working()
+    begin_s = now_s
+    for _ in range(6):
+        now_s = show(watch, now_s, 4, (280.0, 0.0))
+        now_s = show(watch, now_s, 1, (280.0, 0.3))
+    assert [span.state for span in watch.spans if span.end_s > begin_s + 1] == [JobState.IDLE]
+
+
 def test_what_serves_is_serving_and_waits_for_requests_in_peace() -> None:
     watch, now_s = working(60)
     watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.SERVING, run_state_confidence=0.9))

@@ -506,14 +506,17 @@ class StateWatch:
         """Name the second that lies three behind the newest."""
         at = len(loads) - 1 - _LOOK_AHEAD
         second = self._recent[at][0]
-        smooth = _median(loads[max(0, at - _AROUND) : at + _AROUND + 1])
+        around = slice(max(0, at - _AROUND), at + _AROUND + 1)
+        smooth = _median(loads[around])
         share = self._range.share(smooth)
         if not self._range.has_begun:
             word = self._before(second)
         elif share > WORKS:
             word = self._at_work(second.time_s, loads[at], smooth, loads[at + 1 : at + 1 + _AROUND])
         else:
-            word = self._at_rest(second, share, min(map(self._range.share, loads[at + 1 :])))
+            # As the load: a second of use, or one between work and rest, does not make an evaluation of a rest.
+            rests = _median([0 < each.gpus == each.unused for each, _ in list(self._recent)[around]])
+            word = self._at_rest(second, share, min(map(self._range.share, loads[at + 1 :])), at_rest=bool(rests))
         self._add(word, second.time_s)
 
     def _before(self, second: JobSecond) -> _Word:
@@ -539,7 +542,7 @@ class StateWatch:
             return JobState.TRAINING, f"works in cycles of {cycles.period_s:.3g} s{role}", 0.95
         return JobState.TRAINING, "works at the level of its training; no cycle is sure yet", 0.75
 
-    def _at_rest(self, second: JobSecond, share: float, lowest_after: float) -> _Word:
+    def _at_rest(self, second: JobSecond, share: float, lowest_after: float, *, at_rest: bool) -> _Word:
         since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S
         known = self._processes.at(second.time_s, since_s)
         if self._kind_of_run == RunState.SERVING:
@@ -550,7 +553,6 @@ class StateWatch:
         if second.spinning and second.unused and not second.is_partly_used:
             reason = f"{said}: {second.unused} of {second.gpus} GPUs do nothing, the others wait for them"
             return JobState.CHECKPOINTING, reason, 0.6
-        at_rest = 0 < second.gpus == second.unused
         if at_rest or min(share, lowest_after) < IDLES:
             if at_rest and share >= IDLES:
                 # They have let go of their work, and not yet of their clocks.
