@@ -318,6 +318,8 @@ def test_the_interval_is_wide_where_the_pace_has_changed_before() -> None:
 
     assert width([10.0] * 20) < 0.2
     assert width([*[10.0] * 7, *[14.0] * 7, *[11.0] * 6]) > 0.4
+    # How much it changes is known less well of one change than of three that are alike.
+    assert width([*[10.0] * 10, *[10.8] * 10]) > width([10.0, *([10.0] * 5 + [10.8] * 5) * 2])
 
 
 @pytest.mark.parametrize("trained_s", [(0.0, 600.0), (-500.0, 100.0)])

@@ -40,7 +40,7 @@ _TWICE = 1.3  # cycles that it trained until the first one ended: they may be tw
 # Standard deviations beyond the scatter of cycles. Of the time left: slow drift; what longer cycles took without a
 # rhythm; the square of what was trained outside of known cycles. Of a cycle: where boundaries are placed; one that was
 # not seen; whether the first was one. Of cycles that were not seen before the first: their number.
-_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.04, 0.3, 0.5, 0.2, 0.7, 0.6, 0.5
+_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.05, 0.3, 0.5, 0.12, 0.7, 0.6, 0.5
 _LOST = 1.0  # of a cycle, that it has not trained since the last one: less, and what it usually does, is part of them
 # For how long none is seen where cycles go on as before: so many of them, and a share of those so far, as an
 # ``EpochTracker`` follows them.
@@ -306,11 +306,16 @@ class _SeenCycles:
         )  # fmt: skip
 
     def pace_deviation(self, left: int) -> float:
-        """Relative standard deviation of the mean duration of cycles to come, if pace changes as often as so far."""
+        """Relative standard deviation of the mean duration of cycles to come, if pace changes as often as so far.
+
+        Wider where how much it changes is known of few changes only (Student's t).
+        """
         if not self.changes.size:
             return 0.0
         expected = self.changes.size / self.measured * left
-        return float(np.sqrt(np.mean(self.changes**2) * min(expected / 3, 1.0)))
+        upper = 0.5 + COVERAGE / 2
+        few = float(stdtrit(self.changes.size, upper) / ndtri(upper))
+        return few * float(np.sqrt(np.mean(self.changes**2) * min(expected / 3, 1.0)))
 
     def longer_to_come(self, left: int) -> tuple[float, float]:
         """Seconds that longer cycles among those to come take beyond the usual, expected, and their variance."""
