@@ -29,9 +29,10 @@ _LONGEST_S = 3600.0  # of generated jobs, as planned
 _TRAINS = frozenset({JobState.TRAINING, JobState.SLOWER})
 _TILING = frozenset({CycleRole.EPOCH, CycleRole.STEP, CycleRole.TRIAL})
 # What is said was chosen on jobs 0 to 39 of 4,101, 0 to 5 of 22,013 and 0 to 39 of 22,014 (at most 20 minutes), none of
-# a kind that is set aside, and half of the recordings, of which the others were seen, too. Of 7,307, 8,311, 9,467,
-# 12,011, 13,577, 15,101 and 17,203 there were tables; what came of them was chosen on others again.
-_SEED = 907
+# a kind that is set aside, and half of the recordings, of which the others were seen, too. Of 907, 7,307, 8,311,
+# 9,467, 12,011, 13,577, 15,101 and 17,203 there were tables; what came of them was chosen on others again, of the last
+# and of 907 on these, too.
+_SEED = 1_009
 
 
 @dataclass(frozen=True)
