@@ -114,6 +114,72 @@ def test_a_metric_that_begins_its_cycles_unevenly_moves_no_boundary():
     assert pace.scatter < 0.006
 
 
+def with_pauses(every, pause_s, durations_s, dip=0.1):
+    """Power of cycles that begin with a shallow dip, and of a deep pause behind every so many of them."""
+    time_s, load, begins_s, now_s = [], [], [], 0.0
+    for number, each_s in enumerate(durations_s):
+        begins_s.append(now_s)
+        count = int((now_s + each_s) / TICK_S) - int(now_s / TICK_S)
+        at_s = TICK_S * (int(now_s / TICK_S) + 1 + np.arange(count))
+        time_s.append(at_s)
+        load.append(0.9 - dip * (at_s - now_s < 0.15 * each_s))
+        now_s += each_s
+        if (number + 1) % every == 0:
+            rest = int((now_s + pause_s) / TICK_S) - int(now_s / TICK_S)
+            time_s.append(TICK_S * (int(now_s / TICK_S) + 1 + np.arange(rest)))
+            load.append(np.full(rest, 0.1))
+            now_s += pause_s
+    load = np.concatenate(load)
+    return np.concatenate(time_s), 100 + 400 * (load + np.random.default_rng(0).normal(0, 0.01, load.size)), begins_s
+
+
+def test_deep_pauses_in_a_few_cycles_hide_no_shallow_waveform():
+    pace = LevelPace(CycleClock(6.0, TICK_S))
+    time_s, power, _ = with_pauses(4, 7.0, durations(6.0, 80, scatter=0.003))
+    for at in range(0, time_s.size, 40):
+        pace.update(time_s[at : at + 40], power[None, at : at + 40])
+    assert pace.is_running
+    assert pace.scatter < 0.01
+    # Two of four: neither that with the pause in it, nor one that is over only once the next has begun.
+    assert pace.cycles >= 35
+
+
+def test_the_cycle_right_behind_a_pause_counts():
+    clock, found = CycleClock(6.0, TICK_S), []
+    time_s, power, begins_s = with_pauses(4, 7.0, durations(6.0, 80, scatter=0.003))
+    for at in range(0, time_s.size, 40):
+        found += clock.update(time_s[at : at + 40], power[None, at : at + 40])
+    known = np.array([each for each in found if math.isfinite(each)])
+    behind = np.array(begins_s[24::4])
+    near = np.abs(known[:, None] - behind).min(axis=0)
+    assert np.mean(near < 0.02 * 6.0) > 0.8
+    assert (np.diff(known) > 0.9 * 6.0).all()
+
+
+@pytest.mark.parametrize(("scatter", "is_told"), [(0.006, True), (0.03, False)])
+def test_of_a_level_that_is_not_sure_only_even_cycles_count(scatter, is_told):
+    each = durations(6.0, 110, 0.2, scatter=scatter)
+    pace = LevelPace(CycleClock(6.0, TICK_S), is_sure=False)
+    time_s, power = ticks(each)
+    for at in range(0, time_s.size, 40):
+        pace.update(time_s[at : at + 40], power[None, at : at + 40])
+    assert pace.cycles > 90
+    assert (pace.change is not None) is is_told
+
+
+def test_a_state_with_a_finer_waveform_learns_it_anew():
+    time_s, power = ticks(durations(20.0, 40, scatter=0.003))
+    clock = CycleClock(20.0, TICK_S)
+    clock.update(time_s[:6000], power[None, :6000])
+    fields = clock.fields()
+    fields["waveform"] = np.repeat(fields["waveform"], 2, axis=1).tolist()
+    del fields["begin_s"], fields["again_s"]
+    again = CycleClock.of_fields(fields)
+    assert clock.is_running
+    assert not again.is_running
+    assert sum(map(math.isfinite, again.update(time_s[6000:], power[None, 6000:]))) > 5
+
+
 def test_cycles_that_a_waveform_learned_anew_finds_again_are_counted_once():
     pace = LevelPace(CycleClock(2.0, TICK_S))
     time_s, power = ticks(durations(2.0, 60, scatter=0.004))

@@ -1,9 +1,9 @@
 """``CycleClock``: when each cycle of a known level begins, from its waveform, as the ticks come.
 
-Between two looks of the tracker nobody says where cycles begin. Their waveform does: the mean of the cycles so far is
-laid over the ticks around where the next one is due, and begins it where the two correlate best. Levels and amplitudes
-of a metric do not count, so a job that throttles keeps its waveform. Where the best place is not clearly the best, the
-cycle has no beginning.
+Between two looks of the tracker nobody says where cycles begin. Their waveform does: what most cycles have in
+common is laid over the ticks around where the next one is due, and begins it where the two correlate best. Levels and
+amplitudes of a metric do not count, so a job that throttles keeps its waveform. Where the best place is not clearly
+the best, the cycle has no beginning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusonde.telemetry import FloatArray
 
-_FINEST = 96  # parts of a cycle that are told apart at most
+_FINEST = 48  # parts of a cycle that are told apart at most
 _LEARNED = 6  # cycles of which the waveform is learned
 _MOST_LEARNED = 12
 _ROUNDS = 3  # of aligning them
@@ -30,8 +30,12 @@ _TEMPO = 3  # cycles whose median says when the next one is due
 _MOST_ROWS = 40 * _FINEST
 _AFTER = 0.3  # share of the waveform that lies behind the beginning
 _SOON = 0.12  # of a period behind where the next cycle is due, after which it is sought for the first time
+_AGAIN = 0.05  # of a period, ticks to wait for until it is sought again
+_SHORTEST, _LONGEST = 0.8, 1.4  # times a period, of a cycle behind a pause
+_NEAR = 12  # parts of a cycle that an edge has on either side
 _STILL = 1e-9  # of a metric's values: what moves less does not
 _TINY = 1e-30
+_ALIKE = 4.0  # times the median square by which cycles differ, that one of many may
 _LEAST_UNEVEN, _MOST_UNEVEN = 0.2, 2.0  # of a tick; times the most even metric that another may be as uneven
 _CLEAR = 10.0  # ticks of a cycle that is sought behind a lost one
 _NOTHING: FloatArray = np.empty((0, 0))
@@ -62,6 +66,8 @@ class CycleClock:
         self._part: list[tuple[FloatArray, FloatArray]] = []
         self._waveform: FloatArray = _NOTHING  # shape (metrics, places), each metric's weight in its size
         self._last_s = np.nan
+        self._begin_s = -np.inf  # of the latest cycle that was found
+        self._again_s = -np.inf  # ticks until then would be searched again for little
         self._lost = 0
         self._age = 0  # cycles since the waveform was learned
         self._durations: list[float] = []
@@ -87,17 +93,18 @@ class CycleClock:
             return []
         if not self.is_running and not self._learn(starts_s):
             return []
-        found = []
+        found: list[float] = []
         while self.is_running:
             due_s = self._last_s + self._due_s
             known_s = self._time[-1] - due_s - self._after * self._step_s
-            if known_s < _SOON * self._due_s:
-                break
             later = min(_LATER, known_s / self._due_s)
-            begin_s = self._next(due_s, later)
-            if begin_s is None:
+            if later < _SOON or (later < _LATER and self._time[-1] < self._again_s):
                 break
-            found.append(begin_s)
+            begins = self._next(due_s, later)
+            if not begins:
+                self._again_s = float(self._time[-1]) + _AGAIN * self._due_s
+                break
+            found += begins
         self._forget_old()
         return found
 
@@ -123,26 +130,27 @@ class CycleClock:
     def _forget_old(self) -> None:
         if not self.is_running:
             return
-        keep_s = self._last_s - (self._before + 2) * self._step_s
+        keep_s = self._last_s - _LONGEST * self.period_s - 2 * self._step_s
         first = int(np.searchsorted(self._time, keep_s)) - 1
         if first > self._time.size // 2:
             self._time, self._rows = self._time[first:], self._rows[:, first:]
 
     def _around(self, at_s: float, before: int, after: int) -> FloatArray:
         """Values at even distances around a time, shape (metrics, before + after + 1)."""
-        times = at_s + self._step_s * np.arange(-before, after + 1)
-        known = self._time
-        right = np.clip(np.searchsorted(known, times), 1, known.size - 1)
-        share = np.clip((times - known[right - 1]) / (known[right] - known[right - 1]), 0.0, 1.0)
+        return self._at(at_s + self._step_s * np.arange(-before, after + 1, dtype=np.float64))
+
+    def _at(self, times: FloatArray) -> FloatArray:
+        """Values of the metrics that are used, shape (metrics, *that of the times)."""
         rows = self._rows[self._used] if self._used else self._rows
-        return np.asarray(rows[:, right - 1] * (1 - share) + rows[:, right] * share)
+        return np.array([np.interp(times, self._time, row) for row in rows])
 
     def _learn(self, starts_s: FloatArray | None) -> bool:
         """Learn the waveform of the ticks so far; begin with the first of them."""
         edge_s = self._before * self._step_s + _LATER * self.period_s
         first_s, last_s = self._time[0] + edge_s, self._time[-1] - edge_s
-        if last_s - first_s < (_LEARNED - 1) * self.period_s:
+        if last_s - first_s < (_LEARNED - 1) * self.period_s or last_s < self._again_s:
             return False
+        self._again_s = last_s + self.period_s
         guess = np.arange(first_s, last_s, self.period_s)
         if starts_s is not None:
             known = starts_s[(starts_s >= first_s) & (starts_s <= last_s)]
@@ -151,7 +159,7 @@ class CycleClock:
         reach = round(_LATER * self.period_s / self._step_s)
         pieces = np.array([self._around(at, self._before + reach, self._after + reach) for at in guess])
         waveform, curves = self._aligned(pieces, reach)
-        alone = [[_correlation(wave[None], piece[i, None]) for piece in pieces] for i, wave in enumerate(waveform)]
+        alone = np.moveaxis(_correlations(waveform, pieces), 1, 0)
         at_s = guess + self._step_s * np.array([[_peak(curve) for curve in each] for each in alone])
         uneven = np.median(np.abs(np.diff(at_s, 2, axis=1)), axis=1) + _LEAST_UNEVEN * self._step_s
         self._used = np.flatnonzero(uneven < _MOST_UNEVEN * uneven.min()).tolist()
@@ -159,7 +167,7 @@ class CycleClock:
             waveform, curves = self._aligned(pieces[:, self._used], reach)
         places = curves.argmax(axis=1)
         if np.median(curves.max(axis=1)) >= _LEAST_USUAL:
-            self._waveform, self._lost = waveform, 0
+            self._waveform, self._lost, self._again_s = waveform, 0, -np.inf
             self._last_s = float(guess[0] + (places[0] - reach) * self._step_s) - self._due_s
             return True
         # Nothing that repeats: the older half of it is let go.
@@ -174,41 +182,68 @@ class CycleClock:
         for _ in range(_ROUNDS):
             cut = [piece[:, place : place + size] for piece, place in zip(pieces, places, strict=True)]
             waveform = _weighted(np.array(cut))
-            curves = np.array([_correlation(waveform, piece) for piece in pieces])
+            curves = _correlation(waveform, pieces)
             places = curves.argmax(axis=1)
         return waveform, curves
 
-    def _next(self, due_s: float, later: float) -> float | None:
-        """Find the cycle that is due, no later than that share of a period; None to wait for more ticks."""
+    def _next(self, due_s: float, later: float) -> list[float]:
+        """Find the cycle that is due, no later than that share of a period; nothing to wait for more ticks."""
         before, after = (max(1, int(share * self._due_s / self._step_s)) for share in (_EARLIER, later))
         piece = self._around(due_s, self._before + before, self._after + after)
+        lobe = max(1, round(_LOBE * self._due_s / self._step_s))
         curve = _correlation(self._waveform, piece)
         at = int(np.argmax(curve))
         match = float(curve[at])
-        lobe = max(1, round(_LOBE * self._due_s / self._step_s))
         beside = np.concatenate([curve[: max(at - lobe, 0)], curve[at + lobe + 1 :]])
         inside = 0 < at < curve.size - (1 if later >= _LATER else 1 + lobe // 2)
         # A lobe that reaches out of it hides nothing: what falls off on both sides is one place.
-        if match < self._least_match or not inside or (beside.size and match - float(beside.max()) < _CLEARLY):
-            return self._lose(due_s) if later >= _LATER else None
+        if match < self._least_match or not inside or match - float(beside.max(initial=-1.0)) < _CLEARLY:
+            return self._lose(due_s) if later >= _LATER else []
         begin_s = due_s + (_peak(curve) - before) * self._step_s
-        if not self._lost:
+        begins = [begin_s]
+        if self._lost:
+            begins = self._behind_pause(begin_s)
+        else:
             self._durations = [*self._durations[1 - _TEMPO :], begin_s - self._last_s]
-            self._due_s = sorted(self._durations)[len(self._durations) // 2]
-        self._lost, self._last_s = 0, begin_s
+            due_s = sorted(self._durations)[len(self._durations) // 2]
+            self._due_s = min(max(due_s, _SHORTEST * self.period_s), _LONGEST * self.period_s)
+        self._lost, self._last_s, self._begin_s = 0, begin_s, begin_s
         self._age += 1
         if self._age % _RENEWED_EVERY == 0:
-            fresh = _weighted(self._around(begin_s, self._before, self._after)[None], like=self._waveform)
-            self._waveform = (1 - _RENEWED) * self._waveform + _RENEWED * fresh
-        return begin_s
+            fresh = self._around(begin_s, self._before, self._after)
+            self._waveform = (1 - _RENEWED) * self._waveform + _RENEWED * _weighted(fresh[None], like=self._waveform)
+        return begins
 
-    def _lose(self, due_s: float) -> float:
+    def _behind_pause(self, end_s: float) -> list[float]:
+        """The beginning of the cycle that ends there, in front of which is none that is like it, and its end.
+
+        What comes before it says nothing: it begins where work does, and goes on as the others do.
+        """
+        size = self._before + self._after
+        edge, whole = max(1, size // _NEAR), np.roll(self._waveform[:, :-1], -self._before, axis=1)
+        part = np.concatenate([whole[:, -edge:], whole[:, : size // 2]], axis=1)
+        first_s = max(end_s - _LONGEST * self.period_s, self._begin_s + 0.5 * self.period_s, float(self._time[0]))
+        cells = int((end_s - _SHORTEST * self.period_s - first_s) / self._step_s)
+        if cells < 2 * edge + 2:
+            return [end_s]
+        piece = self._at(first_s + self._step_s * np.arange(-edge, cells + size // 2, dtype=np.float64))
+        curve = _correlation(part - part.mean(axis=1, keepdims=True), piece)
+        at = int(curve.argmax())
+        # Where all that tells a place lies further back, any fits.
+        if not edge <= at < curve.size - edge or curve[at] < self._least_match:
+            return [end_s]
+        if curve[at] - max(curve[at - edge], curve[at + edge]) < _CLEARLY:
+            return [end_s]
+        return [first_s + _peak(curve) * self._step_s, end_s]
+
+    def _lose(self, due_s: float) -> list[float]:
         self._lost += 1
         # The next one may begin anywhere behind what was searched.
         self._last_s = due_s + (_EARLIER + _LATER - _LOBE - 1.0 if self._seeks else 0.0) * self._due_s
         if self._lost >= (_MOST_SOUGHT if self._seeks else _MOST_LOST):
             self._waveform, self._durations, self._due_s, self._used = _NOTHING, [], self.period_s, []
-        return float("nan")
+            self._again_s = -np.inf
+        return [np.nan]
 
     def fields(self) -> dict[str, Any]:
         """What another one needs to go on here, for JSON."""
@@ -217,6 +252,8 @@ class CycleClock:
             "tick_s": self.tick_s,
             "due_s": self._due_s,
             "last_s": None if np.isnan(self._last_s) else self._last_s,
+            "begin_s": self._begin_s if np.isfinite(self._begin_s) else None,
+            "again_s": self._again_s if np.isfinite(self._again_s) else None,
             "lost": self._lost,
             "age": self._age,
             "durations": self._durations,
@@ -235,8 +272,13 @@ class CycleClock:
         clock._last_s = np.nan if fields["last_s"] is None else float(fields["last_s"])
         clock._durations = [float(each) for each in fields["durations"]]
         clock._waveform, clock._rows = (np.array(fields[name], dtype=np.float64) for name in ("waveform", "rows"))
+        clock._begin_s, clock._again_s = (
+            -np.inf if fields.get(name) is None else float(fields[name]) for name in ("begin_s", "again_s")
+        )
         # A release before looked at all metrics.
         clock._used = list(fields.get("used", range(len(clock._waveform))))
+        if clock.is_running and clock._waveform.shape[1] != clock._before + clock._after + 1:
+            clock._waveform, clock._used = _NOTHING, []  # it told more parts of a cycle apart
         clock._time = np.array(fields["time_s"], dtype=np.float64)
         clock._part = [(np.array(times, dtype=float), np.array(rows, dtype=float)) for times, rows in fields["part"]]
         return clock
@@ -253,39 +295,60 @@ def _peak(curve: FloatArray) -> float:
 
 
 def _weighted(cycles: FloatArray, like: FloatArray | None = None) -> FloatArray:
-    """Mean of cycles without level, each metric as large as it repeats, shape (metrics, places).
+    """Mean of the cycles that are alike, without level, each metric as large as it repeats, shape (metrics, places).
 
     Args:
         cycles: Shape (cycles, metrics, places).
         like: A waveform whose sizes are taken instead.
     """
-    mean = cycles.mean(axis=0)
+    if like is not None:
+        mean, weight = cycles[0], _size(like)
+    else:
+        # One with a pause in it weighs as much as all others in a mean, and nothing in a median.
+        own = cycles - np.median(cycles, axis=2, keepdims=True)
+        middle = np.median(own, axis=0)
+        far = ((own - middle) ** 2).mean(axis=2)
+        alike = (far <= _ALIKE * np.median(far, axis=0) + _TINY).all(axis=1)
+        mean = own[alike].mean(axis=0) if alike.sum() > len(own) // 2 else middle
     mean = mean - mean.mean(axis=1, keepdims=True)
     size = _size(mean)
-    if like is not None:
-        weight = _size(like)
-    else:
+    if like is None:
         own = cycles - cycles.mean(axis=2, keepdims=True)
-        noise = np.sqrt(((own - mean) ** 2).mean(axis=(0, 2)))
+        noise = np.sqrt(np.median(((own - mean) ** 2).mean(axis=2), axis=0))
         weight = size**2 / np.maximum(size**2 + noise**2, _TINY)
     return np.asarray(mean * (weight / np.maximum(size, _TINY))[:, None])
 
 
 def _size(waveform: FloatArray) -> FloatArray:
-    return np.asarray(np.sqrt((waveform**2).mean(axis=1)))
+    return np.asarray(np.sqrt(np.einsum("ij,ij->i", waveform, waveform) / waveform.shape[1]))
 
 
-def _correlation(waveform: FloatArray, piece: FloatArray) -> FloatArray:
-    """Correlation of a waveform with a longer piece at each place of it, mean of the metrics by their weights."""
-    width = waveform.shape[1]
+def _correlation(waveform: FloatArray, pieces: FloatArray) -> FloatArray:
+    """Correlation of a waveform with longer pieces at each place of them, mean of the metrics by their weights.
+
+    Args:
+        waveform: Shape (metrics, places).
+        pieces: Shape (..., metrics, more places).
+    """
     weights = _size(waveform)
-    flat = piece - piece.mean(axis=1, keepdims=True)
-    sums, squares = np.zeros((2, len(piece), piece.shape[1] + 1))
-    np.cumsum(flat, axis=1, out=sums[:, 1:])
-    np.cumsum(flat**2, axis=1, out=squares[:, 1:])
-    mean = (sums[:, width:] - sums[:, :-width]) / width
-    spread = np.sqrt(np.maximum((squares[:, width:] - squares[:, :-width]) / width - mean**2, 0.0))
-    own = np.array([np.correlate(row, wave, "valid") for row, wave in zip(flat, waveform, strict=True)]) / width
-    moves = spread > _STILL * np.abs(piece).max(axis=1, keepdims=True)
-    total = np.where(moves, own / np.maximum(spread, _TINY), 0.0).sum(axis=0)
-    return np.asarray(total / max(float(weights.sum()), _TINY))
+    weights /= max(float(weights.sum()), _TINY)
+    return np.asarray(weights @ _correlations(waveform, pieces))
+
+
+def _correlations(waveform: FloatArray, pieces: FloatArray) -> FloatArray:
+    """The same of each metric alone, shape (..., metrics, places)."""
+    width = waveform.shape[1]
+    unit = waveform / np.maximum(np.sqrt(width * np.einsum("ij,ij->i", waveform, waveform)), _TINY)[:, None]
+    flat = pieces - np.add.reduce(pieces, axis=-1, keepdims=True) / pieces.shape[-1]
+    sums = np.zeros((2, *flat.shape[:-1], flat.shape[-1] + 1))
+    np.cumsum(flat, axis=-1, out=sums[0, ..., 1:])
+    np.cumsum(flat * flat, axis=-1, out=sums[1, ..., 1:])
+    mean, square = (sums[..., width:] - sums[..., :-width]) / width
+    if flat.ndim == 2:
+        own = np.array([np.correlate(row, wave, "valid") for row, wave in zip(flat, unit, strict=True)])
+    else:
+        own = (np.lib.stride_tricks.sliding_window_view(flat, width, axis=-1) @ unit[:, :, None])[..., 0]
+    # What moves less than a metric's rounding does not move.
+    least = np.maximum(_STILL * np.abs(pieces).max(axis=-1, keepdims=True), _TINY)
+    spread = np.sqrt(np.maximum(square - mean * mean, 0.0))
+    return np.asarray(own * (spread > least) / np.maximum(spread, least))

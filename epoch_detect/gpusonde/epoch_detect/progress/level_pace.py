@@ -26,11 +26,12 @@ _LATEST = (3, 4, 5, 6, 8, 12, 16, 24, 32)  # cycles whose mean is looked at
 _FEWEST_BEFORE = 8
 _MOST_BEFORE = 256
 _USUAL = 48  # of those before, whose median is the usual duration
-_DEVIATIONS, _UNKNOWN = 5.0, 20.0  # standard deviations that are needed, and so many more for few cycles before
+_DEVIATIONS, _UNKNOWN = 4.0, 15.0  # standard deviations that are needed, and so many more for few cycles before
 _HIGHEST = 1.25  # times the highest mean of as many cycles before
 _LEAST_SCATTER = 0.0015  # of a cycle
 _NEWEST, _PAUSE = 3, 3.0  # cycles whose median may be a change; times that change that one with a pause in it differs
 _CLEAR = 0.016  # between the quartiles of cycles that scatter by little more than 1 %
+_UNCLEAR = 0.04  # the same, of which no drift is told
 _OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
 _UNLIKE, _LEAST_UNLIKE = 2.5, 0.5  # standard deviations, and shares of the change, that most of the latest may differ
 _FALSE_EVERY_S = 2 * 604_800.0  # a false one in so long, at most
@@ -71,12 +72,14 @@ class LevelPace:
 
     Args:
         clock: Finds their beginnings.
+        is_sure: Whether the level is likely; of another only even cycles count.
 
     Attributes:
         change: By how much they take longer than before; None if they do not.
     """
 
-    def __init__(self, clock: CycleClock) -> None:
+    def __init__(self, clock: CycleClock, *, is_sure: bool = True) -> None:
+        self._is_sure = is_sure
         self.change: PaceChange | None = None
         self._clock = clock
         self._begin_s = math.nan  # of the latest cycle
@@ -147,13 +150,14 @@ class LevelPace:
 
     def _look(self) -> None:
         logs = self._logs
-        if len(logs) < _FEWEST_BEFORE + _LATEST[0]:
+        if len(logs) < _FEWEST_BEFORE + _NEWEST:
             return
-        usual = sorted(logs[-_USUAL - _LATEST[0] : -_LATEST[0]])
-        middle = usual[len(usual) // 2]
+        usual = sorted(logs[-_USUAL - _NEWEST : -_NEWEST])
         # Most cycles are as long as ever; the rest is for those that are not.
-        half = usual[3 * len(usual) // 4] - usual[len(usual) // 4]  # of a standard deviation, and a little more
+        middle, half = _most_alike(usual)
         clear = half <= _CLEAR
+        if not (clear or self._is_sure):
+            return
         newest = logs[-_NEWEST:]
         rise = (sorted(newest)[_NEWEST // 2] if clear else sum(newest) / _NEWEST) - middle
         if rise < 0.5 * max(math.log1p(_LEAST_SLOWER), half):
@@ -167,8 +171,8 @@ class LevelPace:
             before, latest = values[:-count], values[-count:]
             if before.size < max(_FEWEST_BEFORE, 1.5 * count):
                 break
-            middle = float(np.median(before[-_USUAL:]))
-            single = max(1.4826 * float(np.median(np.abs(before - middle))), _LEAST_SCATTER)
+            middle = _median(before[-_USUAL:])
+            single = max(1.4826 * _median(np.abs(before - middle)), _LEAST_SCATTER)
             # A few that are much longer are pauses; they count as no more than a little longer.
             most = middle + max(_OUTLIER * single, _LONG * self._least)
             rise = float(np.minimum(latest, most).mean()) - middle
@@ -189,9 +193,7 @@ class LevelPace:
                 best = (weight, count, middle)
         if best is not None:
             _, count, middle = best
-            self.change = PaceChange(
-                self._begins[plain[-count]], math.exp(middle), math.exp(float(np.median(values[-count:])))
-            )
+            self.change = PaceChange(self._begins[plain[-count]], math.exp(middle), math.exp(_median(values[-count:])))
 
     def _was_lost(self, first: int) -> bool:
         """Whether cycles are missing since the one before: what follows may be batches of an evaluation."""
@@ -199,7 +201,8 @@ class LevelPace:
         return self._begins[-1] + math.exp(self._logs[-1]) - self._begins[first - 1] > _WHOLE * known_s
 
     def _look_for_drift(self) -> None:
-        if len(self._blocks) < _FEWEST_BLOCKS:
+        unclear = _UNCLEAR if self._is_sure else _CLEAR
+        if len(self._blocks) < _FEWEST_BLOCKS or _most_alike(sorted(self._logs))[1] > unclear:
             return
         third = max(2, len(self._blocks) // 6)
         medians = [log for _, log in self._blocks]
@@ -234,6 +237,7 @@ class LevelPace:
         """What another one needs to go on here, for JSON."""
         return {
             "clock": self._clock.fields(),
+            "sure": self._is_sure,
             "change": None if self.change is None else asdict(self.change),
             "begin_s": finite_or_none(self._begin_s),
             "begins": self._begins,
@@ -246,7 +250,7 @@ class LevelPace:
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> LevelPace:
         """Inverse of :meth:`fields`."""
-        pace = cls(CycleClock.of_fields(fields["clock"]))
+        pace = cls(CycleClock.of_fields(fields["clock"]), is_sure=fields.get("sure", True))
         pace._begin_s = math.nan if fields["begin_s"] is None else float(fields["begin_s"])
         pace.change = None if fields["change"] is None else PaceChange(**fields["change"])
         pace._begins, pace._logs = list(fields["begins"]), list(fields["logs"])
@@ -255,16 +259,28 @@ class LevelPace:
         return pace
 
 
+def _median(values: FloatArray) -> float:
+    # A sixth of the time of numpy's own, of which a look needs dozens.
+    return float(np.partition(values, values.size // 2)[values.size // 2])
+
+
+def _most_alike(lengths: list[float]) -> tuple[float, float]:
+    """Median and range of the half of sorted lengths that are most alike: those with a pause in them are all longer."""
+    size = len(lengths) // 2
+    width, first = min((lengths[i + size] - lengths[i], i) for i in range(len(lengths) - size))
+    return lengths[first + size // 2], width
+
+
 def _scatter_of_means(before: FloatArray, means: FloatArray, count: int) -> float:
     """Standard deviation of the mean of so many cycles: that of such means, and what single cycles make likely."""
     steps = np.diff(before)
     # Neighbours differ by their own scatter and by that of the place between them, which their mean does not have.
-    own = before - np.median(before)
+    own = before - _median(before)
     together = max(-float(np.mean(np.clip(own[1:] * own[:-1], -1, 1))), 0.0) if before.size > 1 else 0.0
-    single = (1.4826 * float(np.median(np.abs(steps)))) ** 2 / 2
+    single = (1.4826 * _median(np.abs(steps))) ** 2 / 2
     place = min(together, single / 3)
     likely = max(single - 2 * place, 0.0) / count + 2 * place / count**2
-    seen = 1.4826 * float(np.median(np.abs(means - np.median(means)))) if means.size >= 2 * count else 0.0
+    seen = 1.4826 * _median(np.abs(means - _median(means))) if means.size >= 2 * count else 0.0
     return max(_LEAST_SCATTER / math.sqrt(count), math.sqrt(likely), seen)
 
 

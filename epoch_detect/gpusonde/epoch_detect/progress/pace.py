@@ -99,16 +99,18 @@ class PaceWatch:
             for cycle in detection.cycles
             if cycle.confirmed and cycle.confidence >= _LIKELY_LEVEL and cycle.period_s >= _SHORTEST * self._tick_s
         ]
+        maybe = [c for c in detection.cycles if c.confirmed and c.period_s >= _CLEAR * self._tick_s]
         level = told if detection.level is None else [detection.cycles[detection.level]]
         clear = [cycle for cycle in told if cycle.period_s >= _CLEAR * self._tick_s]
-        chosen = [*level[-1:], *clear[:1], *told[:1], *clear[1:]][:_MOST_LEVELS]
+        chosen = [*level[-1:], *clear[:1], *told[:1], *clear[1:], *maybe][:_MOST_LEVELS]
         return [c for i, c in enumerate(chosen) if c.period_s >= _SHORTEST * self._tick_s and c not in chosen[:i]]
 
     def _begin(self, cycle: Cycle) -> LevelPace:
         ticks = self._recent.ticks()
         step_s = float(np.median(np.diff(ticks.time_us[-64:]))) * 1e-6 if len(ticks) > 1 else self._tick_s
         fine = step_s <= max(1.5 * self._tick_s, _COARSEST * cycle.period_s)
-        pace = LevelPace(CycleClock(cycle.period_s, max(step_s, self._tick_s) if fine else self._tick_s))
+        clock = CycleClock(cycle.period_s, max(step_s, self._tick_s) if fine else self._tick_s)
+        pace = LevelPace(clock, is_sure=cycle.confidence >= _LIKELY_LEVEL)
         if fine:
             times = ticks.time_us.astype(np.float64) * 1e-6
             pace.update(times, ticks.values.astype(np.float64), cycle.starts_s)
