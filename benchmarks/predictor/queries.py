@@ -48,6 +48,8 @@ asyncio.run(serve())
 """
 # Bytes of a question about one target.
 _QUESTION = bytes(950)
+# About as long a server waits for the next question of one caller, which finds caches of the processor cold.
+_PAUSE_S = 0.002
 
 
 Timing = tuple[str, int, float, float, float, float, int]
@@ -55,6 +57,8 @@ Timing = tuple[str, int, float, float, float, float, int]
 
 def measure_queries(runs: RunsTable, count: int = _QUERIES) -> list[Timing]:
     """Ask about runs in turn, features included; the ways take turns, so that what else a machine does meets all.
+
+    In process one target is asked for in a loop, and with a pause before each question: the same code, cold.
 
     Args:
         runs: What is asked about.
@@ -70,39 +74,45 @@ def measure_queries(runs: RunsTable, count: int = _QUERIES) -> list[Timing]:
     names = sorted(seen)
     other = {name: seen[names[(i + 1) % len(names)]] for i, name in enumerate(names)}
     with _collector() as address, Client(address) as client, _echo() as say:
-        ways: list[tuple[str, int, Callable[[int], object]]] = [
-            (
-                "in process, one target",
-                1,
-                lambda i: model.predict(runs.run(i).measurement(), [other[runs.run(i).gpu.name]]),
-            ),
+        one = "in process, one target"
+
+        def ask_one(i: int) -> object:
+            return model.predict(runs.run(i).measurement(), [other[runs.run(i).gpu.name]])
+
+        ways: list[tuple[str, int, Callable[[int], object], float]] = [
+            (one, 1, ask_one, 0.0),
+            (f"{one}, {1000 * _PAUSE_S:.0f} ms after the one before", 1, ask_one, _PAUSE_S),
             (
                 f"in process, {len(every)} targets",
                 len(every),
                 lambda i: model.predict(runs.run(i).measurement(), every),
+                0.0,
             ),
-            ("gRPC on loopback, empty call", 0, lambda _: say(_QUESTION, timeout=30.0)),
+            ("gRPC on loopback, empty call", 0, lambda _: say(_QUESTION, timeout=30.0), 0.0),
             (
                 "gRPC on loopback, one target",
                 1,
                 lambda i: client.predict_measurement(
                     to_wire(runs.run(i).measurement()), [other[runs.run(i).gpu.name].name]
                 ),
+                0.0,
             ),
             (
                 f"gRPC on loopback, {len(every)} targets",
                 len(every),
                 lambda i: client.predict_measurement(to_wire(runs.run(i).measurement()), []),
+                0.0,
             ),
         ]
         seconds: list[list[float]] = [[] for _ in ways]
         for turn in range(-1, _ROUNDS):  # the first one warms up
-            for (_, _, ask), measured in zip(ways, seconds, strict=True):
-                asked = _timed(ask, len(runs), range(turn * count // _ROUNDS, (turn + 1) * count // _ROUNDS))
+            for (_, _, ask, pause_s), measured in zip(ways, seconds, strict=True):
+                numbers = range(turn * count // _ROUNDS, (turn + 1) * count // _ROUNDS)
+                asked = _timed(ask, len(runs), numbers, pause_s)
                 measured.extend(asked if turn >= 0 else ())
     return [
         (name, targets, *np.quantile(measured, (0.5, 0.99, 1.0)).tolist(), float(np.mean(measured)), len(measured))
-        for (name, targets, _), measured in zip(ways, seconds, strict=True)
+        for (name, targets, _, _), measured in zip(ways, seconds, strict=True)
     ]
 
 
@@ -128,9 +138,11 @@ def queries_section(runs: RunsTable) -> str:
     )
 
 
-def _timed(ask: Callable[[int], object], runs: int, numbers: range) -> list[float]:
+def _timed(ask: Callable[[int], object], runs: int, numbers: range, pause_s: float) -> list[float]:
     seconds = []
     for i in numbers:
+        if pause_s:
+            time.sleep(pause_s)
         start = time.perf_counter()
         ask(i % runs)
         seconds.append(time.perf_counter() - start)

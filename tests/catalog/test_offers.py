@@ -85,7 +85,7 @@ def test_spot_fractional_and_unknown_gpus_are_shown_on_request_only(offers: Offe
 
 def test_offers_are_filtered_by_any_spelling_of_a_gpu_by_provider_and_by_region(offers: OfferCatalog) -> None:
     assert {offer.instance_type for offer in offers.offers("Tesla V100", provider="aws")} == {
-        "p3.2xlarge", "p3.8xlarge", "p3.16xlarge",
+        "p3.2xlarge", "p3.8xlarge", "p3.16xlarge", "p3dn.24xlarge",
     }  # fmt: skip
     assert {offer.provider for offer in offers.offers("A6000", region="eu-north1")} == {"lambda"}
     assert {offer.region for offer in offers.offers(provider="gcp", region="us-central1")} == {"us-central1-a"}
@@ -94,6 +94,14 @@ def test_offers_are_filtered_by_any_spelling_of_a_gpu_by_provider_and_by_region(
     }  # fmt: skip
     assert not offers.offers(provider="aws", region="us-east")
     assert offers.offers("B300", known_only=False)
+
+
+def test_a_name_of_several_gpus_finds_the_offers_of_each(tmp_path: Path, gpus: GpuCatalog) -> None:
+    forms = ["A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIe-40GB", "A100-PCIe-80GB"]
+    catalog = load(tmp_path, gpus, HEADER + "".join(LINE.replace(",T4,", f",{form},") for form in [*forms, "A10G"]))
+    assert {offer.gpu_model for offer in catalog.offers("A100")} == set(forms)
+    assert {offer.gpu_model for offer in catalog.offers("A100 PCIe")} == set(forms[2:])
+    assert {offer.gpu_model for offer in catalog.offers(forms[3])} == {forms[3]}
 
 
 def test_wrong_conditions_are_refused(offers: OfferCatalog) -> None:

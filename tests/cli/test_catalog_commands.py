@@ -57,6 +57,15 @@ def test_offers_can_be_narrowed_to_gpus_and_providers(capsys: pytest.CaptureFixt
     assert "aws" in capsys.readouterr().err
 
 
+def test_a_name_of_several_gpus_lists_the_offers_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "offers", "--gpu", "A100,A100 80GB")
+    forms = ["A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIe-40GB", "A100-PCIe-80GB"]
+    assert answer["gpus"] == forms
+    assert answer["notes"] == [f"A100: any of {', '.join(forms)}", f"A100 80GB: any of {forms[1]}, {forms[3]}"]
+    each = [offer for form in forms for offer in run_json(capsys, "offers", "--gpu", form)["offers"]]
+    assert len(answer["offers"]) == len(each) > len(run_json(capsys, "offers", "--gpu", forms[0])["offers"])
+
+
 def test_a_gpu_named_twice_lists_its_offers_once(capsys: pytest.CaptureFixture[str]) -> None:
     once = run_json(capsys, "offers", "--gpu", "T4")["offers"]
     assert run_json(capsys, "offers", "--gpu", "T4,Tesla T4")["offers"] == once

@@ -67,6 +67,7 @@ def test_what_people_see(tmp_path: Path, own: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr()
     assert "-10.0 %" in shown.out
     assert "gone" in shown.out
+    assert "3 prices of 2026-11-20" in shown.out
     assert "2 as before" in shown.out
     assert "nothing was written" in shown.out
     assert "g9z.xlarge" in shown.out + shown.err

@@ -377,7 +377,7 @@ class GpuCatalog:
             raise UnknownGpuError(name, reason=f"{vendor}, {_NOT_NVIDIA}")
         raise UnknownGpuError(name, self.nearest(name))
 
-    def resolve_one(self, name: str) -> GpuSpec:
+    def resolve_one(self, name: str) -> Resolution:
         """Find the GPU that a name means where a number before it, "8xH100", would be passed over.
 
         Raises:
@@ -385,7 +385,7 @@ class GpuCatalog:
         """
         if split_count(name.strip())[1] != 1:
             raise UnknownGpuError(name, reason="several GPUs, and how many is no part of a name here")
-        return self.resolve(name).spec
+        return self.resolve(name)
 
     def _cut(self, requested: str, gpu: str, profile: str) -> Resolution:
         """Find the slice that a name means: of the first GPU it could stand for that is cut so."""

@@ -167,7 +167,7 @@ class OfferCatalog:
         """Offers that satisfy every condition, in a fixed order (provider, region, instance type, newest first).
 
         Args:
-            gpu: Any spelling of a GPU; an ambiguous one matches what ``GpuCatalog.resolve`` takes it for.
+            gpu: Any spelling of a GPU; an ambiguous one ("A100") matches every form that it could mean.
             billing: ``on_demand``, ``spot`` or None for both.
             newest_only: Leave out a price when a newer one of the same offer is known, or one of the same instance
                 type in another region that is newer by more than a year.
@@ -183,14 +183,14 @@ class OfferCatalog:
         """
         if billing is not None and billing not in BILLINGS:
             raise ValueError(f"billing {billing!r}: use {', '.join(BILLINGS)} or None for both")
-        model = None if gpu is None else self._model(gpu)
+        models = None if gpu is None else self.models(gpu)
         providers = sorted({offer.provider for offer in self.all})
         if provider is not None and provider not in providers:
             raise CatalogError(f"no offer of provider {provider!r}; known: {', '.join(providers)}")
         chosen = (
             offer
             for offer in (self._newest() if newest_only else self.all)
-            if (model is None or offer.gpu_model == model)
+            if (models is None or offer.gpu_model in models)
             and (billing is None or offer.billing == billing)
             and (offer.whole_gpu or not whole_only)
             and (offer.gpu_known or not known_only)
@@ -199,10 +199,15 @@ class OfferCatalog:
         )
         return tuple(chosen)
 
-    def _model(self, gpu: str) -> str:
+    def models(self, gpu: str) -> tuple[str, ...]:
+        """Return the GPUs that a name could mean, by their names in offers.
+
+        Raises:
+            UnknownGpuError: Neither the catalogue nor any offer knows it.
+        """
         if any(offer.gpu_model == gpu for offer in self.all):
-            return gpu
-        return self._gpus.resolve_one(gpu).name
+            return (gpu,)
+        return self._gpus.resolve_one(gpu).candidates
 
     def _newest(self) -> list[Offer]:
         newest_here: dict[tuple[str, ...], date] = {}

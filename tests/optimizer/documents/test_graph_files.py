@@ -94,6 +94,10 @@ def test_queries_to_the_catalogue_name_the_gpus_too(folder):
     assert parse_problem(document, GPUS, OFFERS).problem.offers
     named = problem(folder, offers=None, catalog=[{"gpus": ["Tesla T4"], "quota": 4, "largest_batch": 64}])
     assert [curve["device"] for curve in named["job"]["curves"]] == ["T4"]
+    several = problem(folder, offers=None, catalog=[{"gpus": ["A100 SXM4"], "quota": 4, "largest_batch": 64}])
+    forms = ["A100-SXM4-40GB", "A100-SXM4-80GB"]
+    assert [curve["device"] for curve in several["job"]["curves"]] == forms
+    assert {offer.device for offer in parse_problem(several, GPUS, OFFERS).problem.offers} == set(forms)
 
 
 def test_batch_sizes_to_estimate_at_can_be_given(folder):

@@ -131,12 +131,16 @@ def run_offers(args: argparse.Namespace) -> int:
     gpus = load_gpus()
     catalog = load_offers(gpus=gpus)
     resolutions = [gpus.resolve(name) for name in args.gpu or ()]
-    wanted = [resolution.spec.name for resolution in resolutions]
-    notes = [f"{resolution.requested}: {resolution.note}" for resolution in resolutions if resolution.note]
+    wanted: list[str] = list(dict.fromkeys(name for resolution in resolutions for name in resolution.candidates))
+    notes = [
+        f"{each.requested}: {each.note if len(each.candidates) == 1 else 'any of ' + ', '.join(each.candidates)}"
+        for each in resolutions
+        if each.note
+    ]
     billing = "spot" if args.spot else "on_demand"
     offers = [
         offer
-        for gpu in dict.fromkeys(wanted) or [None]
+        for gpu in wanted or (None,)
         for offer in catalog.offers(
             gpu,
             billing,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 from gpusonde.errors import CatalogError, UsageError
-from gpusonde.formatting import percent
+from gpusonde.formatting import count, percent
 
 if TYPE_CHECKING:
     from gpusonde.catalog.price_lists import PriceList
@@ -202,7 +202,7 @@ def _render(screen: Screen, refreshed: Refreshed, payload: PricesPayload) -> Non
         )
         screen.line()
     screen.line(
-        f"{payload['offer_count']} prices of {payload['price_date']} in {', '.join(payload['regions'])}:"
+        f"{count(payload['offer_count'], 'price')} of {payload['price_date']} in {', '.join(payload['regions'])}:"
         f" {payload['unchanged_count']} as before, {len(refreshed.changes)} changed"
     )
     screen.line(f"written: {payload['file']}" if payload["written"] else "nothing was written")

@@ -252,7 +252,7 @@ def device_name(name: str, gpus: GpuCatalog) -> str:
         DocumentError: A number is written before it, which would count for one.
     """
     try:
-        return gpus.resolve_one(name).name
+        return gpus.resolve_one(name).spec.name
     except UnknownGpuError as error:
         if split_count(name.strip())[1] != 1:
             raise DocumentError("device", str(error)) from None

@@ -101,7 +101,8 @@ class JobTerms:
             if len(getattr(self, name)) > _MOST_NAMES:
                 raise DocumentError(name, f"at most {_MOST_NAMES} names are taken")
         try:
-            object.__setattr__(self, "gpus", [load_gpus().resolve_one(name).name for name in self.gpus])
+            forms = [form for name in self.gpus for form in load_gpus().resolve_one(name).candidates]
+            object.__setattr__(self, "gpus", list(dict.fromkeys(forms)))
         except UnknownGpuError as error:
             raise DocumentError("gpus", str(error)) from None
         known = sorted({offer.provider for offer in _listed()})

@@ -7,6 +7,7 @@ of reading. ``FileReferences`` and ``SpotKeys`` are the keys that only files hav
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 from collections import defaultdict
@@ -424,7 +425,7 @@ def _graph_gpus(keys: GraphKeys, document: Mapping[str, Any], gpus: GpuCatalog) 
     """Return those that are named, else those of everything that can be rented, as far as the catalogue knows them."""
     if keys.devices is not None:
         try:
-            return list(dict.fromkeys(map(gpus.resolve_one, keys.devices)))
+            return list(dict.fromkeys(gpus.resolve_one(name).spec for name in keys.devices))
         except UnknownGpuError as error:
             raise DocumentError("job.graph.devices", str(error)) from None
     names: list[str] = []
@@ -448,9 +449,12 @@ def _named_gpus(element: Mapping[str, Any], catalog: OfferCatalog) -> list[str]:
     """Return the GPUs of an offer, or of what a query to the catalogue finds."""
     if isinstance(element.get("device"), str):
         return [element["device"]]
-    if element.get("gpus"):
-        return [name for name in element["gpus"] if isinstance(name, str)]
     found: list[str] = []
+    if element.get("gpus"):
+        for name in _listed_texts(element["gpus"]):
+            with contextlib.suppress(UnknownGpuError):
+                found += catalog.models(name or "")
+        return found
     for provider in _listed_texts(element.get("providers")):
         for region in _listed_texts(element.get("regions")):
             try:
