@@ -50,13 +50,16 @@ class JobSecond:
     swing: float = 0.0
 
     @classmethod
-    def measure(cls, time_s: float, values: Mapping[str, FloatArray], least_watts: float = 0.0) -> JobSecond:
+    def measure(
+        cls, time_s: float, values: Mapping[str, FloatArray], least_watts: float = 0.0, *, with_swing: bool = True
+    ) -> JobSecond:
         """Sum up ticks.
 
         Args:
             time_s: Of the last one.
             values: Metric -> shape (gpus, ticks), NaN where there is no value.
             least_watts: What no GPU draws less than: a meter that says so says nothing.
+            with_swing: Whether ``swing`` is wanted.
         """
         use = next((_of_each(values[name]) for name in USE if name in values), None)
         busy = _of_each(values[UTILIZATION]) if UTILIZATION in values else use
@@ -76,7 +79,7 @@ class JobSecond:
             unused,
             gpus,
             any(name in values and _mean(_of_each(values[name])) > least for name, least in _COMPUTING),
-            0.0 if next(iter(values.values())).shape[1] == 1 else _swing(values),
+            _swing(values) if with_swing and next(iter(values.values())).shape[1] > 1 else 0.0,
         )
 
     @property

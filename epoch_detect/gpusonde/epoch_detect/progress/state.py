@@ -297,7 +297,8 @@ class StateWatch:
             stop = int(np.searchsorted(time_s, time_s[begin] + _SAME_CELL_S))
             part = slice(begin, stop)
             ticks = {name: column[:, part] for name, column in values.items()}
-            self._take(JobSecond.measure(float(time_s[stop - 1]), ticks, self._least_watts))
+            pauses = self._pause is not None
+            self._take(JobSecond.measure(float(time_s[stop - 1]), ticks, self._least_watts, with_swing=pauses))
             begin = stop
 
     @property
