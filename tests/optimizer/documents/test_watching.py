@@ -136,7 +136,7 @@ def test_reports_are_read_line_by_line():
     to_spare=st.floats(-4.0, 0.3).map(lambda power: 10**power),
     quotas=st.tuples(*[st.integers(1, 4)] * 3),
     spot_share=st.none() | st.floats(0.2, 0.9),
-    per_hour=st.floats(0.01, 0.2),
+    per_hour=st.floats(0.01, 5.0),
 )
 def test_solve_and_monitor_say_the_same_of_the_same_file_at_the_job_s_start(
     objective, confidence, iterations, overhead_s, to_spare, quotas, spot_share, per_hour
@@ -147,8 +147,8 @@ def test_solve_and_monitor_say_the_same_of_the_same_file_at_the_job_s_start(
         {"name": "v100", "device": "V100-SXM2-16GB", "quota": quotas[1], "usd_per_hour": 2.5, "fabric": "fast"},
     ]
     if spot_share is not None:
-        # A watch uses spot machines only while it can still turn to others, which takes minutes.
-        iterations = max(iterations, 200_000)
+        # Of longer work nothing would be left between two preemptions.
+        per_hour = min(per_hour, 500_000 / iterations)
         offers += [{**offers[0], "name": "t4 spot", "quota": quotas[2], "usd_per_hour": 0.5 * spot_share,
                     "billing": "spot", "preemptions_per_hour": per_hour}]  # fmt: skip
     asked = small_problem(**changes, offers=offers, iterations=iterations, overhead_s=overhead_s, deadline_s=1e9)
@@ -160,6 +160,29 @@ def test_solve_and_monitor_say_the_same_of_the_same_file_at_the_job_s_start(
     assert found["expected_usd"] == solved["estimate"]["cost_usd"]
     assert found["projection"]["end_s"] == solved["estimate"]["time_s"]
     assert found["projection"]["high_s"] == solved["estimate"]["time_at_confidence_s"]
+
+
+def test_spot_machines_of_a_job_too_short_to_turn_to_others_are_used_as_planned():
+    """Half an hour of work; on demand would be started anew for 20 minutes if a machine went: solve reckons with it."""
+    slow = {"device": "T4", "quota": 1, "fabric": "slow"}
+    offers = [
+        {**slow, "name": "spot", "usd_per_hour": 0.15, "billing": "spot", "preemptions_per_hour": 0.05},
+        {**slow, "name": "sure", "usd_per_hour": 0.5},
+    ]
+    changes = {"batch_sizes": [64], "global_batch": 64, "iterations": 8000, "deadline_s": 2900.0, "overhead_s": 600.0}
+    document = parse_problem(small_problem(offers=offers, **changes), GPUS, OFFERS)
+    planned, job = solve_problem(document), start_watch(document, {})
+    ordered = job.recommend(0.0)
+    assert ordered["plan"] == planned["plan"]
+    assert (ordered["launch"], ordered["fallback"]) == ([{"offer": "spot", "machines": 1}], None)
+    assert job.recommend(90.0)["launch"] == ordered["launch"]
+    take_report(job, {"elapsed_s": 600.0, "plan": ordered["plan"]})
+    for now_s in range(660, 2200, 60):
+        take_report(job, {"elapsed_s": now_s, "completed_iterations": (now_s - 600) * 5.0})
+        assert (found := job.recommend(float(now_s)))["kind"] == "keep", (now_s, found["why"])
+        assert found["plan"] == ordered["plan"]
+    take_report(job, {"elapsed_s": 2200.0, "preempted": [{"offer": "spot", "machines": 1}]})
+    assert job.recommend(2200.0)["launch"] == [{"offer": "sure", "machines": 1}]
 
 
 def test_what_a_change_of_machines_takes_comes_from_the_file():

@@ -140,6 +140,11 @@ class CandidateFinder:
         """Whether a plan has a spot machine."""
         return any(self._offers[group.offer].billing is Billing.SPOT for group in plan.groups)
 
+    @property
+    def doubts_speeds(self) -> bool:
+        """Whether the step times know how far they may be off, so that a search asks for confidence itself."""
+        return getattr(self._steps, "least_spread", 0.0) >= self._options.spread
+
     def kind(self, plan: Plan) -> tuple[GroupKind, ...]:
         """Return what a plan is to the speed of a job: spot machines are as fast as those on demand."""
         kinds = []
@@ -314,8 +319,7 @@ class CandidateFinder:
         problem, options = self._problem, self._options
         deadline_s = budget_usd = None
         certain = at.slowdown
-        if getattr(self._steps, "least_spread", 0.0) < options.spread:
-            # Step times that know their own scatter are asked for confidence by the search.
+        if not self.doubts_speeds:
             certain *= math.exp(self._deviations * options.spread)
         # Machines that run need no launch; what does is found out by evaluating the plan.
         ready = all(at.ready.get(offer.name, 0) >= offer.quota for offer in offers)

@@ -119,6 +119,11 @@ class _Target(NamedTuple):
     candidate: PlanCandidate
     ruling: PolicyDecision
 
+    @property
+    def is_unguarded(self) -> bool:
+        """Whether it has spot machines that nothing guards."""
+        return self.candidate.spot and self.ruling.fallback is None
+
 
 class Controller:
     """Decides, step by step, on which machines a job goes on.
@@ -162,6 +167,7 @@ class Controller:
         self._measured_s: dict[tuple[GroupKind, ...], float] = {}
         self._now_s = -math.inf
         self._running: tuple[Plan, frozenset[str]] | None = None
+        self._is_unguarded = False
         self._target: _Target | None = None
         self._idle_since_s: float | None = None
         self._look_s = -math.inf
@@ -218,6 +224,8 @@ class Controller:
 
     def attach(self, plan: Plan, machines: Sequence[str]) -> None:
         """Take over a job that runs already, on machines that the cloud lists."""
+        target = self._target
+        self._is_unguarded = target is not None and target.candidate.plan == plan and target.is_unguarded
         self._running = (plan, frozenset(machines))
         # Whoever runs something else than what was decided has decided otherwise.
         self.fleet.kept(machines)
@@ -348,6 +356,7 @@ class Controller:
     def _run(self, plan: Plan, machines: tuple[str, ...], at: WatchedJob) -> Decision:
         why = f"every machine of {plan} is there"
         aim = self._target.ruling if self._target else None
+        self._is_unguarded = self._target is not None and self._target.is_unguarded
         self._running = (plan, frozenset(machines))
         self._target = self._idle_since_s = None
         self._unreleased.clear()
@@ -372,7 +381,9 @@ class Controller:
         look = news or at.now_s >= self._look_s
         expiry_s = self._next_expiry_s(at.now_s)
         before = self._finder.solved
-        ruling = self._policy.review(stay, at, throughput, look=look, expiry_s=expiry_s)
+        unguarded = self._is_unguarded
+        ruling = self._policy.review(stay, at, throughput, look=look, expiry_s=expiry_s, unguarded=unguarded)
+        self._is_unguarded = unguarded and ruling.fallback is None
         if look:
             self._look_s = min(at.now_s + self.options.resolve_s, expiry_s)
         if ruling.candidate is None:
@@ -398,7 +409,7 @@ class Controller:
 
     def _holds(self, target: _Target, at: WatchedJob) -> bool:
         """Whether spot machines that boot may still be waited for, or something else must be launched by now."""
-        if not target.candidate.spot or target.ruling.at_risk:
+        if not target.candidate.spot or target.ruling.at_risk or target.is_unguarded:
             return True
         runs = None if self.running is None else self._finder.evaluate(self.running, at, stay=True)
         # On-demand machines save nothing on the way, since they are not taken away: none of their work can be lost.

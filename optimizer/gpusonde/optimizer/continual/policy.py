@@ -102,9 +102,12 @@ class Policy:
         objective = self._problem.objective
         fallback = self.fallback(at, None)
         planned = self._finder.planned(at) if self._options.guard and idle_since_s is None else None
-        if planned is not None and (not planned.spot or self._safe(planned, at, fallback)):
-            # What nobody waited for or measured yet is asked no more than whoever planned it asked.
-            return PolicyDecision(planned, f"{planned.plan} is the {_superlative(objective)}", fallback=fallback)
+        if planned is not None:
+            is_safe = not planned.spot or self._safe(planned, at, fallback)
+            if is_safe or self._finder.doubts_speeds:
+                # What nobody waited for or measured yet is asked no more than whoever planned it asked.
+                why = f"{planned.plan} is the {_superlative(objective)}"
+                return PolicyDecision(planned, why, fallback=fallback if is_safe else None)
         found = [
             self._finder.best(at),
             self._finder.best(at, ready_only=True) if at.ready else None,
@@ -130,7 +133,14 @@ class Policy:
         return self._best_effort(at, fallback, expiry_s)
 
     def review(
-        self, stay: PlanCandidate, at: WatchedJob, throughput: Throughput | None, *, look: bool, expiry_s: float
+        self,
+        stay: PlanCandidate,
+        at: WatchedJob,
+        throughput: Throughput | None,
+        *,
+        look: bool,
+        expiry_s: float,
+        unguarded: bool = False,
     ) -> PolicyDecision:
         """Say whether a running plan stays.
 
@@ -140,12 +150,15 @@ class Policy:
             throughput: Of late.
             look: Search for something better although all is well.
             expiry_s: When the next depleted offer can be asked again.
+            unguarded: Whether its spot machines were chosen although nothing guards them; they are not left for that.
         """
         problem = self._problem
         deadline_s = problem.deadline_s
         fallback = None
         if deadline_s is not None:
             fallback = self.fallback(at, stay if stay.spot else None)
+            if unguarded and fallback is not None and fallback.slack_s <= 0:
+                fallback = None
             if stay.spot and fallback is not None and fallback.slack_s <= 0:
                 return self._leave_spot(at, fallback)
             certain = _optimistic_end_s(stay, at, throughput) > deadline_s
