@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -182,3 +183,18 @@ def test_arguments_out_of_range_are_refused():
     for arguments in ({"tolerance": 1.0}, {"time_limit_s": 0.0}, {"method": "guess"}):
         with pytest.raises(ProblemError):
             solve(problem, STEPS, **arguments)  # type: ignore[arg-type]
+
+
+def test_no_time_for_the_nearest_plan_is_not_taken_for_a_batch_that_cannot_be_split():
+    # Only together do they reach the batch, so that no plan of one offer is tried first.
+    few = dataclasses.replace(OFFERS[0], quota=2, smallest_batch=8, largest_batch=8)
+    other = dataclasses.replace(OFFERS[1], quota=3, smallest_batch=8, largest_batch=8)
+    asked = Problem(64, 10_000, (few, other), deadline_s=1.0)
+    said = []
+    for looks in range(1, 40):
+        # A clock that jumps when it was looked at so often.
+        looked = itertools.count()
+        solution = solve(asked, STEPS, clock=lambda looked=looked, looks=looks: 1e6 * (next(looked) >= looks))
+        if solution.status is Status.INFEASIBLE and solution.nearest is None:
+            said.append(solution.why)
+    assert set(said) == {"No plan keeps the deadline."}

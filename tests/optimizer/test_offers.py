@@ -133,6 +133,10 @@ def test_the_newest_spot_row_of_a_zone_counts_and_none_of_the_future(tmp_path):
     assert (second.usd_per_hour, second.quota, second.devices) == (1.4, 8, 4)
     assert first.billing is Billing.SPOT
     assert "2026-11-21 14:00 UTC" in found.described[first.name]
+    (future,) = found.left_out
+    assert future.offer == first.name
+    assert future.reason.startswith("its time is 2026-11-21 16:00 UTC, still to come")
+    assert future.reason.endswith("until then its price of 2026-11-21 14:00 UTC counts")
 
 
 @pytest.mark.parametrize(

@@ -192,17 +192,21 @@ def describe_optimum(problem: Problem, found: SearchResult, tolerance: float) ->
 
 def describe_infeasible(problem: Problem, nearest: Nearest | None, *, proven: bool) -> str:
     """Return why there is no plan."""
+    limits = [name for name, given in (("deadline", problem.deadline_s), ("budget", problem.budget_usd)) if given]
+    nearest_batch = nearest.global_batch if nearest is not None else 0
+    if nearest is None and limits:
+        # Perhaps only for want of time.
+        nearest_batch = next(iter(_global_batches(problem)), 0)
     if not proven:
         why = "The time limit ended the search before it found a plan or that there is none."
     elif (reason := _no_offer_words(problem)) is not None:
         why = reason
-    elif nearest is None or nearest.global_batch != problem.global_batch:
+    elif nearest_batch != problem.global_batch:
         why = (
             f"The offers cannot share out a global batch of {problem.global_batch}: with their quotas, limits and "
             "batches per GPU no sum of whole machines reaches it."
         )
     else:
-        limits = [name for name, given in (("deadline", problem.deadline_s), ("budget", problem.budget_usd)) if given]
         why = f"No plan keeps the {' and the '.join(limits)}." if limits else "No plan has a known duration."
     if nearest is not None:
         why += f" Nearest: {nearest.plan}; {nearest.words}."

@@ -194,10 +194,10 @@ def spot_offers(
     left_out = [
         ExcludedOffer(
             _name(row),
-            f"its time is {row.time:%Y-%m-%d %H:%M %Z}, still to come; write UTC, or the time's zone (+01:00)",
+            f"its time is {row.time:%Y-%m-%d %H:%M %Z}, still to come; write UTC, or the time's zone (+01:00)"
+            + (f"; until then its price of {newest[key].time:%Y-%m-%d %H:%M %Z} counts" if key in newest else ""),
         )
         for key, row in future.items()
-        if key not in newest
     ]
     wanted = chosen or OfferFilter()
     models = {offer.gpu_model for gpu in wanted.gpus for offer in catalog.offers(gpu, None, False, known_only=False)}

@@ -308,7 +308,7 @@ def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> 
     forward, backward = np.zeros(samples), np.zeros(samples)
     for place, group in enumerate(groups, start=1):
         latency = group.curve.predict(group.batch_size)
-        factor = _slowest(float(latency.spread[0]), group.devices, _even_levels(samples, place, seed))
+        factor = slowest_of(float(latency.spread[0]), group.devices, samples, place, seed)
         forward = np.maximum(forward, factor * latency.forward_s[0])
         backward = np.maximum(backward, factor * latency.backward_s[0])
     return forward, backward
@@ -323,11 +323,21 @@ def mean_slowest(spread: float, devices: int, samples: int) -> float:
         devices: How many.
         samples: Draws.
     """
-    return float(_slowest(spread, devices, _even_levels(samples, 1, 0)).mean())
+    return float(slowest_of(spread, devices, samples).mean())
 
 
-def _slowest(spread: float, devices: int, levels: FloatArray) -> FloatArray:
-    """Latency of the slowest of some devices alike at levels of its distribution, per that of one."""
+@functools.lru_cache(maxsize=4096)
+def slowest_of(spread: float, devices: int, samples: int, place: int = 1, seed: int = 0) -> FloatArray:
+    """Draw the latency of the slowest of some devices alike, shape (samples,), per that of one; not to be written to.
+
+    Args:
+        spread: Relative standard deviation of one.
+        devices: How many.
+        samples: Draws.
+        place: Of the devices' group in its plan, from 1 on.
+        seed: Where the sequence of draws begins.
+    """
+    levels = _even_levels(samples, place, seed)
     return np.maximum(1.0 + spread * ndtri(levels ** (1.0 / devices)), _LEAST_SHARE)
 
 

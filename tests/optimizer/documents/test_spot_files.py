@@ -183,3 +183,12 @@ def test_a_watched_job_follows_prices_that_are_read_again(tmp_path: Path):
     elsewhere = ask(tmp_path, f"print({table(region='us-west-2')!r}, end='')")
     watch.follow(parse_problem(elsewhere, load_gpus(), load_offers()))
     assert [offer.quota for offer in watch.problem.offers] == [0]
+
+
+def test_a_price_that_is_still_to_come_beside_an_older_one_is_told_with_its_key(tmp_path, caplog):
+    later = table(hours=13).removeprefix(HEADER)
+    assert len(read(tmp_path, rows=table().removeprefix(HEADER) + later).offers) == 1
+    (said,) = [record.getMessage() for record in caplog.records if "still to come" in record.getMessage()]
+    assert said.startswith("spot[0]: 1 price left out of ")
+    assert "its time is 2026-11-21 13:00 UTC" in said
+    assert said.endswith("until then its price of 2026-11-21 11:00 UTC counts")

@@ -29,7 +29,7 @@ from gpusonde.catalog import (
 )
 from gpusonde.documents import ListOf, Number, Text, check_format, parse, read_document, to_plain
 from gpusonde.errors import DocumentError, GraphError, ModelError, ProblemError, TableError
-from gpusonde.formatting import percent
+from gpusonde.formatting import count, percent
 from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
 from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
@@ -522,8 +522,8 @@ def _spot_offers(
         near = difflib.get_close_matches(region, places, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise DocumentError(f"{at}.regions", f"{path} has no row of {region!r}{meant}")
-    for reason, count in selection.reasons().items():
-        _LOG.warning("%s: %d offers are left out: %s", path, count, reason)
+    for reason, number in selection.reasons().items():
+        _LOG.warning("%s: %s left out of %s: %s", at, count(number, "price"), path, reason)
     if not selection.offers:
         why = "; ".join(selection.reasons()) or "it has no row that is asked for"
         raise DocumentError(at, f"{path}: none of its machines can be rented now: {why}")

@@ -15,6 +15,7 @@ plans waits until the others are done.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -203,8 +204,10 @@ def _ramps(counts: IntArray) -> IntArray:
 
 # Plans of one subproblem before others have their turn.
 _MOST_AT_ONCE = 256
-# So many plans are estimated in the time in which some are made.
-_PLANS_PER_LISTING = 8
+# So many plans are estimated in the time in which some are made, or so many are dismissed.
+_PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 100
+# Draws of latencies and of placements meet evenly, but for so much.
+_SURELY = 0.999
 # Plans that are estimated even when there is no time for any.
 _MOST_LATE = 500
 
@@ -280,6 +283,7 @@ class ExactSearch:
         self._objective = objective
         self._out_of_time = out_of_time
         self._tolerance = tolerance
+        self._slowest_s: Callable[[Plan], tuple[float, float]] | None = getattr(self._steps, "slowest_s", None)
         self._found = SearchResult()
         self._pushed = 0
         # Lowest bound of what had to be left out.
@@ -385,6 +389,8 @@ class ExactSearch:
 
     def _search_cell(self, anchor: Anchor) -> None:
         place = anchor.best_place(self._objective)
+        if anchor.tighten(place, self._space):
+            return
         try:
             if self._space.exact or not anchor.priced[place]:
                 cheapest = self._cheapest(anchor, place)
@@ -427,7 +433,7 @@ class ExactSearch:
 
     def _cheapest(self, anchor: Anchor, place: int) -> tuple[Plan, float] | None:
         """The cheapest plan of a subproblem below the ceiling, and its price with tolls."""
-        subproblem = anchor.subproblem(place, self._space)
+        subproblem = self._subproblem(anchor, place)
         options = subproblem.cheapest(
             self._ceiling(float(anchor.step_s[place])),
             lambda: anchor.is_reached(place, self._space.samples, self._check_time),
@@ -439,6 +445,25 @@ class ExactSearch:
         tolls_usd = sum(float(anchor.options[offer].toll_usd[index]) for offer, index in options)
         return plan, plan.usd_per_hour(self._problem.offers) + subproblem.hourly * tolls_usd
 
+    def _subproblem(self, anchor: Anchor, place: int) -> Subproblem:
+        """Return a subproblem without the latencies of its node with which a plan is late or too dear."""
+        latencies = anchor.latencies()
+        used = bisect.bisect_left(
+            range(1, latencies.size),
+            True,
+            key=lambda count: self._most_usd(anchor, place, float(latencies[count])) < anchor.usd_per_hour[place],
+        )
+        return anchor.subproblem(place, self._space, float(latencies[used]))
+
+    def _most_usd(self, anchor: Anchor, place: int, latency_s: float, spread: float | None = None) -> float:
+        """Return the price, USD per hour, above which a subproblem's plans with such a latency are of no use."""
+        world_size = anchor.world_sizes[place : place + 1]
+        step_s = self._steps.bound_s(latency_s, world_size, anchor.network)
+        kept_s = None
+        if self._space.kept_s is not None:
+            kept_s = self._space.kept_s(latency_s, world_size, anchor.network, spread=spread)
+        return float(self._objective.ceiling(step_s, self._aim(), kept_s)[0])
+
     def _plan(self, groups: Iterable[Group]) -> Plan:
         return Plan(tuple(groups), self._problem.mode)
 
@@ -447,9 +472,9 @@ class ExactSearch:
 
         A subproblem may hold millions of plans, so that one turns to others before all of them are made.
         """
-        subproblem = anchor.subproblem(place, self._space)
+        subproblem = self._subproblem(anchor, place)
         world_size = anchor.world_sizes[place : place + 1]
-        cell_step_s = float(anchor.step_s[place])
+        cell_step_s, dismissed = float(anchor.step_s[place]), 0
         for listed in list_plans(
             subproblem,
             self._ceiling(cell_step_s),
@@ -462,15 +487,26 @@ class ExactSearch:
             bounds = [float(self._steps.bound_s(each, world_size, anchor.network)[0]) for each in latencies.tolist()]
             step_s = np.array(bounds)[which]
             price = listed.usd_per_hour[own] + self._space.hourly(step_s) * listed.toll_usd[own]
-            for index in np.lexsort((price, self._objective.bound(step_s, price))).tolist():
+            useful = np.flatnonzero(price <= self._ceilings(step_s))
+            order = np.lexsort((price[useful], self._objective.bound(step_s[useful], price[useful])))
+            for index in useful[order].tolist():
                 if price[index] > self._ceiling(float(step_s[index])):
                     continue
                 self._check_time()
-                yield self._plan(
+                plan = self._plan(
                     options.group(option)
                     for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
                     if option >= 0
                 )
+                # Of groups that are nearly alike the slowest GPU of all takes longer than that of each.
+                if self._slowest_s is not None:
+                    latency_s, spread = self._slowest_s(plan)
+                    if price[index] > self._most_usd(anchor, place, latency_s * _SURELY, spread):
+                        dismissed += 1
+                        if dismissed % _DISMISSED_PER_LISTING == 0:
+                            yield None
+                        continue
+                yield plan
             if listed.listed_to > self._ceiling(cell_step_s):
                 return
             yield None

@@ -157,7 +157,7 @@ class Space:
     single: tuple[Plan, ...]
     overhead_s: float
     iterations: int
-    kept_s: Callable[[float, IntArray, float], FloatArray] | None
+    kept_s: Callable[..., FloatArray] | None
 
     def hourly(self, step_s: FloatArray) -> FloatArray:
         """Return which share of a toll falls on an hour of runs with such iterations, shape of ``step_s``."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -288,19 +288,21 @@ def _path(choices: Sequence[OfferOptions], stages: Sequence[_Partial], index: in
             yield each.offer, place
 
 
-_MOST_PRICES_PER_SAMPLE = 48
+# Dual prices of a sample that are tried for all world sizes at once, from pairs of so many kinds at most, and steps
+# towards the best one for one world size.
+_MOST_PRICES_PER_SAMPLE, _MOST_PAIRED, _MOST_STEPS = 48, 128, 40
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """GPUs that may take part, one entry per offer.
+    """GPUs that may take part; an offer has an entry for each batch with which it runs more of them.
 
     Attributes:
         devices: Shape (k,), most GPUs.
         usd_per_device_hour: Shape (k,).
         toll_usd_per_device: Shape (k,), what a GPU costs besides, however long it runs.
         smallest: Shape (k,), smallest batch per GPU.
-        largest: Shape (k,), largest one.
+        largest: Shape (k,), samples that a GPU adds at most, which falls from one entry of an offer to the next.
     """
 
     devices: IntArray
@@ -323,26 +325,65 @@ class Kinds:
     def quick_bound(self, world_sizes: IntArray, samples: float) -> FloatArray:
         """Return a lower bound of the price that takes little time, USD per hour, shape of ``world_sizes``."""
         # Cover the samples from the cheapest per sample on; take the GPUs from the cheapest on.
-        per_sample = self.usd_per_device_hour / self.largest
+        adding = self.largest > 0
+        largest = self.largest[adding]
+        per_sample = self.usd_per_device_hour[adding] / largest
         order = np.argsort(per_sample)
-        covered = np.minimum(np.cumsum(self.devices[order] * self.largest[order]), samples)
+        covered = np.minimum(np.cumsum(self.devices[adding][order] * largest[order]), samples)
         cover = float(covered[0] * per_sample[order[0]] + (covered[1:] - covered[:-1]) @ per_sample[order[1:]])
         return np.asarray(np.maximum(self._sums(world_sizes, self.usd_per_device_hour), cover))
 
     def bound(self, world_sizes: IntArray, samples: float) -> PriceBound:
-        """Return the linear programme's bound for world sizes, shape (n,)."""
+        """Return the best of some bounds of the linear programme for world sizes, shape (n,)."""
         per_sample = self._prices_per_sample()
-        reduced = self._reduced(per_sample)
-        values = per_sample[:, None] * samples + _fill(world_sizes, self.devices, reduced)
+        values = np.stack([each * samples + self._sums(world_sizes, self._reduced(each)) for each in per_sample])
         best = values.argmax(axis=0)
         return PriceBound(values[best, np.arange(world_sizes.size)], per_sample[best])
 
+    def best_bound(self, world_size: int, samples: float, per_sample: float) -> tuple[float, float]:
+        """Return the linear programme's bound for one world size, USD per hour, and the dual price that shows it.
+
+        Args:
+            world_size: The world size.
+            samples: The global batch.
+            per_sample: A dual price that is good already.
+        """
+        # The bound is concave and straight between kinks: where the lines on both sides of the best one meet.
+        value, slope = self._line(world_size, samples, per_sample)
+        best, lines = (value, per_sample), {slope > 0: (per_sample, value, slope)}
+        step = (1.0 if slope > 0 else -1.0) * max(abs(per_sample), float(self.usd_per_device_hour.max()))
+        for _ in range(_MOST_STEPS):
+            if slope == 0:
+                break
+            if len(lines) < 2:
+                per_sample, step = per_sample + step, 2.0 * step
+                expected = math.inf
+            else:
+                (left, at_left, rises), (right, at_right, falls) = lines[True], lines[False]
+                per_sample = (at_right - at_left + rises * left - falls * right) / (rises - falls)
+                expected = at_left + rises * (per_sample - left)
+            value, slope = self._line(world_size, samples, per_sample)
+            best = max(best, (value, per_sample))
+            if value >= expected - SAME * abs(expected):
+                break
+            lines[slope > 0] = per_sample, value, slope
+        return best
+
     def price_per_device(self, world_size: int, per_sample: float) -> float:
         """Return the dual price of a GPU at a world size: the reduced price of the last GPU taken."""
-        reduced = self._reduced(np.array([per_sample]))[0]
+        reduced = self._reduced(per_sample)
         order = np.argsort(reduced)
         place = int(np.searchsorted(np.cumsum(self.devices[order]), world_size))
         return float(reduced[order[min(place, order.size - 1)]])
+
+    def _line(self, world_size: int, samples: float, per_sample: float) -> tuple[float, float]:
+        """Return the bound at a dual price of a sample, and its slope there."""
+        reduced = self._reduced(per_sample)
+        order = np.argsort(reduced)
+        ends = np.cumsum(self.devices[order])
+        taken = np.clip(world_size - (ends - self.devices[order]), 0, self.devices[order])
+        batch = (self.largest if per_sample >= 0 else self.smallest)[order]
+        return per_sample * samples + float(taken @ reduced[order]), samples - float(taken @ batch)
 
     def _sums(self, world_sizes: IntArray, each: FloatArray) -> FloatArray:
         """Least sum of a figure of so many GPUs, shape of ``world_sizes``."""
@@ -351,16 +392,14 @@ class Kinds:
         sums = np.concatenate([[0.0], np.cumsum(self.devices[order] * each[order])])
         return np.asarray(np.interp(world_sizes, devices, sums))
 
-    def _reduced(self, per_sample: FloatArray) -> FloatArray:
-        """Price of a GPU less the worth of its samples, shape (m, k)."""
-        worth = np.where(
-            per_sample[:, None] >= 0, per_sample[:, None] * self.largest, per_sample[:, None] * self.smallest
-        )
-        return np.asarray(self.usd_per_device_hour - worth)
+    def _reduced(self, per_sample: float) -> FloatArray:
+        """Price of a GPU less the worth of its samples, shape (k,)."""
+        return np.asarray(self.usd_per_device_hour - per_sample * (self.largest if per_sample >= 0 else self.smallest))
 
     def _prices_per_sample(self) -> FloatArray:
-        """Where two offers swap places, shape (m,), zero among them."""
-        first, second = np.triu_indices(self.devices.size, 1)
+        """Where two kinds swap places, shape (m,), zero among them."""
+        some = np.linspace(0, self.devices.size - 1, min(self.devices.size, _MOST_PAIRED)).round().astype(int)
+        first, second = (some[each] for each in np.triu_indices(some.size, 1))
         price = self.usd_per_device_hour[first] - self.usd_per_device_hour[second]
         found = [np.zeros(1)]
         for batch, sign in ((self.largest, 1.0), (self.smallest, -1.0)):
@@ -385,20 +424,6 @@ class PriceBound:
 
     usd_per_hour: FloatArray
     usd_per_sample_hour: FloatArray
-
-
-def _fill(world_sizes: IntArray, devices: IntArray, prices: FloatArray) -> FloatArray:
-    """Sum of the prices of the cheapest GPUs, shape (m, n), from prices of shape (m, k)."""
-    order = np.argsort(prices, axis=1)
-    sorted_prices = np.take_along_axis(prices, order, axis=1)
-    sorted_devices = devices[order]
-    ends = np.cumsum(sorted_devices, axis=1)
-    total = np.zeros((prices.shape[0], world_sizes.size))
-    for place in range(prices.shape[1]):
-        begin = (ends[:, place] - sorted_devices[:, place])[:, None]
-        taken = np.clip(world_sizes[None, :] - begin, 0, sorted_devices[:, place][:, None])
-        total += taken * sorted_prices[:, place][:, None]
-    return total
 
 
 # Latencies that depend on the number of machines are many; those within this share of each other are one, and an
@@ -430,6 +455,7 @@ class Anchor:
         usd_per_sample_hour: Shape (n,), dual price of a sample; None until ``usd_per_hour`` is the good bound.
         kept_s: Shape (n,), lower bound of an iteration at the problem's confidence; None until somebody asked.
         reached: Shape (n,), world sizes that reach the global batch exactly; None until somebody asked.
+        tight: World sizes, by place, whose ``usd_per_hour`` is the best that divisible machines tell.
     """
 
     network: float
@@ -447,6 +473,7 @@ class Anchor:
     usd_per_sample_hour: FloatArray | None = None
     kept_s: FloatArray | None = None
     reached: npt.NDArray[np.bool_] | None = None
+    tight: set[int] = field(default_factory=set)
 
     @property
     def latency_s(self) -> float:
@@ -540,13 +567,37 @@ class Anchor:
         places = places[bounds <= bounds.min() * (1 + SAME)]
         return int(places[self.usd_per_hour[places].argmin()])
 
-    def subproblem(self, place: int, space: Space) -> Subproblem:
-        """Return a subproblem, once the bounds are sharp."""
+    def tighten(self, place: int, space: Space) -> bool:
+        """Make the bound of a subproblem's price as sharp as divisible machines allow; return whether it was not."""
+        if place in self.tight or self.usd_per_sample_hour is None:
+            return False
+        self.tight.add(place)
+        kinds = self.kinds.with_tolls(self._hourly(place, space))
+        dual = float(self.usd_per_sample_hour[place])
+        usd, self.usd_per_sample_hour[place] = kinds.best_bound(int(self.world_sizes[place]), space.samples, dual)
+        if usd * (1 - SAME) <= self.usd_per_hour[place]:
+            return False
+        self.usd_per_hour[place] = usd * (1 - SAME)
+        return True
+
+    def _hourly(self, place: int, space: Space) -> float:
+        """Share of a toll that falls on an hour; zero without tolls."""
+        return float(space.hourly(self.step_s[place : place + 1])[0]) if self.kinds.toll_usd_per_device.any() else 0.0
+
+    def latencies(self) -> FloatArray:
+        """Return the latencies of its options from its own on, ascending."""
+        own = [each.latency_s[:count] for each, count in zip(self.options, self.counts, strict=True)]
+        every = np.unique(np.concatenate(own))
+        return every[every >= self.latency_s]
+
+    def subproblem(self, place: int, space: Space, most_s: float) -> Subproblem:
+        """Return a subproblem with options up to a latency, once the bounds are sharp."""
         world_size = int(self.world_sizes[place])
         per_sample = 0.0 if self.usd_per_sample_hour is None else float(self.usd_per_sample_hour[place])
-        hourly = float(space.hourly(self.step_s[place : place + 1])[0]) if self.kinds.toll_usd_per_device.any() else 0.0
+        hourly = self._hourly(place, space)
         per_device = self.kinds.with_tolls(hourly).price_per_device(world_size, per_sample)
-        return Subproblem(self.options, self.counts, world_size, space.samples, per_device, per_sample, hourly)
+        counts = [int(np.searchsorted(each.latency_s, most_s, side="right")) for each in self.options]
+        return Subproblem(self.options, counts, world_size, space.samples, per_device, per_sample, hourly)
 
 
 def make_anchors(
@@ -624,22 +675,28 @@ class _Limits:
 
     Attributes:
         latencies_s: Shape (m,), ascending.
+        most_s: Shape (m,), the largest latency that counts as each.
         counts: Shape (k, m), how many options are not too slow.
         usd_per_device_hour: Shape (k,).
         toll_usd_per_device: Shape (k,).
-        devices: Shape (k, m), most GPUs.
-        smallest: Shape (k, m), smallest batch per GPU.
-        largest: Shape (k, m), largest one.
+        batches: Shape (k, b), batches per GPU in descending order, zero where there are fewer.
+        option_s: Latencies of all options of all offers, by offer and batch.
+        option_devices: GPUs of these.
+        begins: Shape (r,), the first of each offer and batch there.
+        cells: Shape (r,), which of ``batches``, flat, each is.
         world_sizes: Those that there are.
     """
 
     latencies_s: FloatArray
+    most_s: FloatArray
     counts: IntArray
     usd_per_device_hour: FloatArray
     toll_usd_per_device: FloatArray
-    devices: IntArray
-    smallest: FloatArray
-    largest: FloatArray
+    batches: FloatArray
+    option_s: FloatArray
+    option_devices: IntArray
+    begins: IntArray
+    cells: IntArray
     world_sizes: IntArray
 
     @classmethod
@@ -652,27 +709,52 @@ class _Limits:
             math.floor(space.samples / min(float(batch.min()) for batch in per_device) + 1e-6),
         )
         step = math.gcd(*(each.offer.devices for each in options))
-        counts = [np.searchsorted(each.latency_s, most_s, side="right") for each in options]
-        last = [np.maximum(count - 1, 0) for count in counts]
-        batches = list(zip(per_device, last, strict=True))
+        falling = [np.unique(batch)[::-1] for batch in per_device]
+        batches = np.zeros((len(options), max(each.size for each in falling)))
+        for row, each in zip(batches, falling, strict=True):
+            row[: each.size] = each
+        sizes = [each.size for each in per_device]
+        offers, batch = np.repeat(np.arange(len(options)), sizes), np.concatenate(per_device)
+        order = np.lexsort((-batch, offers))
+        offers, batch = offers[order], batch[order]
+        begins = np.flatnonzero((np.diff(offers, prepend=-1) != 0) | (np.diff(batch, prepend=-1.0) != 0))
+        # Which of the batches of its own offer each is.
+        first = np.searchsorted(offers[begins], offers[begins])
         return cls(
             least,
-            np.stack(counts),
+            most_s,
+            np.stack([np.searchsorted(each.latency_s, most_s, side="right") for each in options]),
             np.array([each.offer.usd_per_hour / each.offer.devices for each in options]),
             np.array([each.toll_usd[0] / each.devices[0] for each in options]),
-            np.stack([np.maximum.accumulate(e.devices)[place] for e, place in zip(options, last, strict=True)]),
-            np.stack([np.minimum.accumulate(batch)[place] for batch, place in batches]),
-            np.stack([np.maximum.accumulate(batch)[place] for batch, place in batches]),
+            batches,
+            np.concatenate([each.latency_s for each in options])[order],
+            np.concatenate([each.devices for each in options])[order],
+            begins,
+            offers[begins] * batches.shape[1] + np.arange(begins.size) - first,
             np.arange(step, most + 1, step, dtype=np.int64),
         )
 
     def kinds(self, place: int) -> Kinds:
         """Return what options up to a latency allow."""
-        taken = self.counts[:, place] > 0
-        return Kinds(
-            self.devices[taken, place],
-            self.usd_per_device_hour[taken],
-            self.toll_usd_per_device[taken],
-            self.smallest[taken, place],
-            self.largest[taken, place],
-        )
+        devices = np.zeros(self.batches.size, dtype=np.int64)
+        fast = np.where(self.option_s <= self.most_s[place], self.option_devices, 0)
+        devices[self.cells] = np.maximum.reduceat(fast, self.begins)
+        most = devices.reshape(self.batches.shape)
+        smallest = np.where(most > 0, self.batches, np.inf).min(axis=1)
+        # The most samples by GPUs, as a chain of straight lines over the largest batch with which so many run.
+        at, samples, found = np.zeros(len(most), dtype=np.int64), np.zeros(len(most)), []
+        offers = np.flatnonzero(np.isfinite(smallest))
+        while offers.size:
+            more = most[offers] - at[offers, None]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                adds = (most[offers] * self.batches[offers] - samples[offers, None]) / more
+            taken = np.where(more > 0, adds, -np.inf).argmax(axis=1)
+            rows = np.arange(offers.size)
+            found.append((offers, more[rows, taken], adds[rows, taken]))
+            at[offers] = most[offers, taken]
+            samples[offers] = at[offers] * self.batches[offers, taken]
+            offers = offers[at[offers] < most[offers].max(axis=1)]
+        if not found:
+            return Kinds(*np.zeros((5, 0)))
+        offers, more, adds = (np.concatenate(each) for each in zip(*found, strict=True))
+        return Kinds(more, self.usd_per_device_hour[offers], self.toll_usd_per_device[offers], smallest[offers], adds)
