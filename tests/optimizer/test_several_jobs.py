@@ -15,8 +15,8 @@ from instances import LARGE, SMALL, instance, mixed_offers
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, Status, TableSteps, several_jobs, solve
-from gpusonde.optimizer.columns import TolledCost
 from gpusonde.optimizer.explain import describe_gap
+from gpusonde.optimizer.known_plans import TolledCost
 from gpusonde.optimizer.problem import SharedQuota
 from gpusonde.optimizer.search.exact import ExactSearch
 from gpusonde.optimizer.search.space import every_plan, make_space

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,17 @@ def test_every_portion_says_that_it_is_typed():
     portions = [p for p in portions if p.name != "__pycache__"]
     assert len(portions) >= 10
     assert [str(p) for p in portions if not (p / "py.typed").is_file()] == []
+
+
+def test_a_class_name_means_one_class():
+    places = defaultdict(list)
+    for root in SOURCE_ROOTS:
+        for file in (ROOT / root / "gpusonde").rglob("*.py"):
+            if "_pb2" not in file.name:
+                for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                    if isinstance(node, ast.ClassDef):
+                        places[node.name].append(str(file.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("setting", ["dev-mode-dirs", "packages = [\n", "pythonpath", "mypy_path"])

@@ -29,9 +29,10 @@ from scipy import sparse
 
 from gpusonde.errors import ProblemError
 from gpusonde.formatting import dollars, duration, percent
-from gpusonde.optimizer.columns import (
-    Column,
-    Columns,
+from gpusonde.optimizer.explain import describe_gap
+from gpusonde.optimizer.known_plans import (
+    KnownPlan,
+    KnownPlans,
     Limit,
     TolledCost,
     find_limits,
@@ -40,7 +41,6 @@ from gpusonde.optimizer.columns import (
     tolled,
     undominated,
 )
-from gpusonde.optimizer.explain import describe_gap
 from gpusonde.optimizer.problem import MachineOffer, Objective, Plan, Problem, SharedQuota
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
 from gpusonde.optimizer.search.objectives import SAME, find_time_factor
@@ -238,7 +238,7 @@ class _Bound:
 class _Choice:
     """A plan for every job."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[KnownPlan, ...]
     over: tuple[int, ...] = ()  # by how much limits are exceeded
 
     @property
@@ -259,8 +259,8 @@ class _Jobs:
         self._ends_s = ends_s
         self._limits = find_limits([job.problem for job in jobs])
         # Equal jobs have the same plans.
-        same: dict[tuple[Problem, int], Columns] = {}
-        self._columns = [same.setdefault((job.problem, id(job.steps)), Columns(self._limits)) for job in jobs]
+        same: dict[tuple[Problem, int], KnownPlans] = {}
+        self._columns = [same.setdefault((job.problem, id(job.steps)), KnownPlans(self._limits)) for job in jobs]
         self._most = np.array([limit.most for limit in self._limits], dtype=np.float64)
         self._estimated = 0
         # The best ones of the last question, good to begin the next one with.
@@ -430,7 +430,7 @@ class _Jobs:
     def _search(
         self,
         job: SharingJob,
-        columns: Columns,
+        columns: KnownPlans,
         tolls: FloatArray,
         latest_s: float,
         most_usd: float,
@@ -467,7 +467,7 @@ class _Jobs:
         # Of plans above what is known already, nothing was asked.
         return replace(best, bound=min(best.bound, most_usd))
 
-    def _mix(self, columns: Sequence[Sequence[Column]], penalty_usd: float) -> tuple[float, bool, FloatArray]:
+    def _mix(self, columns: Sequence[Sequence[KnownPlan]], penalty_usd: float) -> tuple[float, bool, FloatArray]:
         """Return what plans cost when jobs may mix them, whether limits are exceeded then, and the tolls.
 
         To exceed a limit by one costs a penalty, so that there is always an answer.

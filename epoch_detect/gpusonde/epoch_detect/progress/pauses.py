@@ -171,16 +171,17 @@ class PauseMemory:
         """Whether they are of all lengths, as if somebody sat there and thought."""
         return self._rests > 0 or self._scatter > _UNEVEN
 
-    def patience_s(self, *, period_s: float, may_think: bool) -> float:
+    def patience_s(self, *, period_s: float, may_think: bool, trains: bool = False) -> float:
         """How long a pause may last.
 
         Args:
             period_s: Of the job's cycles; NaN where it is not known to work in any. In a job that does, pauses of many
                 lengths are checkpoints among evaluations, not somebody's thoughts.
             may_think: Whether it looks as if somebody sat there, for all that is known of the pause.
+            trains: Whether it is known to train, though not in which cycles.
         """
         cyclic = not math.isnan(period_s)
-        if (self.is_uneven or may_think) and not cyclic:
+        if (self.is_uneven or may_think) and not (cyclic or trains):
             return max(_UNEVEN_FIRST_S, _UNEVEN_MARGIN * self.longest_s)
         first = _FIRST_S if self.count < _FEW else max(_LEAST_S, min(_FIRST_S, _CYCLES * self.cycle_s))
         if cyclic:

@@ -55,7 +55,7 @@ _RELEASED = 0.15  # of the memory that it held: the job has let go of its GPUs
 _DEAD_METER = 0.5  # of the power of an idle GPU
 _NO_TICKS_S = 10.0
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
-_SURE_LEVEL, _SURE_RUN = 0.8, 0.65
+_SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
 _SURE_SLOWER = 0.8
 _REBORN = 2.0  # times the lowest load: one who had ended works
 
@@ -440,7 +440,7 @@ class StateWatch:
     @property
     def _trains(self) -> bool:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
-        if self._cycles.cyclic or self._kind_of_run == RunState.TRAINING:
+        if self._cycles.cyclic or self._surely_trains:
             return True
         if self._kind_of_run in (RunState.SERVING, RunState.IDLE, RunState.OTHER):
             return False
@@ -456,15 +456,19 @@ class StateWatch:
         sure = cycles.run_confidence >= _SURE_RUN and cycles.work_s >= max(_STILL_SO * self._work.seconds, 1.0)
         return cycles.run_state if sure and not cycles.cyclic else ""
 
+    @property
+    def _surely_trains(self) -> bool:
+        """Whether the run as a whole is surely a training: somebody at a notebook works in bursts that may look so."""
+        return self._kind_of_run == RunState.TRAINING and self._cycles.run_confidence >= _SURE_TRAINING
+
     def _alarm(self, pause: Pause, second: JobSecond) -> None:
         now_s = second.time_s
         known = self._processes.at(now_s, pause.begin_s + _SETTLED_S)
         period_s = self._cycles.period_s if self._cycles.cyclic else math.nan
-        # One GPU, at rest, whose processes rest as far as they are known: nothing tells a program from a person, but
-        # what the run was so far.
-        told = known.processors > _COMPUTES or self._kind_of_run == RunState.TRAINING
-        may_think = second.gpus == second.unused == self.gpus == 1 and not told
-        patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think)
+        # One GPU, at rest, whose processes rest as far as they are known: nothing tells a program from a person.
+        busy = known.processors > _COMPUTES
+        may_think = second.gpus == second.unused == self.gpus == 1 and not busy
+        patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think, trains=self._surely_trains)
         lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
         if not lasts or not self._trains:
             return

@@ -1,4 +1,4 @@
-"""``Columns``: the known plans of one of several jobs, with what each uses of the limits that the jobs share.
+"""``KnownPlans``: the known plans of one of several jobs, with what each uses of the limits that the jobs share.
 
 Column generation picks from them; ``TolledCost`` is what a search for more of them makes as small as possible.
 """
@@ -51,7 +51,7 @@ def _reach(problem: Problem, limit: Limit) -> int:
 
 
 @dataclass(frozen=True)
-class Column:
+class KnownPlan:
     """A plan of a job, and how much of every limit it uses."""
 
     plan: Plan
@@ -60,12 +60,12 @@ class Column:
     use: tuple[int, ...]
 
 
-class Columns:
+class KnownPlans:
     """The known plans of a job: of those that use the limits alike, the ones that no other beats in time and cost."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
         self._limits = limits
-        self._by_use: dict[tuple[int, ...], list[Column]] = {}
+        self._by_use: dict[tuple[int, ...], list[KnownPlan]] = {}
         # All plans are known that end until then and cost less.
         self._listed: list[tuple[float, float]] = []
 
@@ -77,7 +77,7 @@ class Columns:
         known = self._by_use.setdefault(use, [])
         if not any(each.time_s <= time_s and each.cost_usd <= cost_usd for each in known):
             known[:] = [each for each in known if each.time_s < time_s or each.cost_usd < cost_usd]
-            known.append(Column(plan, time_s, cost_usd, use))
+            known.append(KnownPlan(plan, time_s, cost_usd, use))
 
     def note_listed(self, latest_s: float, usd: float) -> None:
         """Remember that all plans that end until then and cost less are known."""
@@ -87,7 +87,7 @@ class Columns:
         """Return the cost below which all plans that end until then are known."""
         return max((usd for end_s, usd in self._listed if latest_s <= end_s), default=0.0)
 
-    def within(self, latest_s: float) -> list[Column]:
+    def within(self, latest_s: float) -> list[KnownPlan]:
         """Return the cheapest plan of every use that ends until then, by cost."""
         found = []
         for known in self._by_use.values():
@@ -97,9 +97,9 @@ class Columns:
         return sorted(found, key=lambda each: (each.cost_usd, each.time_s))
 
 
-def undominated(columns: Sequence[Column]) -> list[Column]:
+def undominated(columns: Sequence[KnownPlan]) -> list[KnownPlan]:
     """Leave out, of columns by cost, those that use no less of any limit than a cheaper one."""
-    kept: list[Column] = []
+    kept: list[KnownPlan] = []
     uses = np.array([column.use for column in columns], dtype=np.int32)
     of_kept = np.zeros_like(uses)
     for column, use in zip(columns, uses, strict=True):
@@ -170,13 +170,13 @@ def most_usd_of(problem: Problem, latest_s: float) -> float:
     return most_usd
 
 
-def tolled(column: Column, tolls: FloatArray) -> tuple[float, float]:
+def tolled(column: KnownPlan, tolls: FloatArray) -> tuple[float, float]:
     """Return what a plan costs with tolls of shape (limits,), and its time."""
     return column.cost_usd + float(np.dot(tolls, column.use)), column.time_s
 
 
 @dataclass(frozen=True)
-class Table:
+class PlanTable:
     """Plans of all jobs, one after the other, shape (n,): costs, use of limits (limits, n) and whose they are."""
 
     cost_usd: FloatArray
@@ -184,10 +184,10 @@ class Table:
     one: sparse.csr_array
 
 
-def make_table(columns: Sequence[Sequence[Column]], limits: int) -> Table:
+def make_table(columns: Sequence[Sequence[KnownPlan]], limits: int) -> PlanTable:
     """Return the known plans of all jobs as one table."""
     every = [column for of_job in columns for column in of_job]
     use = np.array([column.use for column in every], dtype=np.float64).reshape(len(every), limits)
     of_job = np.repeat(np.arange(len(columns)), [len(each) for each in columns])
     one = sparse.csr_array((np.ones(len(every)), (of_job, np.arange(len(every)))), shape=(len(columns), len(every)))
-    return Table(np.array([column.cost_usd for column in every]), sparse.csr_array(use.T), one)
+    return PlanTable(np.array([column.cost_usd for column in every]), sparse.csr_array(use.T), one)
