@@ -400,11 +400,12 @@ class StateWatch:
         pause.copied |= second.bus > _COPIES
         pause.add(time_s, load, second.swing, works_on=self._works_on(second, load, pause, known))
         pause.spinning = second.spinning
-        rough = pause.is_rough and self._range.share(pause.mean) > 2 * IDLES
-        # Cycles that are found in a load that does not move are found in its noise.
-        period_s, last_start_s = self._cycles.shortest_s, self._cycles.last_start_s
-        may_show = second.is_partly_used or pause.shows_cycles(period_s / self._cell_s)
-        cycles_on = may_show and last_start_s > pause.begin_s + 0.5 * self._cycles.period_s
+        rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough
+        cycles = self._cycles
+        cycles_on = cycles.last_start_s > pause.begin_s + 0.5 * cycles.period_s and (
+            # Cycles that are found in a load that does not move are found in its noise.
+            second.is_partly_used or pause.shows_cycles(cycles.shortest_s / self._cell_s)
+        )
         if rough or cycles_on:
             # A lower level, but work: it moves as work does, or the cycles go on in it.
             self._range.lower_to(pause.mean)
