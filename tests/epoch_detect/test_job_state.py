@@ -329,6 +329,86 @@ def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
     assert "a kernel is on all 8 GPUs all the time" in watch.report.reason
 
 
+def epochs_of(period_s: float, now_s: float, role: CycleRole = CycleRole.EVALUATION) -> EpochDetection:
+    starts_s = np.arange(now_s % period_s, now_s, period_s)
+    cycle = Cycle(period_s, period_s, period_s, 5, starts_s, 0.95, role, 0.9, confirmed=True)
+    return EpochDetection(Verdict.NONE, "", cycles=(cycle,), run_state=RunState.TRAINING, run_state_confidence=0.9)
+
+
+def evaluated(watch: StateWatch, since_s: float) -> float:
+    spans = [span for span in watch.spans if span.state == JobState.EVALUATING and span.end_s > since_s]
+    return sum(span.end_s - max(span.start_s, since_s) for span in spans)
+
+
+EPOCH: list[tuple[int, float]] = [(30, 550.0), (6, 400.0)]
+
+
+@pytest.mark.parametrize("capped", [0.88, 0.93])
+@pytest.mark.parametrize("told_slower", [False, True])
+def test_gpus_that_draw_less_from_some_time_on_train_at_that_level_and_do_not_evaluate_for_good(
+    capped: float, told_slower: bool
+) -> None:
+    watch, now_s = working(60)
+    for _ in range(6):
+        for seconds, watts in EPOCH:
+            now_s = show(watch, now_s, seconds, (watts, 0.95))
+    if not told_slower:
+        watch.note_detection(epochs_of(36.0, now_s))
+    since_s = now_s
+    for number in range(8):
+        if told_slower and number == 2:
+            watch.note_slower("its cycles take 39 s, 8 % longer than the 36 s before", since_s)
+        for seconds, watts in EPOCH:
+            now_s = show(watch, now_s, seconds, (capped * watts, 0.95))
+    # Six seconds of each epoch; until the level is known for another one all of it.
+    assert 8 * 5 <= evaluated(watch, since_s) <= 8 * 8 + 80
+    assert evaluated(watch, since_s + 90) <= 6 * 8
+
+
+def test_steps_of_some_seconds_are_no_evaluations() -> None:
+    watch, now_s = working(30)
+    since_s = now_s
+    for second in range(300):
+        # A step takes three seconds, and its exchange the last 0.6 of them, at two ticks a second.
+        time_s = now_s + np.array([0.0, 0.5])
+        waits = (time_s + 0.13 * second / 3) % 3 >= 2.4
+        watts = np.tile(np.where(waits, 250.0, 550.0), (GPUS, 1))
+        watch.update(time_s, {"power_watts": watts, "gpu_utilization": np.ones((GPUS, 2))})
+        now_s += 1.0
+    assert evaluated(watch, since_s) <= 15
+
+
+def test_what_a_run_was_taken_for_before_it_began_is_not_said_of_it_for_good() -> None:
+    watch = StateWatch(GPUS)
+    before = EpochDetection(Verdict.NONE, "", run_state=RunState.IDLE, run_state_confidence=0.9)
+    now_s = show(watch, 0.0, 60, IDLE)
+    now_s = show(watch, now_s, 5, WORKS)
+    for _ in range(60):
+        watch.note_detection(before)
+        now_s = show(watch, now_s, 1, WORKS)
+    assert watch.report.state == JobState.TRAINING
+    assert watch.report.start_s == pytest.approx(75, abs=15)
+
+
+def test_a_job_that_begins_again_starts_whatever_is_known_of_the_cycles_before() -> None:
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)
+    now_s = show(watch, now_s, 200, WORKS, framebuffer_used_bytes=40e9)
+    found = epochs_of(36.0, now_s)
+    watch.note_detection(found)
+    now_s = show(watch, now_s, 60, IDLE, framebuffer_used_bytes=1e9)
+    assert watch.report.state == JobState.ENDED
+    for _ in range(4):
+        watch.note_detection(epochs_of(36.0, 230.0))
+        now_s = show(watch, now_s, 10, (75.0, 0.02), framebuffer_used_bytes=20e9)
+    assert watch.report.state == JobState.STARTING
+    now_s = show(watch, now_s, 60, WORKS, framebuffer_used_bytes=40e9)
+    watch.note_detection(epochs_of(36.0, now_s))
+    show(watch, now_s, 10, WORKS, framebuffer_used_bytes=40e9)
+    assert watch.report.state == JobState.TRAINING
+    assert "36 s" in watch.report.reason
+
+
 def test_idle_gpus_that_still_draw_much_are_said_to_be_hardly_in_use() -> None:
     watch, now_s = working()
     show(watch, now_s, 8, (280.0, 0.0))

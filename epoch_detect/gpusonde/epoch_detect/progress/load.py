@@ -23,6 +23,7 @@ _LEAST_DIP, _FIRST_DIP = 0.05, 0.08  # of the logarithm of the load: less is the
 _DIP = 4.0  # times the usual deviation
 _DEEPEST = -0.5  # of the logarithm: what lies deeper is a pause
 _RECOVERED = 0.5  # of the depth of a dip: it is over
+_AT_LEVEL = 0.5  # of the least dip, below which the load has come back to its level
 _LONGEST_DIP_S = 600.0  # beyond which a lower level is another level
 _QUARTILE = 0.674  # of a normal distribution
 
@@ -110,7 +111,7 @@ class TrainingLevel:
         self._level = math.nan
         self._least_dip = _FIRST_DIP
         self._bottom = 0.0
-        self._dips_since_s = math.nan
+        self._at_level_s = math.nan
         self._until_renewed = 0
 
     @property
@@ -118,7 +119,7 @@ class TrainingLevel:
         """Whether it has trained for long enough."""
         return len(self._logs) >= _LEAST_LEVEL_CELLS
 
-    def depth(self, time_s: float, load: float, smooth: float, after: Sequence[float]) -> float:
+    def depth(self, time_s: float, load: float, smooth: float, after: Sequence[float], longest_s: float) -> float:
         """Take a second of work and say how deep it lies below the level, 0..1; 0 where it is no dip.
 
         Args:
@@ -126,6 +127,7 @@ class TrainingLevel:
             load: Of the second.
             smooth: Median of it and those around it.
             after: Loads of the two seconds after it: a dip lasts.
+            longest_s: Time without a second at the level, beyond which a lower one is another level; 600 s at most.
         """
         log = math.log(max(smooth, 1e-9))
         if not self.is_known:
@@ -133,14 +135,15 @@ class TrainingLevel:
             return 0.0
         self._renew()
         off = log - self._level
+        if not off < -_AT_LEVEL * self._least_dip or math.isnan(self._at_level_s):
+            self._at_level_s = time_s
         if self._bottom < 0:
             self._bottom = min(self._bottom, off)
             dips = math.log(max(load, 1e-9)) - self._level < _RECOVERED * self._bottom
         else:
             limit = math.exp(self._level - self._least_dip)
-            dips = off < -self._least_dip and all(value < limit for value in after)
-            self._dips_since_s = time_s
-        if dips and time_s - self._dips_since_s > _LONGEST_DIP_S:
+            dips = off < -self._least_dip and all(value < limit for value in (load, *after))
+        if dips and time_s - self._at_level_s > min(longest_s, _LONGEST_DIP_S):
             self.forget()
             return 0.0
         self._bottom = min(self._bottom, off) if dips else 0.0
@@ -154,8 +157,13 @@ class TrainingLevel:
         """Begin anew, at another level."""
         self._logs.clear()
         self._deviations.clear()
-        self._bottom = 0.0
+        self._bottom, self._at_level_s = 0.0, math.nan
         self._least_dip, self._until_renewed = _FIRST_DIP, 0
+
+    def leave_dip(self) -> None:
+        """Take a dip that goes on for another level: it is known that the job trains in it."""
+        if self._bottom < 0:
+            self.forget()
 
     def _renew(self) -> None:
         """Measure level and scatter, which move slowly, every few cells."""

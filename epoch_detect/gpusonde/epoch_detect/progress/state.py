@@ -35,6 +35,8 @@ _BEGINS = 3  # cells that a change of work and pause is smoothed over
 _MOST_SPANS = 64
 _CELL_RATE = 0.1  # at which the usual distance of ticks is followed
 
+_SHORT_WORK_S = 8.0  # of which nothing is known yet
+_LONGER_THAN_STEPS_S, _PERIODS_OF_DIP = 20.0, 1.5  # of cycles that hold their evaluations: those last no longer
 _EVEN = 0.2  # mean change from cell to cell of one who does the same all the time, of what it draws beyond idling
 _CHANGE_S = 8.0  # over which it is measured
 _LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
@@ -185,11 +187,12 @@ class StateWatch:
     def __init__(self, gpus: int, *, idle_watts: float = math.inf) -> None:
         self.gpus = gpus
         self._idle_watts = idle_watts
-        self._first_s = self._last_s = math.nan
+        self._last_s = math.nan
         self._cell_s = _CELL_S
         self._ended = ""
         self._ended_s = -math.inf
         self._slower = ""
+        self._noted: EpochDetection | None = None
         self._spans: deque[StateSpan] = deque(maxlen=_MOST_SPANS)
         self._recent: deque[tuple[JobSecond, float]] = deque(maxlen=_LOOK_AHEAD + _AROUND + 1)  # with their loads
         self._forget()
@@ -198,6 +201,7 @@ class StateWatch:
         """Know nothing of the job."""
         self._by_power: bool | None = None  # whether power is its load; None before the first value
         self._held_bytes = 0.0
+        self._first_s = math.nan
         self._recent.clear()
         self._range = LoadRange(self._idle_watts)
         self._level = TrainingLevel()
@@ -209,22 +213,27 @@ class StateWatch:
     # What comes in.
 
     def note_detection(self, detection: EpochDetection) -> None:
-        """Take what the tracker says of the job now.
+        """Take what the tracker says of the job now; the same answer again says nothing new.
 
         Args:
             detection: On the time axis of the ticks.
         """
+        if detection is self._noted:
+            return
+        self._noted = detection
         told = [c for c in detection.cycles if c.confirmed and c.confidence >= _SURE_LEVEL]
         chosen = detection.cycles[detection.level] if detection.level is not None else told[-1] if told else None
         run = detection.run_state
+        last_start_s = max((float(c.starts_s[-1]) for c in told if c.starts_s.size), default=-math.inf)
         self._cycles = _Cycles(
             run_state="" if run is None else run.value,
             run_confidence=detection.run_state_confidence,
             period_s=math.nan if chosen is None else float(chosen.period_s),
             role="" if chosen is None or chosen.role == CycleRole.UNKNOWN else chosen.role.value,
-            last_start_s=max((float(c.starts_s[-1]) for c in told if c.starts_s.size), default=-math.inf),
+            last_start_s=last_start_s,
             shortest_s=min((float(c.period_s) for c in told), default=math.nan),
-            cyclic=bool(told) and run in (RunState.TRAINING, None),
+            # Those of a job that has ended are none of the one that has begun on its GPUs since.
+            cyclic=bool(told) and run in (RunState.TRAINING, None) and not last_start_s < self._first_s,
             work_s=self._work.seconds,
         )
 
@@ -275,6 +284,7 @@ class StateWatch:
         """
         if reason and not self._slower:
             self._rename({JobState.TRAINING}, (JobState.SLOWER, reason, _SURE_SLOWER), since_s, math.inf)
+            self._level.leave_dip()
         self._slower = reason
 
     def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
@@ -538,7 +548,9 @@ class StateWatch:
             return JobState.IDLE, "nothing but short bursts", cycles.run_confidence
         if kind == RunState.OTHER:
             return JobState.UNKNOWN, "it works, but not in the cycles of a training", cycles.run_confidence
-        depth = self._level.depth(time_s, load, smooth, after)
+        holds_evaluations = cycles.cyclic and cycles.role != CycleRole.STEP and cycles.period_s > _LONGER_THAN_STEPS_S
+        longest_s = _PERIODS_OF_DIP * cycles.period_s if holds_evaluations else math.inf
+        depth = self._level.depth(time_s, load, smooth, after, longest_s)
         if depth:
             return JobState.EVALUATING, f"the load is {percent(depth)} below that of its training", 0.7
         if self._slower:
@@ -568,7 +580,7 @@ class StateWatch:
             if known.processors > max(1.0, 0.5 * known.usual_processors):
                 return JobState.UNKNOWN, f"{said}, while its processes take {known.processors:.1f} processors", 0.3
             return JobState.IDLE, said, 0.7
-        if not self._level.is_known:
+        if self._work.seconds < _SHORT_WORK_S:
             return JobState.STARTING, f"{said}, and it has not worked for long", 0.6
         return JobState.EVALUATING, said, 0.6
 
