@@ -221,6 +221,32 @@ def test_chromium_shows_the_page_without_a_complaint(page, traces, tmp_path):
     assert picture.stat().st_size > 50_000
 
 
+def throttled(gpu, slow_gpu=1):
+    """Epochs of 20 s, 4 of them an evaluation; in the last twelve the clock of a GPU is lower, and the others wait."""
+    works, noise = np.random.default_rng(0).integers(158, 163, 26), np.random.default_rng(gpu)
+    watts, use, clock = [70.0] * 300, [0.0] * 300, [1410.0] * 300
+    for epoch, work in enumerate(works):
+        more = 18 if epoch >= 14 else 0
+        lower = more and gpu == slow_gpu
+        watts += [300.0] * work + [300.0 if lower else 130.0] * more + [200.0] * 40
+        use += [1.0] * (work + more) + [0.9] * 40
+        clock += [1280.0 if lower else 1410.0] * (work + more + 40)
+    power = np.array(watts) * np.exp(noise.normal(0, 0.01, len(watts)))
+    values = {"power_watts": power, "gpu_utilization": np.array(use), "sm_clock_mhz": np.array(clock)}
+    return Trace(np.arange(power.size) / 10, values, gpu_uuid=f"GPU-{gpu}")
+
+
+def test_a_report_of_files_says_why_a_job_became_slower_and_which_gpu_drags_it(tmp_path):
+    path, out = tmp_path / "job.csv", tmp_path / "job.html"
+    write_trace([throttled(gpu) for gpu in range(4)], path)
+    ask("report", str(path), "-o", str(out))
+    # One row, whatever evaluations lie in it.
+    (slower,) = [row for row in Page(out).tables["Slowdowns and other events"] if row[1].startswith("slower for")]
+    assert float(slower[0]) == pytest.approx(30 + 14 * 20, abs=25)
+    assert "the SM clock of GPU-1 fell by 9.2 %" in slower[2]
+    assert "drags: GPU-1, p 1.00" in slower[2]
+
+
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory):
     directory = tmp_path_factory.mktemp("report") / "data"

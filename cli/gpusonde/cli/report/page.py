@@ -7,6 +7,7 @@ import html
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gpusonde import formatting
 from gpusonde.cli.commands.detect import headline, plot, told_as
 from gpusonde.cli.measuring import Predictions, fastest_first
 from gpusonde.cli.report.story import RunStory
+from gpusonde.epoch_detect.progress import JobState, StateSpan
 from gpusonde.service.durable_files import write_durably
 
 _MOST_ROWS = 200
@@ -31,6 +33,7 @@ _COLOURS = {
     "starting": "#e3d9c8",
 }
 _OTHER = "#eef1f4"
+_BETWEEN = frozenset({JobState.EVALUATING, JobState.CHECKPOINTING, JobState.IDLE, JobState.UNKNOWN})
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1f2933; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; margin-bottom: 0; } h2 { font-size: 1.1em; margin: 1.8em 0 .4em; }
@@ -176,10 +179,17 @@ def _states(story: RunStory) -> str:
 
 
 def _events(story: RunStory) -> str:
+    told: list[StateSpan] = []
+    for span in story.states:
+        # Evaluations and checkpoints of a slow job end its slowdown for nobody.
+        if span.state == JobState.SLOWER and told and told[-1].state == JobState.SLOWER:
+            told[-1] = replace(span, start_s=told[-1].start_s)
+        elif span.state not in _BETWEEN:
+            told.append(span)
     slow = [
         (f"{span.start_s:,.1f}", f"{span.state} for {formatting.duration(span.end_s - span.start_s)}", span.reason)
-        for span in story.states
-        if span.state in ("slower", "stalled", "hung")
+        for span in told
+        if span.state in (JobState.SLOWER, JobState.STALLED, JobState.HUNG)
     ]
     other = [
         (f"{event.time_s:,.1f}", event.text, "" if event.gpu is None else story.gpus[event.gpu].gpu_uuid)

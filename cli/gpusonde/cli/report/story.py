@@ -13,7 +13,17 @@ from gpusonde import formatting
 from gpusonde.cli.measuring import Predictions, from_answer, from_traces
 from gpusonde.cli.runs_view import Progress, summarise_trace
 from gpusonde.epoch_detect import EpochDetection, EpochTracker, detect
-from gpusonde.epoch_detect.progress import JobState, PaceWatch, StateSpan, StateWatch
+from gpusonde.epoch_detect.progress import (
+    CAUSE_METRICS,
+    JobState,
+    PaceChange,
+    PaceWatch,
+    StateSpan,
+    StateWatch,
+    find_slow_device,
+    slowdown_causes,
+    slowdown_in_words,
+)
 from gpusonde.epoch_detect.ticks import holes
 from gpusonde.errors import CollectorError, CommandError, GpusondeError
 from gpusonde.telemetry import FloatArray, Trace
@@ -27,6 +37,8 @@ _MOST_TICKS = 864_000
 _MOST_EVENTS = 1000
 _STEPS = 10_000  # in which the states of a long trace are followed
 _LEAST_STEP_S = 1.0
+_MOST_EXPLAINED = 16  # slowdowns of one run, the first
+_BEFORE_S, _AFTER_S = 600.0, 300.0  # of one, that are compared
 _GOOD = frozenset({JobState.TRAINING, JobState.EVALUATING, JobState.SLOWER})
 
 
@@ -91,7 +103,7 @@ def story_of_traces(title: str, traces: Sequence[Trace], *, with_predictions: bo
     """
     gpus = _on_one_axis(traces)
     detection = detect(gpus)
-    states = _follow_states(gpus)
+    states = _follow_states(gpus, detection)
     predictions, reason = _predict(gpus, detection) if with_predictions else (None, "")
     first = gpus[0]
     facts = {
@@ -227,12 +239,13 @@ def _told_states(job: JobInfo, origin_ns: int) -> list[StateSpan]:
     ]
 
 
-def _follow_states(gpus: Sequence[Trace]) -> list[StateSpan]:
-    """Say what a job did as a collector does: with what was known of its cycles by then."""
+def _follow_states(gpus: Sequence[Trace], detection: EpochDetection) -> list[StateSpan]:
+    """Say what a job did as a collector does: with what was known of its cycles by then, and why it became slower."""
     time_s, names, values = _in_cells(gpus)
     together = _mean(values)
     tracker, pace, watch = EpochTracker(names), PaceWatch(names), StateWatch(len(gpus))
     spans: dict[float, StateSpan] = {}
+    slowdowns: dict[float, tuple[PaceChange, float]] = {}  # by their beginning, with their end so far
     step_s = max(_LEAST_STEP_S, (time_s[-1] - time_s[0]) / _STEPS)
     begin = 0
     while begin < time_s.size:
@@ -244,13 +257,31 @@ def _follow_states(gpus: Sequence[Trace]) -> list[StateSpan]:
             watch.note_detection(tracker.detection)
         pace.update(time_s[part], together[:, part])
         change = pace.change
+        if change is not None:
+            slowdowns[change.since_s] = change, float(time_s[stop - 1])
         watch.note_slower(change.reason if change else "", change.since_s if change else math.inf)
         watch.update(time_s[part], {name: values[:, row, part] for row, name in enumerate(names)})
         latest = watch.spans
         # A watch remembers its latest stretches only, and may give those another beginning.
         since = latest[0].start_s if latest else math.inf
         spans = {at: span for at, span in spans.items() if at < since} | {span.start_s: span for span in latest}
-    return [part for span in spans.values() for part in _seen(span, time_s)]
+    seen = [part for span in spans.values() for part in _seen(span, time_s)]
+    cycle_s = min((cycle.period_s for cycle in detection.cycles if cycle.confirmed), default=0.0)
+    given = {name: values[:, row] for row, name in enumerate(names) if name in CAUSE_METRICS}
+    called = [trace.gpu_uuid or f"GPU {number}" for number, trace in enumerate(gpus)]
+    for change, end_s in list(slowdowns.values())[:_MOST_EXPLAINED]:
+        since_s = change.since_s
+        near = slice(*np.searchsorted(time_s, [since_s - _BEFORE_S, min(end_s, since_s + _AFTER_S)]))
+        sides = {name: column[:, near] for name, column in given.items()}
+        causes = slowdown_causes(called, time_s[near], sides, since_s)
+        words = slowdown_in_words(causes, find_slow_device(called, time_s[near], sides, since_s, cycle_s=cycle_s))
+        seen = [
+            replace(span, reason=f"{change.reason}; {words}")
+            if span.state == JobState.SLOWER and since_s <= span.end_s and span.start_s <= end_s
+            else span
+            for span in seen
+        ]
+    return seen
 
 
 def _seen(span: StateSpan, time_s: FloatArray) -> Iterator[StateSpan]:

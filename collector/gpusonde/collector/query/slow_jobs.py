@@ -16,7 +16,7 @@ import numpy as np
 from gpusonde.collector.storage.model import GpuRow, RunRow
 from gpusonde.collector.storage.samples import SECOND_NS, Samples
 from gpusonde.collector.storage.store import Store
-from gpusonde.epoch_detect.progress import CAUSE_METRICS, SlowDeviceVerdict, find_slow_device, slowdown_causes
+from gpusonde.epoch_detect.progress import CAUSE_METRICS, find_slow_device, slowdown_causes, slowdown_in_words
 from gpusonde.epoch_detect.progress.slow_device import mean_of_known
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.wire import Float64Array
@@ -145,7 +145,7 @@ class SlowJobs:
                         evidence=each.evidence,
                     )
                 )
-        return Slowdown(_words(causes, verdict), tuple(devices))
+        return Slowdown(slowdown_in_words(causes, verdict), tuple(devices))
 
     def _read(self, gpus: Sequence[str], origin: int, length_s: float) -> tuple[Float64Array, dict[str, Float64Array]]:
         """Read means over short times of all GPUs, from a time on; seconds, and metric -> shape (GPUs, n)."""
@@ -211,13 +211,6 @@ def _shift(rows: Float64Array, lag: int) -> Float64Array:
     else:
         shifted[..., :lag] = rows[..., -lag:]
     return shifted
-
-
-def _words(causes: Sequence[str], verdict: SlowDeviceVerdict) -> str:
-    said = "; ".join(causes) or "cause unknown: the metrics do not show it"
-    if verdict.device is None:
-        return said
-    return f"{said}; drags: {verdict.device}, p {verdict.probability:.2f} ({verdict.ranked[0].evidence})"
 
 
 def _name(gpu: GpuRow | None, agent_id: str, gpu_uuid: str) -> str:

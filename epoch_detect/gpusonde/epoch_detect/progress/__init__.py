@@ -1,6 +1,6 @@
 """What the epochs of a run tell: their table, the trend of their duration, its end; and what a job does now."""
 
-from gpusonde.epoch_detect.progress.causes import CAUSE_METRICS, slowdown_causes
+from gpusonde.epoch_detect.progress.causes import CAUSE_METRICS, slowdown_causes, slowdown_in_words
 from gpusonde.epoch_detect.progress.changes import ChangePoint, Trend, duration_trend, long_epochs
 from gpusonde.epoch_detect.progress.level_pace import PaceChange
 from gpusonde.epoch_detect.progress.pace import PaceWatch
@@ -41,5 +41,6 @@ __all__ = [
     "find_slow_device",
     "long_epochs",
     "slowdown_causes",
+    "slowdown_in_words",
     "time_shares",
 ]

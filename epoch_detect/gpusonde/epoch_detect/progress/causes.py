@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.progress.seconds import MEMORY, POWER, SM_CLOCK, TEMPERATURE, UTILIZATION
-from gpusonde.epoch_detect.progress.slow_device import mean_of_known, median_of_known
+from gpusonde.epoch_detect.progress.slow_device import SlowDeviceVerdict, mean_of_known, median_of_known
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
@@ -68,6 +68,14 @@ def slowdown_causes(
             _growth(*sides), _faults(devices, *sides),
         )  # fmt: skip
     return [said for said in looks if said]
+
+
+def slowdown_in_words(causes: Sequence[str], verdict: SlowDeviceVerdict) -> str:
+    """Say why cycles take longer, by :func:`slowdown_causes`, and which device drags, in one line."""
+    said = "; ".join(causes) or "cause unknown: the metrics do not show it"
+    if verdict.device is None:
+        return said
+    return f"{said}; drags: {verdict.device}, p {verdict.probability:.2f} ({verdict.ranked[0].evidence})"
 
 
 _Side = Mapping[str, FloatArray]
