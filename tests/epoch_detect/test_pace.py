@@ -114,6 +114,18 @@ def test_a_metric_that_begins_its_cycles_unevenly_moves_no_boundary():
     assert pace.scatter < 0.006
 
 
+@pytest.mark.parametrize("cycle_s", [1.2, 6.0])
+def test_metrics_that_stand_still_hide_no_cycle(cycle_s):
+    # As the clocks and the memory of a job do, counters of errors, and the use of units that it does not use.
+    time_s, power = ticks(durations(cycle_s, 120, 0.08, scatter=0.015))
+    rows = np.vstack([power, np.outer([1410.0, 6.4e10, *[0.0] * 12], np.ones(power.size))])
+    pace = LevelPace(CycleClock(cycle_s, TICK_S))
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], rows[:, at : at + 10])
+    assert pace.is_running
+    assert pace.change is not None
+
+
 def with_pauses(every, pause_s, durations_s, dip=0.1):
     """Power of cycles that begin with a shallow dip, and of a deep pause behind every so many of them."""
     time_s, load, begins_s, now_s = [], [], [], 0.0

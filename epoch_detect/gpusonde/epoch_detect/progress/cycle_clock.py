@@ -150,7 +150,7 @@ class CycleClock:
         first_s, last_s = self._time[0] + edge_s, self._time[-1] - edge_s
         if last_s - first_s < (_LEARNED - 1) * self.period_s or last_s < self._again_s:
             return False
-        self._again_s = last_s + self.period_s
+        self._again_s, self._used = last_s + self.period_s, []
         guess = np.arange(first_s, last_s, self.period_s)
         if starts_s is not None:
             known = starts_s[(starts_s >= first_s) & (starts_s <= last_s)]
@@ -162,6 +162,8 @@ class CycleClock:
         alone = np.moveaxis(_correlations(waveform, pieces), 1, 0)
         at_s = guess + self._step_s * np.array([[_peak(curve) for curve in each] for each in alone])
         uneven = np.median(np.abs(np.diff(at_s, 2, axis=1)), axis=1) + _LEAST_UNEVEN * self._step_s
+        # What stands still tells no place, and that as evenly as was guessed.
+        uneven[np.median(alone.max(axis=2), axis=1) <= 0] = np.inf
         self._used = np.flatnonzero(uneven < _MOST_UNEVEN * uneven.min()).tolist()
         if len(self._used) < len(waveform):
             waveform, curves = self._aligned(pieces[:, self._used], reach)
