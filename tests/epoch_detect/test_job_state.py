@@ -476,6 +476,33 @@ def test_without_ticks_nothing_is_known_and_nobody_is_idle() -> None:
     assert watch.report.state == JobState.UNKNOWN
 
 
+@pytest.mark.parametrize("tick_s", [15.0, 60.0])
+def test_ticks_that_come_every_quarter_of_a_minute_are_no_silence(tick_s: float) -> None:
+    watch = StateWatch(GPUS)
+    now_s = 0.0
+
+    def scrape(count: int, gpus: tuple[float, float]) -> None:
+        nonlocal now_s
+        for _ in range(count):
+            watch.update(np.array([now_s]), {
+                "power_watts": np.full((GPUS, 1), gpus[0]), "gpu_utilization": np.full((GPUS, 1), gpus[1]),
+            })  # fmt: skip
+            now_s += tick_s
+
+    scrape(8, IDLE)
+    scrape(60, WORKS)
+    assert [span.state for span in watch.spans] == [JobState.STARTING, JobState.TRAINING]
+    assert watch.report_at(now_s + 1.5 * tick_s).state == JobState.TRAINING
+    assert watch.report_at(now_s + 5 * tick_s).state == JobState.UNKNOWN
+    now_s += 40 * tick_s
+    scrape(10, WORKS)
+    assert [span.state for span in watch.spans][-2:] == [JobState.UNKNOWN, JobState.TRAINING]
+    begin_s = now_s
+    scrape(12, WAITS)
+    assert watch.report.state == JobState.HUNG
+    assert watch.report.start_s == pytest.approx(begin_s, abs=2 * tick_s)
+
+
 def test_half_of_the_gpus_without_values_do_not_change_the_answer() -> None:
     watch, now_s = working()
     power = np.full((GPUS, 1), WORKS[0])
@@ -519,7 +546,7 @@ def test_a_restart_changes_nothing() -> None:
         assert other.spans == watch.spans
         assert len(other.state()) < 40_000
     with pytest.raises(ValueError, match="no state of a job"):
-        StateWatch.from_state(b'{"version": 2}')
+        StateWatch.from_state(b'{"version": 3}')
     with pytest.raises(ValueError, match="version 0"):
         StateWatch.from_state(b'{"version": 0}')
 

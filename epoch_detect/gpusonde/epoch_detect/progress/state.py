@@ -26,14 +26,14 @@ from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
-_VERSION = 2
+_VERSION = 3
 _CELL_S = 1.0  # ticks that lie closer are averaged
 _SAME_CELL_S = 0.95
 _LOOK_AHEAD = 3  # cells between a tick and the last word on it
 _AROUND = 2  # cells on either side that a cell is smoothed over
 _BEGINS = 3  # cells that a change of work and pause is smoothed over
 _MOST_SPANS = 64
-_CELL_RATE = 0.1  # at which the usual distance of ticks is followed
+_FEW_STEPS = 5  # from cell to cell, whose median is the usual one
 
 _SHORT_WORK_S = 8.0  # of which nothing is known yet
 _LONGER_THAN_STEPS_S, _PERIODS_OF_DIP = 20.0, 1.5  # of cycles that hold their evaluations: those last no longer
@@ -55,7 +55,7 @@ _WITHOUT_S = 10.0  # of work, that go on without some of the processes: those ar
 _LOST_S = 5.0  # of pause, after which a lost process is a hang
 _RELEASED = 0.15  # of the memory that it held: the job has let go of its GPUs
 _DEAD_METER = 0.5  # of the power of an idle GPU
-_NO_TICKS_S = 10.0
+_NO_TICKS_S, _MISSED = 10.0, 2.5  # of silence, or so many times the usual distance of ticks, where that is more
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
 _SURE_SLOWER = 0.8
@@ -188,7 +188,7 @@ class StateWatch:
         self.gpus = gpus
         self._idle_watts = idle_watts
         self._last_s = math.nan
-        self._cell_s = _CELL_S
+        self._cell_s, self._steps_s = _CELL_S, list[float]()
         self._ended = ""
         self._ended_s = -math.inf
         self._slower = ""
@@ -312,6 +312,10 @@ class StateWatch:
             begin = stop
 
     @property
+    def _longest_silence_s(self) -> float:
+        return max(_NO_TICKS_S, _MISSED * self._cell_s)
+
+    @property
     def _least_watts(self) -> float:
         return _DEAD_METER * self._idle_watts if math.isfinite(self._idle_watts) else 0.0
 
@@ -336,7 +340,7 @@ class StateWatch:
             now_s: On the time axis of the ticks.
         """
         silent_s = now_s - self._last_s
-        if silent_s <= _NO_TICKS_S or self._ended:
+        if silent_s <= self._longest_silence_s or self._ended:
             return self.report
         reason = f"no metric of its GPUs for {silent_s:.0f} s; before that: {self.report.state}"
         return StateSpan(JobState.UNKNOWN, self._last_s, now_s, reason, 0.0)
@@ -348,12 +352,14 @@ class StateWatch:
         step_s = time_s - self._last_s
         if math.isnan(self._first_s):
             self._first_s = time_s
-        if step_s > _NO_TICKS_S:
+        if step_s > 0:
+            self._steps_s = [*self._steps_s[1 - _FEW_STEPS :], step_s]
+            # The lower one of two: a gap is not what is usual.
+            self._cell_s = max(sorted(self._steps_s)[(len(self._steps_s) - 1) // 2], _CELL_S)
+        if step_s > self._longest_silence_s:
             self._add((JobState.UNKNOWN, f"no metric of its GPUs for {step_s:.0f} s", 0.0), self._last_s)
             self._recent.clear()
             self._forget_pause(self._last_s)
-        elif step_s > 0:
-            self._cell_s += _CELL_RATE * (max(step_s, _CELL_S) - self._cell_s)
         self._last_s = time_s
         self._note_memory(second)
         if self._by_power is None and not (math.isnan(second.watts) and math.isnan(second.use)):
@@ -525,7 +531,7 @@ class StateWatch:
         around = slice(max(0, at - _AROUND), at + _AROUND + 1)
         smooth = _median(loads[around])
         share = self._range.share(smooth)
-        if not self._range.has_begun:
+        if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
             word = self._before(second)
         elif share > WORKS:
             word = self._at_work(second.time_s, loads[at], smooth, loads[at + 1 : at + 1 + _AROUND])
@@ -690,7 +696,8 @@ class StateWatch:
 
 
 _SCALARS = (
-    "_idle_watts", "_first_s", "_last_s", "_cell_s", "_ended", "_ended_s", "_slower", "_by_power", "_held_bytes",
+    "_idle_watts", "_first_s", "_last_s", "_cell_s", "_steps_s", "_ended", "_ended_s", "_slower", "_by_power",
+    "_held_bytes",
 )  # fmt: skip
 
 
