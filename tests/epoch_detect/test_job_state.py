@@ -407,6 +407,10 @@ def test_a_job_that_begins_again_starts_whatever_is_known_of_the_cycles_before()
     show(watch, now_s, 10, WORKS, framebuffer_used_bytes=40e9)
     assert watch.report.state == JobState.TRAINING
     assert "36 s" in watch.report.reason
+    # It is another one, and no slower than itself.
+    watch.note_slower("its cycles take 36 s, 20 % longer than the 30 s before", now_s - 50)
+    show(watch, now_s, 10, WORKS, framebuffer_used_bytes=40e9)
+    assert watch.report.state == JobState.TRAINING
 
 
 def test_idle_gpus_that_still_draw_much_are_said_to_be_hardly_in_use() -> None:

@@ -59,6 +59,7 @@ _NO_TICKS_S, _MISSED = 10.0, 2.5  # of silence, or so many times the usual dista
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
 _SURE_SLOWER = 0.8
+_CYCLES_BEFORE = 8  # of the job itself, that others are longer than
 _REBORN = 2.0  # times the lowest load: one who had ended works
 
 
@@ -190,7 +191,7 @@ class StateWatch:
         self._last_s = math.nan
         self._cell_s, self._steps_s = _CELL_S, list[float]()
         self._ended = ""
-        self._ended_s = -math.inf
+        self._ended_s = self._begun_s = -math.inf  # the latter of another job on its GPUs
         self._slower = ""
         self._noted: EpochDetection | None = None
         self._spans: deque[StateSpan] = deque(maxlen=_MOST_SPANS)
@@ -282,6 +283,9 @@ class StateWatch:
             reason: From what to what.
             since_s: Since when, on the time axis of the ticks: what was called ``training`` since then was not.
         """
+        own_s = self._begun_s + _CYCLES_BEFORE * self._cycles.period_s
+        if math.isfinite(self._begun_s) and not since_s > own_s:
+            reason = ""  # than the job that was on its GPUs before
         if reason and not self._slower:
             self._rename({JobState.TRAINING}, (JobState.SLOWER, reason, _SURE_SLOWER), since_s, math.inf)
             self._level.leave_dip()
@@ -600,7 +604,7 @@ class StateWatch:
 
     def _begin_anew(self) -> None:
         """Know nothing of the job that has ended, as another one has begun on its GPUs."""
-        self._ended = ""
+        self._ended, self._begun_s = "", self._last_s
         self._forget()
 
     def _add(self, word: _Word, time_s: float) -> None:
@@ -696,8 +700,8 @@ class StateWatch:
 
 
 _SCALARS = (
-    "_idle_watts", "_first_s", "_last_s", "_cell_s", "_steps_s", "_ended", "_ended_s", "_slower", "_by_power",
-    "_held_bytes",
+    "_idle_watts", "_first_s", "_last_s", "_cell_s", "_steps_s", "_ended", "_ended_s", "_begun_s", "_slower",
+    "_by_power", "_held_bytes",
 )  # fmt: skip
 
 
