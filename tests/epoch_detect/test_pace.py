@@ -114,6 +114,22 @@ def test_a_metric_that_begins_its_cycles_unevenly_moves_no_boundary():
     assert pace.scatter < 0.006
 
 
+@pytest.mark.parametrize(
+    ("cycle_s", "evaluation", "seed"), [(0.8, 40, 8), (0.95, 53, 1), (0.95, 90, 0), (0.8, 90, 6), (0.8, 90, 7)]
+)
+def test_what_looks_like_cycles_in_the_noise_of_an_evaluation_is_no_change(cycle_s, evaluation, seed):
+    rng, power = np.random.default_rng(seed), []
+    for part in range(100 * seed, 100 * seed + 8):
+        steps = ticks(durations(cycle_s, 40, scatter=0.015, seed=part), noise=0.012, seed=part)[1]
+        power += [steps, 260 * (1 + rng.normal(0, 0.012, evaluation))]
+    pace, power = LevelPace(CycleClock(cycle_s, TICK_S)), np.concatenate(power)
+    for at in range(0, power.size, 10):
+        part = slice(at, at + 10)
+        pace.update(TICK_S * np.arange(1, power.size + 1)[part], power[None, part])
+        assert pace.change is None
+    assert pace.cycles > 200
+
+
 @pytest.mark.parametrize("cycle_s", [1.2, 6.0])
 def test_metrics_that_stand_still_hide_no_cycle(cycle_s):
     # As the clocks and the memory of a job do, counters of errors, and the use of units that it does not use.

@@ -170,7 +170,9 @@ class CycleClock:
         places = curves.argmax(axis=1)
         if np.median(curves.max(axis=1)) >= _LEAST_USUAL:
             self._waveform, self._lost, self._again_s = waveform, 0, -np.inf
-            self._last_s = float(guess[0] + (places[0] - reach) * self._step_s) - self._due_s
+            # Where cycles were lost, those that it is learned of prove nothing: a waveform of noise fits that noise.
+            first = -1 if np.isfinite(self._begin_s) else 0
+            self._last_s = float(guess[first] + (places[first] - reach) * self._step_s) - self._due_s
             return True
         # Nothing that repeats: the older half of it is let go.
         half = self._time.size // 2

@@ -176,7 +176,8 @@ class LevelPace:
             # A few that are much longer are pauses; they count as no more than a little longer.
             most = middle + max(_OUTLIER * single, _LONG * self._least)
             rise = float(np.minimum(latest, most).mean()) - middle
-            if rise < self._least or (rise > _LARGE and self._was_lost(int(plain[-count]))):
+            is_large = _median(latest) - middle > _LARGE
+            if rise < self._least or (is_large and self._was_lost(int(plain[-count]))):
                 continue
             unlike = float(np.quantile(np.abs(np.minimum(latest, most) - middle - rise), 0.9))
             if unlike > _UNLIKE * single + _LEAST_UNLIKE * rise:
