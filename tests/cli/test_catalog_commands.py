@@ -31,6 +31,11 @@ def test_an_ambiguous_name_says_what_it_was_taken_for(capsys: pytest.CaptureFixt
     assert "taken for V100-SXM2-16GB" in capsys.readouterr().out
 
 
+def test_a_part_of_a_gpu_that_has_no_other_name_is_shown_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus", "A100-SXM4-40GB MIG 1g.5gb"]) == 0
+    assert "also called" not in capsys.readouterr().out
+
+
 def test_an_unknown_gpu_is_an_error_with_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpus", "V1000"]) == 1
     assert "V100" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +86,53 @@ def test_metrics_that_never_change_are_named(
     write_trace(Trace(np.arange(600) * 0.1, {"gpu_utilization": utilization, "power_watts": watts}), path)
     _, answer = run_json(capsys, "detect", str(path))
     assert any(warning.startswith(said) for warning in answer["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        (("detect",), ("warnings",)),
+        (("advise",), ("detection", "warnings")),
+        (("predict", "--targets", "T4", "--trace"), ("notes",)),
+        (("plan", "solve", "--epochs", "9", "--targets", "T4", "--providers", "aws", "--trace"), ("notes",)),
+    ],
+    ids=["detect", "advise", "predict", "plan"],
+)
+def test_every_command_says_what_it_left_out_of_each_file_and_could_not_use_of_what_was_told(
+    command: tuple[str, ...], where: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = np.where(np.arange(1000) % 100 < 85, 0.9, 0.04)
+    first, second = tmp_path / "gpu0.csv", tmp_path / "gpu1.csv"
+    recorded = Trace(np.arange(1000) * 0.1, {"gpu_utilization": busy}, gpu_model="Tesla T4")
+    write_trace(recorded, first)
+    second.write_text(first.read_text().replace("0.04", "-4", 1))
+    more = ("--trace",) if "--trace" in command else ()
+    code, answer = run_json(capsys, *command, str(first), *more, str(second), "--role", "99s=epoch")
+    assert code == 0, answer
+    told = functools.reduce(operator.getitem, where, answer)
+    assert any("1 values are sentinels or impossible" in note for note in told), told
+    assert any("no cycle of about 99 s was found" in note for note in told), told
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told", "contradicted"),
+    [
+        ("Tesla T4", "V100-SXM2-32GB", True),
+        ("NVIDIA A100", "A100-PCIe-80GB", False),
+        ("Tesla T4", "8xT4", False),
+        ("GRID of mine", "T4", False),
+    ],
+)
+def test_a_gpu_that_is_told_in_place_of_the_one_of_the_file_is_said(
+    recorded: str, told: str, contradicted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    write_trace(Trace(np.arange(100.0), {"gpu_utilization": np.full(100, 0.5)}, gpu_model=recorded), path)
+    _, answer = run_json(
+        capsys, "predict", "--trace", str(path), "--gpu-model", told, "--epoch-s", "9", "--targets", "A10"
+    )
+    said = f"the trace says that it was recorded on {recorded}; {told} is taken, as told"
+    assert (said in answer["notes"]) == contradicted, answer["notes"]
 
 
 @pytest.mark.parametrize("typed", ["gpu*.csv", "gpu0.csv"])

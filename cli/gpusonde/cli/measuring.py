@@ -6,6 +6,7 @@ table. ``Predictions`` is what comes of it, in one shape whether a local model o
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +21,13 @@ from gpusonde.catalog import Precision
 from gpusonde.cli.exchange_rates import ExchangeRates, ExchangeRatesPayload
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.cli.runs_view import noun_of
-from gpusonde.errors import CommandError
+from gpusonde.errors import CommandError, UnknownGpuError
 from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement, summarise_metrics
 from gpusonde.simulator.parallel import Placement
 from gpusonde.telemetry import Unit, metric
 
 if TYPE_CHECKING:
-    from gpusonde.catalog import GpuCatalog
+    from gpusonde.catalog import GpuCatalog, GpuSpec
     from gpusonde.collector.client import PredictionSet
     from gpusonde.epoch_detect import EpochDetection
     from gpusonde.predictor.crossgpu import RunsTable
@@ -303,14 +304,14 @@ class SourceRun:
 
     Attributes:
         measurement: What a model needs.
-        note: What an ambiguous GPU name was taken for; empty otherwise.
+        notes: What an ambiguous GPU name was taken for, and what was left out of the traces.
         measured_s: Target GPU -> epoch latency measured there, where the user's table knows it.
         here: GPUs that the job had, where the user says so.
         detection: How its epochs were found; None where the user says how long they take.
     """
 
     measurement: SourceMeasurement
-    note: str = ""
+    notes: Sequence[str] = ()
     measured_s: Mapping[str, float] = field(default_factory=dict)
     here: Placement | None = None
     detection: EpochDetection | None = None
@@ -349,12 +350,13 @@ def from_traces(
     if not name:
         raise CommandError("the trace does not say which GPU it was recorded on; name it: --gpu-model NAME")
     here, note = Placement.parse(name, gpus)
+    notes = [*([note] if note else []), *_contradicted(job[0].gpu_model, here.gpu, gpus)]
     if not here.counted:
         here = replace(here, gpu_count=len(job))
     metrics = summarise_metrics(active_part(job[0]))
     if epoch_s is not None:
         known = SourceMeasurement(here.gpu, epoch_s, metrics, precision=_precision(precision))
-        return SourceRun(known, note, here=here)
+        return SourceRun(known, notes, here=here)
     detection = detect_epochs(list(job)) if detect is None else detect()
     if detection.verdict != "epochs":
         raise CommandError(
@@ -368,7 +370,16 @@ def from_traces(
         epoch_count=len(detection.epoch_starts_s),
         precision=_precision(precision),
     )
-    return SourceRun(measurement, note, here=here, detection=detection)
+    return SourceRun(measurement, notes, here=here, detection=detection)
+
+
+def _contradicted(recorded: str, told: GpuSpec, gpus: GpuCatalog) -> list[str]:
+    """Say that a trace names another GPU than the user; what the catalogue does not know contradicts nobody."""
+    with contextlib.suppress(UnknownGpuError):
+        if recorded and told.name not in gpus.resolve(recorded, with_slices=True).candidates:
+            name = formatting.printable(recorded)
+            return [f"the trace says that it was recorded on {name}; {told.name} is taken, as told"]
+    return []
 
 
 def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str | None) -> SourceRun:
@@ -378,7 +389,8 @@ def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: st
         UnknownGpuError: The catalogue does not hold the GPU.
     """
     here, note = Placement.parse(gpu_model, gpus)
-    return SourceRun(SourceMeasurement(here.gpu, epoch_s, precision=_precision(precision)), note, here=here)
+    measurement = SourceMeasurement(here.gpu, epoch_s, precision=_precision(precision))
+    return SourceRun(measurement, [note] if note else [], here=here)
 
 
 def _precision(name: str | None) -> Precision | None:

@@ -108,14 +108,14 @@ def run_advise(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot(args.plot, job[0], detection, _summary(plan))
     payload: AdvisePayload = {
-        "detection": detect_payload(args, job[0], detection, summarise_trace(job[0], detection, args.total_epochs)),
+        "detection": detect_payload(args, job, detection, summarise_trace(job[0], detection, args.total_epochs)),
         "predictions": None if predictions is None else predictions.payload(),
         "plan": plan,
         "missing": missing,
     }
 
     def render(screen: Screen) -> None:
-        render_verdict(screen, args, job[0], detection)
+        render_verdict(screen, args, job, detection)
         render_levels(screen, detection.cycles, detection.level, detection.period_s)
         if predictions is not None:
             predictions.render(screen)

@@ -334,7 +334,8 @@ def _render_one(screen: Screen, spec: GpuSpec | OtherAccelerator, note: str) -> 
     if note:
         screen.note(f"note: {note}")
     screen.heading(f"{spec.name} ({spec.architecture}, {spec.memory_type}, released {spec.released or 'unknown'})")
-    screen.line(f"also called: {', '.join(spec.aliases)}")
+    if spec.aliases:
+        screen.line(f"also called: {', '.join(spec.aliases)}")
     if spec.note:
         screen.note(f"note: {spec.note}")
     screen.line()

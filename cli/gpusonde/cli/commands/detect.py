@@ -236,8 +236,8 @@ def run_detect(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot(args.plot, trace, detection)
     output.result(
-        detect_payload(args, trace, detection, progress),
-        lambda screen: _render(screen, args, trace, detection, progress),
+        detect_payload(args, job, detection, progress),
+        lambda screen: _render(screen, args, job, detection, progress),
     )
     return 0
 
@@ -368,10 +368,17 @@ def _still(trace: Trace) -> list[str]:
     return [f"{name} is 0 throughout although the power changes: it is not measured here" for name in idle]
 
 
+def warnings_of(job: Sequence[Trace], detection: EpochDetection | None) -> list[str]:
+    """Return what was left out or repaired in the traces of ``read_job``, and what detection could not use."""
+    read = [warning for trace in job for warning in trace.warnings]
+    return list(dict.fromkeys([*read, *_still(job[0]), *(detection.warnings if detection is not None else ())]))
+
+
 def detect_payload(
-    args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress
+    args: argparse.Namespace, job: Sequence[Trace], detection: EpochDetection, progress: Progress
 ) -> DetectPayload:
     """What was found, as it appears in JSON."""
+    trace = job[0]
     return {
         "trace": shown(args.trace[0]),
         "gpu_uuid": trace.gpu_uuid or None,
@@ -398,7 +405,7 @@ def detect_payload(
         "cycles": [_cycle_payload(cycle) for cycle in detection.cycles],
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in detection.hypotheses],
         "deviations": [dataclasses.asdict(deviation) for deviation in detection.deviations],
-        "warnings": [*trace.warnings, *_still(trace), *detection.warnings],
+        "warnings": warnings_of(job, detection),
         "plot": None if args.plot is None else str(args.plot),
         "epoch_table": table_payload(progress),
         **totals_payload(progress),
@@ -412,9 +419,9 @@ def _cycle_payload(cycle: Cycle) -> CyclePayload:
 
 
 def _render(
-    screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress
+    screen: Screen, args: argparse.Namespace, job: Sequence[Trace], detection: EpochDetection, progress: Progress
 ) -> None:
-    render_verdict(screen, args, trace, detection)
+    render_verdict(screen, args, job, detection)
     render_progress(screen, progress, told_as(detection))
     if progress.estimate_reason:
         screen.note(f"no estimate of the end: {progress.estimate_reason}")
@@ -425,9 +432,10 @@ def _render(
         screen.line(f"picture: {args.plot}")
 
 
-def render_verdict(screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection) -> None:
+def render_verdict(screen: Screen, args: argparse.Namespace, job: Sequence[Trace], detection: EpochDetection) -> None:
     """Print what the job is: its cycle, what that may be, and what the GPU does."""
-    for warning in (*trace.warnings, *_still(trace), *detection.warnings):
+    trace = job[0]
+    for warning in warnings_of(job, detection):
         screen.note(f"note: {warning}")
     if "generated" in trace.attributes:
         screen.note(f"note: this trace is generated {trace.attributes['generated']}")

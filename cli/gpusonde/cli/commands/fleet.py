@@ -303,7 +303,7 @@ def _render_hosts(screen: Screen, hosts: Sequence[HostPayload], *, named: bool) 
 def _gpus(gpus: Sequence[HostGpuPayload]) -> str:
     counts: dict[str, int] = {}
     for gpu in gpus:
-        name = gpu["gpu_model"] or gpu["product_name"]
+        name = gpu["gpu_model"] or gpu["product_name"] or "unnamed GPU"
         counts[name] = counts.get(name, 0) + 1
     return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
 

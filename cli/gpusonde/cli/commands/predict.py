@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.commands.detect import add_told_options, add_trace_options, detect_job, read_job
+from gpusonde.cli.commands.detect import add_told_options, add_trace_options, detect_job, read_job, warnings_of
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.exchange_rates import FORMATS
@@ -175,9 +176,10 @@ def _source(args: argparse.Namespace, gpus: GpuCatalog, output: Output) -> Sourc
     if args.trace is not None:
         job = read_job(args)
         with error_context(args.trace[0]):
-            return measuring.from_traces(
+            found = measuring.from_traces(
                 job, args.gpu_model, args.epoch_s, gpus, args.precision, lambda: detect_job(args, job, output)
             )
+        return replace(found, notes=[*warnings_of(job, found.detection), *found.notes])
     if args.runs is None:
         return measuring.from_latency(args.gpu_model, args.epoch_s, gpus, args.precision)
     from gpusonde.predictor.crossgpu import read_runs
@@ -237,7 +239,7 @@ def predict_here(
         epoch_latency_s=measurement.epoch_latency_s,
         rows=ParallelPredictor(offers).predict(model, measurement, here, targets),
         model_version=model.version,
-        notes=[*problems, *([source.note] if source.note else []), *notes],
+        notes=[*problems, *source.notes, *notes],
         measured_s=source.measured_s,
         source_gpu_count=here.gpu_count,
         source_host_count=here.host_count,
@@ -279,9 +281,7 @@ def _ask_collector(
         answer = client.predict_measurement(
             to_wire(source.measurement), names_of_targets, here=here, placements=placements
         )
-        return from_answer(
-            answer, [*([source.note] if source.note else []), *notes], source.measured_s, source.noun
-        ), source
+        return from_answer(answer, [*source.notes, *notes], source.measured_s, source.noun), source
 
 
 def run_id_of(args: argparse.Namespace, client: Client) -> str:

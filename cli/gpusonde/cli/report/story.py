@@ -350,7 +350,7 @@ def _predict(gpus: Sequence[Trace], detection: EpochDetection) -> tuple[Predicti
             measurement.epoch_latency_s,
             rows,
             model.version,
-            [source.note] if source.note else [],
+            source.notes,
             source_gpu_count=here.gpu_count,
             source_host_count=here.host_count,
         ),

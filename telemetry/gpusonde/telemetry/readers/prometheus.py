@@ -86,9 +86,8 @@ def without_password(address: object) -> str:
     text = str(address)
     if not is_address(text):
         return text
-    scheme, _, rest = text.partition(":")
-    slashes = rest[: len(rest) - len(rest.lstrip("/"))]
-    return f"{scheme}:{slashes}{_split(text)[1]}"
+    # A path has one slash for two.
+    return f"{text.partition(':')[0]}://{_split(text)[1]}"
 
 
 def _split(address: str) -> tuple[str, str]:
