@@ -30,6 +30,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[st
     return {"code": code, **answer}
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_the_model_beats_the_prior_and_both_are_scored_by_gpu_and_workload(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

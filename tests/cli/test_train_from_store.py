@@ -18,6 +18,8 @@ from gpusonde.collector.storage.model import CycleRow, CycleTree
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning import ModelVersions
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
     code = main([*map(str, arguments), "--json"])

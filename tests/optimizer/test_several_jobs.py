@@ -103,7 +103,7 @@ def test_twenty_jobs_get_plans_and_a_gap_in_time():
 @given(seed=st.integers(0, 10_000), usd=st.lists(st.floats(0.0, 50.0), min_size=4, max_size=4), simulated=st.booleans())
 def test_a_search_under_tolls_finds_the_plan_that_costs_least_with_them(seed, usd, simulated):
     if simulated:
-        problem, steps = mixed_offers(3, 3, 48, seed)
+        problem, steps = mixed_offers(3, 2, 48, seed)
     else:
         problem, steps = instance(seed, SMALL)
     tolls = {offer.name: toll for offer, toll in zip(problem.offers, usd, strict=False)}

@@ -49,9 +49,15 @@ def slow_fleet(tmp_path_factory):
     return fleet_of(tmp_path_factory, slower="A10G")
 
 
-def test_a_fleet_that_differs_from_what_the_model_knows_gives_a_better_candidate(current, slow_fleet):
+@pytest.fixture(scope="module")
+def first(current, slow_fleet):
+    """What the slow fleet teaches, and the progress that was told."""
     shown = []
-    lesson = learn(current, slow_fleet, now_unix_s=NOW_S, half_life_s=90 * DAY_S, progress=shown.append)
+    return learn(current, slow_fleet, now_unix_s=NOW_S, half_life_s=90 * DAY_S, progress=shown.append), shown
+
+
+def test_a_fleet_that_differs_from_what_the_model_knows_gives_a_better_candidate(first, slow_fleet):
+    lesson, shown = first
     found = lesson.comparison
     assert (lesson.pairs, lesson.carried_pairs, found.configurations, found.pairs) == (96, 240, 8, 96)
     assert found.candidate_mape < 0.8 * found.current_mape
@@ -82,19 +88,17 @@ def test_a_candidate_that_is_worse_is_not_put_in_service(current, runs, slow_fle
     assert "not better" in lesson.reason
 
 
-def test_jobs_that_the_model_in_service_was_fitted_on_prove_nothing(current, slow_fleet):
-    first = learn(current, slow_fleet, now_unix_s=NOW_S, half_life_s=90 * DAY_S).candidate
-    again = learn(first, slow_fleet, now_unix_s=NOW_S, half_life_s=90 * DAY_S)
+def test_jobs_that_the_model_in_service_was_fitted_on_prove_nothing(first, slow_fleet):
+    again = learn(first[0].candidate, slow_fleet, now_unix_s=NOW_S, half_life_s=90 * DAY_S)
     assert (again.comparison, again.candidate) == (None, None)
     assert again.reason.startswith("0 jobs")
     # The jobs are taken from the fleet, not twice.
     assert (again.pairs, again.carried_pairs) == (96, 240)
 
 
-def test_jobs_that_the_store_no_longer_has_are_remembered(current, slow_fleet, tmp_path_factory):
-    first = learn(current, slow_fleet, now_unix_s=NOW_S, half_life_s=90 * DAY_S).candidate
+def test_jobs_that_the_store_no_longer_has_are_remembered(first, tmp_path_factory):
     other = fleet_of(tmp_path_factory, slower="A10G", models=2, seed=5)
-    lesson = learn(first, other, now_unix_s=NOW_S, half_life_s=90 * DAY_S)
+    lesson = learn(first[0].candidate, other, now_unix_s=NOW_S, half_life_s=90 * DAY_S)
     assert lesson.carried_pairs == 240 + 96 - 48  # jobs of the same name are the same jobs
     assert lesson.pairs == 48
 
