@@ -29,6 +29,7 @@ from gpusonde.cli.workload import answers, embed, fit, graph
 from gpusonde.cli.workload import train as encoders
 from gpusonde.optimizer import ParetoFront, Solution
 from gpusonde.optimizer.several_jobs import JointSolution
+from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.service.durable_files import write_json
 from gpusonde.simulator.allreduce import AllreduceMeasurement
@@ -51,7 +52,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_timed_networks(folder)
     (folder / "net.json").write_text(dump_graph(small_network()))
     write_json(folder / "problem.json", small_problem())
-    write_json(folder / "hopeless.json", small_problem(deadline_s=30.0))
+    # Of few machines: that two jobs have no plans takes long to prove.
+    few = [offer | {"quota": 2} for offer in small_problem()["offers"]]
+    write_json(folder / "few.json", small_problem(offers=few))
+    write_json(folder / "hopeless.json", small_problem(offers=few, deadline_s=30.0))
     spot = small_problem(iterations=200_000, deadline_s=40_000.0)
     spot["offers"][0] |= {"billing": "spot", "preemptions_per_hour": 0.05}
     write_json(folder / "spot.json", spot)
@@ -83,7 +87,7 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
         ("plan solve {files}/problem.json", Solution),
         ("plan solve {files}/hopeless.json", Solution),
         ("plan solve {files}/problem.json {files}/problem.json", JointSolution),
-        ("plan solve {files}/problem.json {files}/hopeless.json", JointSolution),
+        ("plan solve {files}/few.json {files}/hopeless.json", JointSolution),
         ("plan pareto {files}/problem.json", ParetoFront),
         ("plan estimate {files}/problem.json --group t4=4@64", Solution),
         ("monitor {files}/problem.json --group t4=4@64 --progress {files}/progress.jsonl", monitor.MonitorPayload),
@@ -109,8 +113,14 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_command_prints_what_its_payload_declares(
-    arguments: str, payload: type, files: Path, capsys: pytest.CaptureFixture[str]
+    arguments: str,
+    payload: type,
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    some = zoo.names()[:4]
+    monkeypatch.setattr(zoo, "names", lambda: some)
     values = {"trace": TRACE, "files": str(files), "replay": " ".join(REPLAY)}
     words = [word.replace("SELECT_1", "SELECT 1") for word in arguments.format(**values).split()]
     found = printed(words, capsys)
