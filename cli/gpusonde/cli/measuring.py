@@ -75,7 +75,7 @@ class PredictPayload(TypedDict):
     source_host_count: Annotated[int, JsonKey("hosts that they are spread over")]
     source_epoch_latency_s: float
     model_version: str
-    notes: Annotated[list[str], JsonKey("also models that could not be used")]
+    notes: Annotated[list[str], JsonKey("also what was left out of the trace, and models that could not be used")]
     predictions: list[PredictionPayload]
     exchange_rates: Annotated[ExchangeRatesPayload | None, JsonKey("null without `--matrix`")]
 
