@@ -205,6 +205,16 @@ def test_without_plans_the_nearest_ones_and_the_limits_that_they_break_are_told(
     assert "b has no plan even alone: No plan keeps the deadline." in alone.why
 
 
+def test_a_job_that_has_no_plan_even_alone_is_told_before_plans_of_the_others_are_listed():
+    jobs = fleet.table_fleet(87_000, 2, LARGE)
+    hopeless = replace(jobs[1], name="hopeless", problem=replace(jobs[1].problem, deadline_s=1.0))
+    for asked in ([jobs[0], hopeless], [hopeless, jobs[0]]):
+        found = solve_jobs(asked)
+        assert found.status is Status.INFEASIBLE
+        assert "hopeless has no plan even alone: No plan keeps the deadline." in found.why
+        assert int(found.proof.words.split()[0].replace(",", "")) < 100
+
+
 def test_micro_batches_are_for_the_job_that_has_no_other_plan():
     spare = tuple(StepMode(number) for number in (1, 2, 4))
     few = replace(offer(quota=3), largest_batch=32)

@@ -28,6 +28,10 @@ class Limit:
     most: int
     units: Mapping[str, int]  # by name of the offer, of a machine
 
+    def used(self, plan: Plan) -> int:
+        """Return how much of it a plan uses."""
+        return sum(group.machines * self.units.get(group.offer, 0) for group in plan.groups)
+
 
 def find_limits(problems: Sequence[Problem]) -> list[Limit]:
     """Return the limits that jobs may exceed together."""
@@ -71,9 +75,7 @@ class KnownPlans:
 
     def take(self, plan: Plan, time_s: float, cost_usd: float) -> None:
         """Note a plan with its time and cost, unless one is known that is no worse and uses as much."""
-        use = tuple(
-            sum(group.machines * limit.units.get(group.offer, 0) for group in plan.groups) for limit in self._limits
-        )
+        use = tuple(limit.used(plan) for limit in self._limits)
         known = self._by_use.setdefault(use, [])
         if not any(each.time_s <= time_s and each.cost_usd <= cost_usd for each in known):
             known[:] = [each for each in known if each.time_s < time_s or each.cost_usd < cost_usd]

@@ -10,8 +10,9 @@ Where it costs more than the bound, a better choice has only plans that are dear
 included, by that difference at most: these are listed, and the choice among them is the best one. Where they are too
 many, the difference is told.
 
-The least latest end is searched between bounds: for an end, the cheapest plans that keep it are within the budget or
-not.
+The least latest end is searched between bounds: for an end, there is a choice that keeps it within limits and budget or
+not. Its cost is of no interest, so tolls begin where they outweigh all prices: they show at once by how much the limits
+have to be exceeded at least. The choice that exceeds them least is mended job by job: with what the others leave.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from gpusonde.optimizer.problem import MachineOffer, Objective, Plan, Problem, S
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
 from gpusonde.optimizer.search.objectives import SAME, find_time_factor
 from gpusonde.optimizer.search.space import count_combinations, every_plan, make_space, with_spare_modes
-from gpusonde.optimizer.solution import SLACK, PlanEstimate, Proof, Status, estimate_plan, satisfies
+from gpusonde.optimizer.solution import SLACK, PlanEstimate, Proof, Solution, Status, estimate_plan, satisfies
 from gpusonde.optimizer.solve import DEFAULT_TIME_LIMIT_S, solve
 from gpusonde.optimizer.step_times import StepTimes
 
@@ -57,19 +58,23 @@ _POOL_KEYS = ("device", "devices", "quota", "usd_per_hour", "billing", "preempti
 _MOST_ROUNDS = 60
 # Plans of a job that are estimated when all within a difference are listed.
 _MOST_LISTED = 20_000
-# Share of the time for tolls; the rest is for listing and picking.
-_TOLLS_SHARE = 0.5
+# Share of the time for tolls; the rest is for listing and picking. Where any choice will do, little is listed.
+_TOLLS_SHARE, _TOLLS_SHARE_OF_ANY = 0.5, 0.75
 # Jobs with fewer combinations of machines and batches are small: all their plans are listed at once.
 _FEW_COMBINATIONS = 1_000_000
 # How far above the bound choices are first looked for among all plans, relative; it doubles.
 _FIRST_AIM = 0.005
-# Share of the time that is left for every end that is tried.
-_END_SHARE = 0.2
+# Share of the time that is left for every end that is tried: for what is at hand, and for a bound.
+_SEEK_SHARE, _END_SHARE = 0.1, 0.4
+# Ends at which a bound is sought lie at least so near to the last one, relative.
+_END_STEP = 0.9
 # In the linear programme limits may be exceeded at this price per unit, relative to what a job costs. It grows.
 _FIRST_PENALTY, _LAST_PENALTY, _PENALTY_GROWTH = 0.25, 1e5, 8.0
-# Ends are compared one by one, not halved, once they are this near.
-_NEAR_ENDS = 1.001
+# Better ends are not sought nearer than this, and bounds compared one by one, not halved, once they are this near.
+_SOUGHT_ENDS, _NEAR_ENDS = 1.01, 1.001
 _MILP_INFEASIBLE = 2
+# Of a job whose plan only has to exist: how much better others may be.
+_ANY_PLAN = 0.999
 _MOST_RELAXED = 3
 _LEAST_GAIN = 1e-6
 
@@ -165,29 +170,22 @@ def solve_jobs(
         raise ProblemError(f"budget_usd {budget_usd} must be above zero, or none for no limit")
     shared = _with_shared_quotas(jobs)
     budget = math.inf if budget_usd is None else budget_usd
-    found = _Jobs(shared, clock, clock() + time_limit_s).solve(objective, budget)
-    # As of one job, modes that are meant for want of another plan count only then: of jobs that have none alone first.
-    for is_of_all in (False, True):
-        if found.status is not Status.INFEASIBLE:
-            break
-        needed = [
-            job.problem.spare_modes and (is_of_all or _has_no_plan(job, time_limit_s / len(jobs))) for job in shared
-        ]
-        if any(needed):
-            shared = [
-                replace(job, problem=with_spare_modes(job.problem)) if is_so else job
-                for job, is_so in zip(shared, needed, strict=True)
-            ]
-            found = _Jobs(shared, clock, clock() + time_limit_s).solve(objective, budget)
+    ends_s = clock() + time_limit_s
+    for number, job in enumerate(shared):
+        most_s = time_limit_s / len(jobs)
+        alone = solve(job.problem, job.steps, explain=False, tolerance=_ANY_PLAN, time_limit_s=most_s, clock=clock)
+        if alone.status is Status.INFEASIBLE:
+            return _no_plans_alone(job, alone)
+        # As of one job, modes that are meant for want of another plan count only then.
+        if alone.plan is not None and alone.plan.mode not in job.problem.modes:
+            shared[number] = replace(job, problem=with_spare_modes(job.problem))
+    found = _Jobs(shared, clock, max(ends_s, clock() + time_limit_s / 2)).solve(objective, budget)
+    if found.status is Status.INFEASIBLE and any(job.problem.spare_modes for job in shared):
+        shared = [replace(job, problem=with_spare_modes(job.problem)) for job in shared]
+        found = _Jobs(shared, clock, clock() + time_limit_s).solve(objective, budget)
     if not explain or not found.jobs:
         return found
     return _explained(shared, found, objective, budget, clock, clock() + time_limit_s)
-
-
-def _has_no_plan(job: SharingJob, time_limit_s: float) -> bool:
-    """Whether a job has no plan even alone, without the modes that are meant for want of another one."""
-    alone = solve(replace(job.problem, spare_modes=()), job.steps, explain=False, time_limit_s=time_limit_s)
-    return alone.status is Status.INFEASIBLE
 
 
 def _with_shared_quotas(jobs: Sequence[SharingJob]) -> list[SharingJob]:
@@ -301,29 +299,40 @@ class _Jobs:
         """Return the choice that ends first, and a bound of its end."""
         low = 0.0
         for number, job in enumerate(self._jobs):
-            ends_s = self._share_of_job(number, self._clock() + _END_SHARE * self._left_s())
+            ends_s = self._share_of_job(number, self._clock() + _END_SHARE / 2 * self._left_s())
             asked = replace(job.problem, objective=Objective.TIME)
             alone = solve(asked, job.steps, explain=False, time_limit_s=max(ends_s - self._clock(), 1e-3))
             low = max(low, alone.proof.bound or 0.0)
-        # First a better choice is sought, at ends from ``tried`` on, then a better bound, at ends up to ``open_s``.
-        tried = aim = low
-        open_s = math.inf
-        half_s = self._clock() + self._left_s() / 2.0
+        # A better choice is sought among what is at hand, at ends from ``tried`` on; then a better bound, at ends up to
+        # ``open_s``, which brings other plans to hand.
+        tried, open_s = low, math.inf
+        aim = low
+        seeking = True
         while low < choice.end_s * (1 - SLACK) and not self._is_late():
-            ends_s = self._clock() + _END_SHARE * self._left_s()
-            found, usd, is_searched = self._cheapest(aim * (1 + SAME), budget, ends_s, any_will_do=True)
+            latest_s = aim * (1 + SAME)
+            ends_s = self._clock() + (_SEEK_SHARE if seeking else _END_SHARE) * self._left_s()
+            if seeking:
+                found, usd, is_searched = self._any(latest_s, budget, ends_s), 0.0, False
+            else:
+                found, usd, is_searched = self._cheapest(latest_s, budget, ends_s, any_will_do=True)
             if found is not None and found.cost_usd <= budget * (1 + SLACK):
                 choice = found
             elif is_searched or usd > budget * (1 + SLACK):
                 low, tried = max(low, aim), max(tried, aim)
+            elif seeking:
+                tried = aim
             else:
-                tried, open_s = max(tried, aim), min(open_s, aim)
-            seeking = tried < choice.end_s * (1 - SLACK) and self._clock() < half_s
-            least, most = (tried, choice.end_s) if seeking else (low, min(open_s, choice.end_s))
-            is_near = most <= least * _NEAR_ENDS
-            if is_near and not seeking:
+                tried = open_s = min(open_s, aim)
+            seeking = tried * _SOUGHT_ENDS < choice.end_s
+            most = min(open_s, choice.end_s)
+            if seeking:
+                aim = math.sqrt(tried * choice.end_s)
+            elif most > low * _NEAR_ENDS:
+                aim = max(math.sqrt(low * most), _END_STEP * most)
+            elif most == choice.end_s:
+                aim = most * (1 - SLACK)
+            else:
                 break
-            aim = most * (1 - SLACK) if is_near else math.sqrt(least * most)
         cheaper, _, _ = self._cheapest(choice.end_s * (1 + SAME), budget, self._ends_s)
         return cheaper if cheaper is not None and cheaper.cost_usd <= choice.cost_usd else choice, min(
             low, choice.end_s
@@ -336,20 +345,20 @@ class _Jobs:
 
         A choice that costs more than ``most_usd`` need not be the cheapest; one below need not be if any will do.
         """
-        if any_will_do:
-            choice, _ = self._pick(latest_s)
-            if choice is not None and choice.cost_usd <= most_usd:
-                return choice, 0.0, False
+        if any_will_do and (choice := self._any(latest_s, most_usd, ends_s)) is not None:
+            return choice, 0.0, False
         if all(math.isinf(columns.listed_to_usd(latest_s)) for columns in self._columns):
             choice, is_best = self._pick(latest_s)
             if self._alone_usd is None and choice is not None:
                 self._alone_usd = sum(columns.within(latest_s)[0].cost_usd for columns in self._columns)
             if is_best:
                 return choice, math.inf if choice is None else choice.cost_usd, True
-        low = self._find_tolls(latest_s, most_usd, ends_s)
+        low = self._find_tolls(latest_s, most_usd, ends_s, any_will_do=any_will_do)
         if math.isinf(low.usd):
             return None, math.inf, True
         choice, is_best = self._pick(latest_s)
+        if choice is None and any_will_do:
+            choice = self._any(latest_s, math.inf, ends_s)
         if low.usd > min(most_usd, sum(most_usd_of(job.problem, latest_s) for job in self._jobs)) * (1 + SLACK):
             return choice, low.usd, True
         bound, share = low.usd, _FIRST_AIM
@@ -369,13 +378,13 @@ class _Jobs:
             share *= 2.0
         return choice, choice.cost_usd, True
 
-    def _find_tolls(self, latest_s: float, most_usd: float, ends_s: float) -> _Bound:
-        """Return the best bound that tolls show."""
+    def _find_tolls(self, latest_s: float, most_usd: float, ends_s: float, *, any_will_do: bool) -> _Bound:
+        """Return the best bound that tolls show; where any choice will do, of what it has to exceed the limits by."""
         tolls = self._tolls
         best = _Bound(-math.inf, tolls, np.zeros(len(self._jobs)))
         most_usd = min(most_usd, sum(most_usd_of(job.problem, latest_s) for job in self._jobs))
-        ends_s -= (1.0 - _TOLLS_SHARE) * max(ends_s - self._clock(), 0.0)
-        penalty, mixed_usd, over = _FIRST_PENALTY, math.inf, False
+        ends_s -= (1.0 - (_TOLLS_SHARE_OF_ANY if any_will_do else _TOLLS_SHARE)) * max(ends_s - self._clock(), 0.0)
+        penalty, mixed_usd, over = _LAST_PENALTY if any_will_do else _FIRST_PENALTY, math.inf, False
         for _ in range(_MOST_ROUNDS):
             of_jobs = self._cheapest_of_jobs(tolls, latest_s, ends_s)
             usd = float(of_jobs.sum() - tolls @ self._most)
@@ -393,6 +402,47 @@ class _Jobs:
             mixed_usd, over, tolls = self._mix(known, penalty * sum(each[0].cost_usd for each in known) / len(known))
         self._tolls = best.tolls
         return best
+
+    def _any(self, latest_s: float, most_usd: float, ends_s: float) -> _Choice | None:
+        """Return a choice that ends until then and costs no more, if one is at hand: job by job one is mended."""
+        choice, _ = self._pick(latest_s)
+        if choice is not None:
+            return choice if choice.cost_usd <= most_usd else None
+        if not all(columns.within(latest_s) for columns in self._columns):
+            self._cheapest_of_jobs(self._tolls, latest_s, ends_s)
+        nearest, _ = self._pick(latest_s, exceeding=True)
+        if nearest is None:
+            return None
+        use = np.array([column.use for column in nearest.columns])
+        toll_usd = _LAST_PENALTY * nearest.cost_usd / len(use)
+        while (over := np.maximum(use.sum(axis=0) - self._most, 0)).any():
+            for number in np.argsort(-(use @ (over > 0)), kind="stable").tolist():
+                if not use[number] @ over or self._clock() >= ends_s:
+                    return None
+                # What the others leave may be below zero: as few as there are, then.
+                left = self._most - use.sum(axis=0) + use[number]
+                job = self._within(self._jobs[number], np.maximum(left, use[number]))
+                tolls = np.where(left < use[number], toll_usd, 0.0)
+                plan = self._search(job, self._columns[number], tolls, latest_s, math.inf, ends_s).plan
+                other = use.copy()
+                if plan is not None:
+                    other[number] = [limit.used(plan) for limit in self._limits]
+                if np.maximum(other.sum(axis=0) - self._most, 0).sum() < over.sum():
+                    use = other
+                    break
+            else:
+                return None
+        choice, _ = self._pick(latest_s)
+        return choice if choice is not None and choice.cost_usd <= most_usd else None
+
+    def _within(self, job: SharingJob, most: FloatArray) -> SharingJob:
+        """Return a job that may have so much of every limit only."""
+        quotas = {offer.name: offer.quota for offer in job.problem.offers}
+        for limit, count in zip(self._limits, most.tolist(), strict=True):
+            for name in quotas.keys() & limit.units.keys():
+                quotas[name] = min(quotas[name], int(count) // limit.units[name])
+        offers = tuple(replace(offer, quota=quotas[offer.name]) for offer in job.problem.offers)
+        return replace(job, problem=replace(job.problem, offers=offers))
 
     def _cheapest_of_jobs(self, tolls: FloatArray, latest_s: float, ends_s: float) -> FloatArray:
         """Return a lower bound of what every job costs with tolls, infinite where it has no plan, shape (jobs,)."""
@@ -577,8 +627,7 @@ class _Jobs:
             if not columns.within(math.inf):
                 alone = solve(job.problem, job.steps, explain=False, time_limit_s=self._left_s())
                 if alone.plan is None:
-                    why = f"{job.name} has no plan even alone: {alone.why}"
-                    return _no_plans(alone.status, why, words, ())
+                    return _no_plans_alone(job, alone)
         if choice is not None:
             lead, usd = ("All jobs cost at least", low) if is_proven else ("The plans found cost", choice.cost_usd)
             why = f"{lead} {dollars(usd)}, {dollars(usd - budget)} more than the budget of {dollars(budget)}."
@@ -597,6 +646,11 @@ class _Jobs:
             for limit, over in zip(self._limits, nearest.over, strict=True)
             if over
         )
+
+
+def _no_plans_alone(job: SharingJob, alone: Solution) -> JointSolution:
+    why = f"{job.name} has no plan even alone: {alone.why}"
+    return _no_plans(alone.status, why, f"{alone.explored:,} plans of {job.name} were estimated", ())
 
 
 def _no_plans(status: Status, why: str, words: str, nearest: tuple[JobPlan, ...]) -> JointSolution:
