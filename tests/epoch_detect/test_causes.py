@@ -68,11 +68,13 @@ def test_the_driver_s_reason_for_clocks_that_fell_is_told_where_it_is_a_new_one(
     assert causes({**healthy(), "clock_event_reason_bits": values["clock_event_reason_bits"]}) == []
 
 
-def test_power_that_fell_while_the_gpus_work_is_throttling_where_no_clock_is_known():
+@pytest.mark.parametrize(("late_s", "percent"), [(0.0, "10.0"), (40.0, "9.")])
+def test_power_that_fell_while_the_gpus_work_is_throttling_where_no_clock_is_known(late_s, percent):
     values = {name: row for name, row in healthy().items() if name in ("power_watts", "gpu_utilization")}
-    values["power_watts"][:, AFTER] *= 0.9
+    values["power_watts"][:, SINCE_S + late_s <= TIME_S] *= 0.9
     (cause,) = causes(values)
-    assert cause.startswith("each of the 4 GPUs draws 10.0 % less power where it works, as if throttled")
+    assert cause.startswith(f"each of the 4 GPUs draws {percent}")
+    assert " % less power where it works, as if throttled" in cause
 
 
 def test_longer_pauses_are_waits_for_data_or_within_a_kernel_for_the_others():

@@ -95,7 +95,8 @@ def _clocks(devices: Sequence[str], before: _Side, after: _Side) -> str:
             return ""
     if POWER not in before:
         return ""
-    old, new = (_peak(side[POWER]) for side in (before, after))
+    # The middle, not the peak: since when it is slower is not known to the second.
+    old, new = (_at_work(side, POWER) for side in (before, after))
     if UTILIZATION in before and mean_of_known(_peak(after[UTILIZATION]) - _peak(before[UTILIZATION])) < -_LEAST_POWER:
         return ""
     fell = 1 - new / old
