@@ -293,7 +293,8 @@ def test_what_was_lost_since_the_last_epoch_may_come_again() -> None:
     assert estimate.end_high_s - estimate.end_s > 26.0 > estimate.end_s - estimate.end_low_s
 
 
-@pytest.mark.parametrize(("silent_s", "further_s"), [(0.0, 0.0), (44.0, 0.0), (80.0, 56.0)])
+# The silence may be the first longer one: of the 40 to come, as many may hold another as of the 19 that count.
+@pytest.mark.parametrize(("silent_s", "further_s"), [(0.0, 0.0), (44.0, 0.0), (80.0, 80.0 * (1 + 40 / 19))])
 def test_the_interval_reaches_further_where_no_epoch_has_been_seen_for_long(silent_s: float, further_s: float) -> None:
     starts, now_s = np.arange(0.0, 200.0, 10.0), 200.0 + silent_s
     estimate = estimate_end(starts, starts + 10.0, 60, now_s, training_s=np.array([[0.0, now_s]]))
@@ -301,6 +302,24 @@ def test_the_interval_reaches_further_where_no_epoch_has_been_seen_for_long(sile
     low_s, high_s = estimate.end_s - estimate.end_low_s, estimate.end_high_s - estimate.end_s
     assert high_s == pytest.approx(math.hypot(low_s, further_s))
     assert ("none seen for the last 80 s" in estimate.basis) == (further_s > 0)
+
+
+def test_where_longer_epochs_are_known_a_silence_is_not_taken_for_the_first_of_them() -> None:
+    durations = np.full(20, 10.0)
+    durations[4::5] = 15.0
+    ends = np.cumsum(durations)
+    now_s = float(ends[-1]) + 80.0
+    estimate = estimate_end(ends - durations, ends, 60, now_s, training_s=np.array([[0.0, now_s]]))
+    low_s, high_s = estimate.end_s - estimate.end_low_s, estimate.end_high_s - estimate.end_s
+    assert high_s == pytest.approx(math.hypot(low_s, 0.7 * 80.0))
+
+
+def test_what_was_told_as_an_epoch_and_hardly_trained_may_have_been_one() -> None:
+    starts = np.arange(0.0, 120.0, 10.0)
+    trained_s = np.array([[0.0, 50.0], [59.0, 120.0]])
+    estimate = estimate_end(starts, starts + 10.0, 30, 120.0, training_s=trained_s)
+    assert estimate.epochs_done == 11
+    assert estimate.end_s - estimate.end_low_s > 10.0 * 0.8
 
 
 @pytest.mark.parametrize("spans_s", [np.empty((0, 2)), np.array([[100.0, 100.0]])])

@@ -40,7 +40,7 @@ _TWICE = 1.3  # cycles that it trained until the first one ended: they may be tw
 # Standard deviations beyond the scatter of cycles. Of the time left: slow drift; what longer cycles took without a
 # rhythm; the square of what was trained outside of known cycles. Of a cycle: where boundaries are placed; one that was
 # not seen; whether the first was one. Of cycles that were not seen before the first: their number.
-_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.05, 0.3, 0.5, 0.12, 0.7, 0.6, 0.5
+_DRIFT, _UNEVEN, _UNKNOWN, _PLACED, _UNSEEN, _FIRST, _BEFORE = 0.05, 0.3, 0.5, 0.12, 0.5, 0.6, 0.5
 _LOST = 1.0  # of a cycle, that it has not trained since the last one: less, and what it usually does, is part of them
 # For how long none is seen where cycles go on as before: so many of them, and a share of those so far, as an
 # ``EpochTracker`` follows them.
@@ -108,13 +108,14 @@ def estimate_end(
         raise TotalEpochsError(
             f"{done} epochs are over; at least {FEWEST_EPOCHS} are needed to say when the job will be done"
         )
-    training = None
+    training, dropped = None, 0
     if training_s is not None and np.diff(training_s).any():
         training = _Training.with_cycles(training_s, starts_s, ends_s)
     if training is not None:
         are_cycles = training.are_cycles(starts_s, ends_s)
         if are_cycles.sum() >= FEWEST_EPOCHS:
             starts_s, ends_s = starts_s[are_cycles], ends_s[are_cycles]
+            dropped = int((~are_cycles).sum())
             done = int(starts_s.size) + epochs_before
     if total_epochs < done:
         raise TotalPassedError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
@@ -148,13 +149,15 @@ def estimate_end(
     if silent_s < _FOLLOWED * seen.mean_s + seen.longest_s + _FOLLOWED_SHARE * (last_s - first_s):
         silent_s = 0.0
     of_left = math.hypot(_DRIFT, _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left))
-    of_a_cycle = math.hypot(_PLACED, _UNSEEN * math.sqrt(seen.unseen), first_off)
+    of_a_cycle = math.hypot(_PLACED, _UNSEEN * math.sqrt(seen.unseen + dropped), first_off)
     other_s = math.sqrt((of_left * left_s) ** 2 + (of_a_cycle * seen.mean_s) ** 2 + longer_variance)
     scatter_s = seen.scatter_s * math.sqrt(left + left**2 / seen.count)
     upper = 0.5 + COVERAGE / 2
     half = math.hypot(float(stdtrit(max(seen.count - 1, 1), upper)) * scatter_s, float(ndtri(upper)) * other_s)
     end = last_s + left_s + late_s
-    low, high = max(end - half, now_s), max(end + math.hypot(half, late_s, _LOST_UNSEEN * silent_s), now_s)
+    # It may be the first of longer ones, of which more are to come then.
+    lost = _LOST_UNSEEN if seen.places.size else 1.0 + left / max(seen.count, 1)
+    low, high = max(end - half, now_s), max(end + math.hypot(half, late_s, lost * silent_s), now_s)
     return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s, silent_s))
 
 
