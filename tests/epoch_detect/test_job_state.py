@@ -596,6 +596,46 @@ def test_one_gpu_that_rests_with_its_processes_may_be_somebody_who_thinks_and_is
     assert watch.report.state == JobState.HUNG
 
 
+@pytest.mark.parametrize(("pauses_s", "state"), [((2, 2, 1, 2), JobState.STALLED), ((30, 2, 200, 5), JobState.IDLE)])
+def test_one_gpu_that_seems_to_train_and_has_paused_as_a_program_does_is_not_given_ten_minutes(
+    pauses_s: Sequence[int], state: JobState
+) -> None:
+    watch = StateWatch(1)
+    now_s = show(watch, 0.0, 30, IDLE)
+    for pause_s in pauses_s:
+        now_s = show(watch, now_s, 60, WORKS)
+        now_s = show(watch, now_s, pause_s + 1, IDLE)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=0.6))
+    now_s = show(watch, now_s, 60, WORKS)
+    show(watch, now_s, 60, IDLE)
+    assert watch.report.state == state
+
+
+@pytest.mark.parametrize(("confidence", "state"), [(0.7, JobState.STALLED), (0.0, JobState.STARTING)])
+def test_a_node_that_draws_a_quarter_more_has_begun_where_it_is_known_to_train(
+    confidence: float, state: JobState
+) -> None:
+    watch = StateWatch(1)
+    load = np.repeat([600.0, 750.0, 610.0], [60, 300, 60]) * np.exp(np.random.default_rng(1).normal(0, 0.005, 420))
+    detection = EpochDetection(
+        Verdict.NONE, "", run_state=RunState.TRAINING if confidence else None, run_state_confidence=confidence
+    )
+    for second, watts in enumerate(load):
+        if second % 60 == 0:
+            watch.note_detection(detection)
+        watch.update(np.array([float(second)]), {"power_watts": np.array([[watts]])})
+    assert watch.report.state == state
+
+
+def test_short_pauses_are_the_programs_own_however_unlike_they_are() -> None:
+    memory = PauseMemory()
+    for index, length_s in enumerate((0.5, 1.0, 14.0, 2.0, 14.0)):
+        memory.add(60.0 * index, length_s, rested=False)
+    assert memory.are_even
+    memory.add(400.0, 200.0, rested=False)
+    assert not memory.are_even
+
+
 def test_a_pause_is_as_long_as_the_cycle_of_the_job_lets_expect() -> None:
     memory = PauseMemory()
     patience = {period_s: memory.patience_s(period_s=period_s, may_think=False) for period_s in (10.0, 1000.0)}

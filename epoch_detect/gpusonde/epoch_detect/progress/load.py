@@ -11,7 +11,7 @@ WORKS = 0.6  # of the range
 IDLES = 0.14
 _WAITS = 0.12  # above what is known of an idle GPU: waiting in a collective takes 0.17, or 0.15 with one of 8 dead
 _LEAST_FLOOR = 0.35  # of the high level: what a job idles at, at most, where its start was not seen
-_RISE = 1.5  # times the lowest power: work has begun
+_RISE, _LEAST_RISE = 1.5, 1.1  # times the lowest power: work has begun; the same, where the job is known to train
 _IN_USE, _MUCH_USED = 0.03, 0.3  # share of use: something runs; work has begun, however little the power tells
 _FORGETS_S = 900.0  # of work, in which a high level that is no more is forgotten
 
@@ -47,7 +47,7 @@ class LoadRange:
         """The level of its work; 0 before that has begun."""
         return self._high
 
-    def add(self, load: float, middle: float, use: float, cell_s: float, *, cyclic: bool) -> None:
+    def add(self, load: float, middle: float, use: float, cell_s: float, *, cyclic: bool, trains: bool) -> None:
         """Take a second.
 
         Args:
@@ -56,13 +56,15 @@ class LoadRange:
             use: Share of use, NaN where it is not given.
             cell_s: Seconds since the one before.
             cyclic: Whether cycles are known of the job: then it works.
+            trains: Whether it is known to train, though not in which cycles: then a smaller rise is work.
         """
         self._low = min(self._low, load)
         if math.isnan(middle):
             return
         if not self.has_begun:
             in_use = math.isnan(use) or use > _IN_USE
-            rises = in_use and middle > max(_RISE * min(self._low, self._idle), 1e-3)
+            rise = _LEAST_RISE if trains else _RISE
+            rises = in_use and middle > max(rise * min(self._low, self._idle), 1e-3)
             if rises or use > _MUCH_USED or cyclic:
                 self.has_begun, self._high = True, middle
                 self._has_risen |= rises

@@ -32,6 +32,7 @@ _SWINGS_WITHIN = 0.2  # of the mean, within a second: more than the noise of ten
 _SHORT = 2 / 3  # of the cells by which it is known: cycles of which each third of them shows something
 _UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
 _UNEVEN_FEWEST = 4
+_OWN_S = 4.0  # of a pause: shorter ones are the program's own, and alike
 _REST_S = 8.0  # of a pause from which somebody came back, not a program
 _UNEVEN_MARGIN = 4.0
 _UNEVEN_FIRST_S = 600.0
@@ -147,7 +148,7 @@ class PauseMemory:
     def _measure(self) -> None:
         """Asked for with every second of a pause, it changes with a new one only."""
         if len(self._lengths_s) >= _UNEVEN_FEWEST:
-            logs = [math.log(max(length, 1.0)) for length in self._lengths_s]
+            logs = [math.log(max(length, _OWN_S)) for length in self._lengths_s]
             mean = sum(logs) / len(logs)
             self._scatter = math.sqrt(sum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
 
@@ -170,6 +171,11 @@ class PauseMemory:
     def is_uneven(self) -> bool:
         """Whether they are of all lengths, as if somebody sat there and thought."""
         return self._rests > 0 or self._scatter > _UNEVEN
+
+    @property
+    def are_even(self) -> bool:
+        """Whether there are some, and of lengths that a program makes."""
+        return self.count >= _FEW and not self.is_uneven
 
     def patience_s(self, *, period_s: float, may_think: bool, trains: bool = False) -> float:
         """How long a pause may last.

@@ -380,7 +380,9 @@ class StateWatch:
         self._recent.append((second, load))
         loads = [each for _, each in self._recent]
         middle = _median(loads[-2 * _AROUND - 1 :]) if len(loads) >= _BEGINS else math.nan
-        self._range.add(load, middle, second.use, self._cell_s, cyclic=self._cycles.cyclic)
+        cycles = self._cycles
+        trains = cycles.run_state == RunState.TRAINING and cycles.run_confidence >= _SURE_RUN
+        self._range.add(load, middle, second.use, self._cell_s, cyclic=cycles.cyclic, trains=trains)
         if self._range.has_begun:
             self._follow_pause(second, load, _median(loads[-_BEGINS:]))
         if len(self._recent) > _LOOK_AHEAD:
@@ -418,10 +420,12 @@ class StateWatch:
             pause = self._pause = Pause(begin_s, begin_s)
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
-        pause.add(time_s, load, second.swing, works_on=self._works_on(second, load, pause, known))
-        pause.spinning = second.spinning
         rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough
+        pause.add(time_s, load, second.swing, works_on=rough or self._works_on(second, load, pause, known))
+        pause.spinning = second.spinning
         cycles = self._cycles
+        # What is shorter than half a cycle may be the evaluation in it, and a hang behind that is to be seen.
+        rough &= not (cycles.cyclic and time_s - pause.begin_s < 0.5 * cycles.period_s)
         cycles_on = cycles.last_start_s > pause.begin_s + 0.5 * cycles.period_s and (
             # Cycles that are found in a load that does not move are found in its noise.
             second.is_partly_used or pause.shows_cycles(cycles.shortest_s / self._cell_s)
@@ -486,9 +490,11 @@ class StateWatch:
         now_s = second.time_s
         known = self._processes.at(now_s, pause.begin_s + _SETTLED_S)
         period_s = self._cycles.period_s if self._cycles.cyclic else math.nan
-        # One GPU, at rest, whose processes rest as far as they are known: nothing tells a program from a person.
+        # One GPU, at rest, whose processes rest as far as they are known: only its pauses before tell a program from a
+        # person.
         busy = known.processors > _COMPUTES
-        may_think = second.gpus == second.unused == self.gpus == 1 and not busy
+        as_programs = self._cycles.run_state == RunState.TRAINING and self._pauses.are_even
+        may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
         patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think, trains=self._surely_trains)
         lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
         if not lasts or not self._trains:
