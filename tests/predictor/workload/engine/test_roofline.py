@@ -154,6 +154,63 @@ def test_wide_groups_and_large_depthwise_kernels_have_factors_of_their_own(
         assert max(convolutions, key=lambda each: found[each]) == part
 
 
+def test_fused_attention_in_single_precision_makes_three_products_in_tf32_for_each(catalog):
+    for precision in (Precision.FP32, Precision.TF32):
+        ampere = DeviceRates.of(catalog.get("A100-SXM4-40GB"), precision)
+        tf32 = DeviceRates.of(catalog.get("A100-SXM4-40GB"), Precision.TF32)
+        assert ampere.attention_flops == pytest.approx(tf32.matrix_flops / 3)
+    for name, precision in (("A100-SXM4-40GB", Precision.FP16), ("T4", Precision.FP32), ("T4", Precision.MIXED)):
+        rates = DeviceRates.of(catalog.get(name), precision)
+        assert rates.attention_flops == rates.matrix_flops
+
+
+def one_of(primitive, inputs, output):
+    operation = Operation(primitive, "o", output, inputs)
+    return WorkloadGraph("g", (Operation(Primitive.INPUT, "x", inputs[0]), operation), ((0, 1),), inputs[0][0])
+
+
+@pytest.mark.parametrize(("channels", "times"), [(64, 1.0), (40, 64 / 40), (80, 96 / 80), (160, 1.0)])
+def test_fused_attention_fills_the_channels_of_a_head(channels, times):
+    heads = (2, 8, 256, channels)
+    assert GraphCounts.of(one_of(Primitive.ATTENTION, (heads,) * 3, heads)).padding[0] == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "precision", "part"),
+    [
+        (197, Precision.MIXED, StepPart.UNEVEN),
+        (196, Precision.FP16, StepPart.UNEVEN),
+        (200, Precision.MIXED, StepPart.THIN),
+        (197, Precision.FP32, StepPart.LINEAR),
+    ],
+)
+def test_scores_of_rows_that_are_no_multiple_of_eight_are_apart_in_half_precision(catalog, tokens, precision, part):
+    inputs, scores = ((2, 12, tokens, 64), (2, 12, 64, tokens)), (2, 12, tokens, tokens)
+    found = parts(one_of(Primitive.MATRIX_PRODUCT, inputs, scores), 64, Cluster("T4", precision=precision), catalog)
+    assert max((StepPart.LINEAR, StepPart.THIN, StepPart.UNEVEN), key=lambda each: found[each]) == part
+
+
+def test_norms_of_groups_bring_channels_into_order_where_these_are_innermost(catalog):
+    image = (2, 64, 16, 16)
+    graph = one_of(Primitive.OTHER_NORM, (image,), image)
+    last, first = (
+        parts(graph, 64, Cluster("T4", precision=Precision.FP16, channels_last=each), catalog) for each in (True, False)
+    )
+    assert last[StepPart.LAYOUT] == pytest.approx(last[StepPart.GROUPWISE])
+    assert last[StepPart.LAYOUT] > 1000 * first[StepPart.LAYOUT]
+
+
+def test_norms_of_rows_softmax_and_norms_of_groups_are_one_kind_of_network_with_times_of_their_own(catalog):
+    image = (2, 64, 16, 16)
+    kinds = (Primitive.LAYER_NORM, Primitive.SOFTMAX, Primitive.OTHER_NORM)
+    requests = [WorkloadRequest(one_of(each, (image,), image), 16, Cluster("T4")) for each in kinds]
+    table = FeatureBuilder(catalog).table(requests)
+    assert (table.network == table.network[0]).all()
+    assert len(np.unique(table.analytic, axis=0)) == 3
+    slowest = table.parts[:, [StepPart.ROWWISE, StepPart.SOFTMAX, StepPart.GROUPWISE]].argmax(axis=1)
+    assert slowest.tolist() == [0, 1, 2]
+
+
 def test_matrix_products_use_tensor_cores_where_the_framework_does(catalog):
     turing, ampere = catalog.get("T4"), catalog.get("A100-SXM4-40GB")
     turing_held, ampere_held = (1e12 * each.base_clock_mhz / each.boost_clock_mhz for each in (turing, ampere))

@@ -36,7 +36,9 @@ class OperationClass(IntEnum):
     POOLING = 8
     OTHER = 9
     ATTENTION = 10  # fused: scores are never written
-    ROWWISE = 11  # layer norms, softmax: single precision inside whatever the rest is in
+    ROWWISE = 11  # layer norms: single precision inside whatever the rest is in
+    SOFTMAX = 12  # likewise
+    GROUPWISE = 13  # norms of groups of channels, likewise
 
 
 _CLASSES = {
@@ -50,8 +52,8 @@ _CLASSES = {
     Primitive.RECURRENT: OperationClass.LINEAR,
     Primitive.BATCH_NORM: OperationClass.NORMALISATION,
     Primitive.LAYER_NORM: OperationClass.ROWWISE,
-    Primitive.OTHER_NORM: OperationClass.ROWWISE,
-    Primitive.SOFTMAX: OperationClass.ROWWISE,
+    Primitive.OTHER_NORM: OperationClass.GROUPWISE,
+    Primitive.SOFTMAX: OperationClass.SOFTMAX,
     Primitive.ACTIVATION: OperationClass.ACTIVATION,
     Primitive.SUM: OperationClass.ELEMENTWISE,
     Primitive.PRODUCT: OperationClass.ELEMENTWISE,
@@ -73,12 +75,15 @@ MATRIX_CLASSES = (
 _MATRIX_STEP = 3
 _OTHER_STEP = 2
 # What a forward pass alone has of that, by how often tensors of an activation's size are read or written: normalising
-# by known means takes 2 of training's 8 (3 to find means and use them, 5 for gradients), an activation 2 of 5, norms of
-# rows and softmax 2 of 5 to 7. Other operations have half, as sums have, and products of matrices one pass.
+# by known means takes 2 of training's 8 (3 to find means and use them, 5 for gradients), an activation and softmax 2 of
+# 5, norms of rows 2 of 6 or 7, those of groups 3 of 8. Other operations have half, as sums have, and products of
+# matrices one pass.
 _FORWARD_PASSES = {
     OperationClass.NORMALISATION: _OTHER_STEP / 4,
     OperationClass.ACTIVATION: _OTHER_STEP * 2 / 5,
+    OperationClass.SOFTMAX: _OTHER_STEP * 2 / 5,
     OperationClass.ROWWISE: _OTHER_STEP / 3,
+    OperationClass.GROUPWISE: _OTHER_STEP * 3 / 8,
 }
 
 
@@ -99,7 +104,7 @@ class GraphCounts:
         kernels: Extents of each convolution's kernel, multiplied, shape (n,).
         group_channels: Channels of each convolution's groups, shape (n,).
         unaligned: Share of each convolution's activations whose channels no unit for matrix products takes as they
-            are, shape (n,).
+            are; 1 of products of matrices with such rows, shape (n,).
         padding: Operations of each over those that are counted, as channels fill whole tiles only, shape (n,).
         launches: Kernels that the operations and the update of the weights start.
         input_bytes: The network's inputs, per sample.
@@ -190,7 +195,7 @@ class GraphCounts:
         return summed
 
 
-_SINGLE = frozenset({OperationClass.ROWWISE})
+_SINGLE = frozenset({OperationClass.ROWWISE, OperationClass.SOFTMAX, OperationClass.GROUPWISE})
 _HALF = frozenset({*MATRIX_CLASSES})
 
 
@@ -236,6 +241,8 @@ _CONVOLUTIONS = frozenset({Primitive.CONVOLUTION, Primitive.GROUPED_CONVOLUTION,
 
 
 def _find_unaligned_share(operation: Operation, cost: OperationCost) -> float:
+    if operation.primitive is Primitive.MATRIX_PRODUCT and operation.inputs:
+        return float(any(shape[-1] % _ALIGNED for shape in (operation.inputs[0], operation.output) if shape))
     if operation.primitive not in _CONVOLUTIONS or not operation.inputs:
         return 0.0
     read = cost.input_bytes if operation.inputs[0][1] % _ALIGNED else 0
@@ -244,7 +251,12 @@ def _find_unaligned_share(operation: Operation, cost: OperationCost) -> float:
 
 
 def _find_padding(operation: Operation) -> float:
-    """Return the mean over the products of a step: forward pass, gradient of what was read, gradient of the weight."""
+    """Return the mean over the products of a step: forward pass, gradient of what was read, gradient of the weight.
+
+    Fused attention fills the channels of a head.
+    """
+    if operation.primitive is Primitive.ATTENTION and operation.inputs:
+        return _fill(operation.inputs[0][-1])
     if operation.primitive is not Primitive.CONVOLUTION or not operation.inputs:
         return 1.0
     read, written = operation.inputs[0][1], operation.output[1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 import numpy as np
@@ -35,25 +35,28 @@ class StepPart(IntEnum):
     SPATIAL = 2  # other convolutions
     LINEAR = 3  # products of matrices
     THIN = 4  # those that the memory binds
-    ATTENTION = 5  # fused
-    GROUPED = 6  # grouped convolutions
-    WIDE = 7  # those of more than 32 channels per group, in half precision with channels innermost
-    UNTUNED = 8  # depthwise convolutions with large kernels, likewise
-    DEPTHWISE = 9  # other depthwise convolutions
-    UNALIGNED = 10  # convolutions that copy what they read or write, to fill up its channels
-    NORMALISATION = 11  # batch norms
-    ROWWISE = 12  # layer norms, softmax
-    POOLING = 13  # but for means over whole images
-    ACTIVATION = 14
-    MEMORY = 15  # everything else that operations do
-    KERNELS = 16  # weights of convolutions, of which little else may be left where images are small
-    LAYOUT = 17  # bringing activations into the order in which convolutions on tensor cores read them
-    UPDATE = 18  # zeroing gradients, updating weights
-    LAUNCH = 19  # the host's work to start kernels
-    REPLICAS = 20  # the same for further devices of one process
-    EXCHANGE = 21  # weights and gradients between devices
-    INPUT = 22  # the batch to the devices
-    FIXED = 23  # what each step takes, whatever the network
+    UNEVEN = 5  # the same in half precision, of rows that are no multiple of 8 numbers: scores of 197 patches
+    ATTENTION = 6  # fused
+    GROUPED = 7  # grouped convolutions
+    WIDE = 8  # those of more than 32 channels per group, in half precision with channels innermost
+    UNTUNED = 9  # depthwise convolutions with large kernels, likewise
+    DEPTHWISE = 10  # other depthwise convolutions
+    UNALIGNED = 11  # convolutions that copy what they read or write, to fill up its channels
+    NORMALISATION = 12  # batch norms
+    ROWWISE = 13  # layer norms
+    SOFTMAX = 14
+    GROUPWISE = 15  # norms of groups of channels
+    POOLING = 16  # but for means over whole images
+    ACTIVATION = 17
+    MEMORY = 18  # everything else that operations do
+    KERNELS = 19  # weights of convolutions, of which little else may be left where images are small
+    LAYOUT = 20  # bringing activations into the order in which convolutions on tensor cores read them
+    UPDATE = 21  # zeroing gradients, updating weights
+    LAUNCH = 22  # the host's work to start kernels
+    REPLICAS = 23  # the same for further devices of one process
+    EXCHANGE = 24  # weights and gradients between devices
+    INPUT = 25  # the batch to the devices
+    FIXED = 26  # what each step takes, whatever the network
 
 
 DEVICE_PARTS = tuple(part for part in StepPart if part < StepPart.LAUNCH)
@@ -72,6 +75,7 @@ _UPDATE_PASSES = 3
 _PASSES = 3
 # Depthwise convolutions have a kernel of their own, which computes below the peak.
 _DEPTHWISE_SHARE = 0.5
+_PRODUCTS_OF_SINGLE = 3
 _PARTS = {
     OperationClass.CONVOLUTION: StepPart.SPATIAL,
     OperationClass.LINEAR: StepPart.LINEAR,
@@ -80,6 +84,8 @@ _PARTS = {
     OperationClass.DEPTHWISE: StepPart.DEPTHWISE,
     OperationClass.NORMALISATION: StepPart.NORMALISATION,
     OperationClass.ROWWISE: StepPart.ROWWISE,
+    OperationClass.SOFTMAX: StepPart.SOFTMAX,
+    OperationClass.GROUPWISE: StepPart.GROUPWISE,
     OperationClass.POOLING: StepPart.POOLING,
     OperationClass.ACTIVATION: StepPart.ACTIVATION,
 }
@@ -106,6 +112,8 @@ class DeviceRates:
 
     Attributes:
         matrix_flops: Of matrix products, by the units that the precision uses, at base clock, per second.
+        attention_flops: Of fused attention, likewise; in single precision its kernels make three products in TF32 for
+            each (CUTLASS, ``OpMultiplyAddFastF32``), where the device has it, per second.
         convolution_flops: Of convolutions, which use TF32 in single precision where the device has it, per second.
         vector_flops: Of everything else, per second.
         memory_bytes: Of its memory, per second.
@@ -114,6 +122,7 @@ class DeviceRates:
     """
 
     matrix_flops: float
+    attention_flops: float
     convolution_flops: float
     vector_flops: float
     memory_bytes: float
@@ -133,8 +142,12 @@ class DeviceRates:
         # A data sheet's peak is at boost clock. Large products draw more power than a card has for that: it holds the
         # base clock, a third of it on those of 70 W. Convolutions stay far below the peak.
         held = gpu.base_clock_mhz / gpu.boost_clock_mhz if gpu.base_clock_mhz else 1.0
+        matrix = held * 1e12 * math.exp(log_compute_rate(gpu, precision, 1.0))
+        single = precision in (Precision.FP32, Precision.TF32)
+        tensor = held * 1e12 * (gpu.tensor_tf32_tflops or 0.0)
         return cls(
-            matrix_flops=held * 1e12 * math.exp(log_compute_rate(gpu, precision, 1.0)),
+            matrix_flops=matrix,
+            attention_flops=tensor / _PRODUCTS_OF_SINGLE if single and tensor else matrix,
             convolution_flops=1e12 * math.exp(log_compute_rate(gpu, of_convolutions, 1.0)),
             vector_flops=1e12 * math.exp(vector),
             memory_bytes=gpu.memory_bandwidth_bytes_per_second,
@@ -160,7 +173,8 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     if cluster.precision in _AUTOMATIC:
         moved = moved * (1 + counts.single)
     rate = np.full(len(OperationClass), rates.vector_flops)
-    rate[[OperationClass.LINEAR, OperationClass.ATTENTION]] = rates.matrix_flops
+    rate[OperationClass.LINEAR] = rates.matrix_flops
+    rate[OperationClass.ATTENTION] = rates.attention_flops
     rate[OperationClass.CONVOLUTION] = rates.convolution_flops
     rate[OperationClass.DEPTHWISE] = _DEPTHWISE_SHARE * rates.vector_flops
     arithmetic, traffic = flops * counts.padding / rate[counts.classes], moved / rates.memory_bytes
@@ -171,16 +185,21 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     which = np.where(convolution & (counts.kernels == 1), StepPart.POINTWISE, which)
     which = np.where(counts.dense_kernel, StepPart.DENSE, which)
     which = np.where((which == StepPart.LINEAR) & (traffic > arithmetic), StepPart.THIN, which)
+    if half:
+        which = np.where((which == StepPart.THIN) & (counts.unaligned > 0), StepPart.UNEVEN, which)
     if half and cluster.channels_last:
         wide = (which == StepPart.GROUPED) & (counts.group_channels > _WIDEST_GROUP)
         untuned = (which == StepPart.DEPTHWISE) & (counts.kernels > _LARGEST_KERNEL)
         which = np.select([wide, untuned], [StepPart.WIDE, StepPart.UNTUNED], which)
     parts = np.bincount(which, weights=seconds, minlength=len(StepPart))
     if half and cluster.channels_last:
-        parts[StepPart.UNALIGNED] = (counts.unaligned * moved).sum() / rates.memory_bytes
+        copied = counts.unaligned * moved * (counts.classes != OperationClass.LINEAR)
+        parts[StepPart.UNALIGNED] = copied.sum() / rates.memory_bytes
     parts[StepPart.KERNELS] = width * counts.fixed_bytes[convolution].sum() / rates.memory_bytes
-    if half and not cluster.channels_last:
-        parts[StepPart.LAYOUT] = moved[convolution].sum() / rates.memory_bytes
+    if half:
+        # PyTorch's norms of groups know no channels innermost: what they read and write is brought into order as well.
+        moving = counts.classes == OperationClass.GROUPWISE if cluster.channels_last else convolution
+        parts[StepPart.LAYOUT] = moved[moving].sum() / rates.memory_bytes
     weights = width * counts.weight_bytes
     devices, nodes = cluster.device_count, cluster.node_count
     parts[StepPart.UPDATE] = _UPDATE_PASSES * weights / rates.memory_bytes
@@ -226,6 +245,10 @@ ANALYTIC_COLUMNS = (
     "log_layers",
     "log_weight_bytes",
 )
+# For how unlike networks are, softmax and norms of groups are norms of rows: a softmax beside fused attention, as that
+# of a loss, makes no other kind of network.
+_KINDS = np.array(OperationClass)
+_KINDS[[OperationClass.SOFTMAX, OperationClass.GROUPWISE]] = OperationClass.ROWWISE
 ROOFLINE_COLUMNS = tuple(f"log_seconds_{part.name.lower()}" for part in StepPart)
 # What hosts have free, and the unit of each; what nobody knows is 0, and so is a column that no measurement fills.
 _HOST_UNITS = {"cores": 1.0, "memory_bytes": 1e9, "disk_bytes_per_second": 1e6, "flops": 1e9}
@@ -240,7 +263,8 @@ class FeatureTable:
     Attributes:
         parts: Roofline seconds of the parts of a step, shape (n, parts).
         analytic: Counts of a step by class of operation, logarithms, shape (n, ``ANALYTIC_COLUMNS``).
-        network: The same per sample: what the network is, whatever its batch and device, same shape.
+        network: The same per sample, softmax and norms of groups among norms of rows: what the network is, whatever its
+            batch and device, same shape.
         cluster: Shape (n, ``CLUSTER_COLUMNS``).
         device: Canonical name of each row's device.
         environment: Its environment of measurement; "" is none that is known.
@@ -316,7 +340,8 @@ class FeatureBuilder:
                 raise ModelError(f"{request.graph.name}: its operations are too large for any device")
             own = (id(request.graph), request.batch_size, request.forward_only)
             if own not in known:
-                known[own] = (_make_analytic_columns(counts, request.batch_size), _make_analytic_columns(counts, 1))
+                alike = replace(counts, classes=_KINDS[counts.classes])
+                known[own] = (_make_analytic_columns(counts, request.batch_size), _make_analytic_columns(alike, 1))
             analytic.append(known[own][0])
             network.append(known[own][1])
         clusters = [request.cluster for request in requests]
