@@ -1,6 +1,7 @@
 """What a job does: its state from the load of its GPUs, their pauses, and what its processes do."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -535,6 +536,33 @@ def test_what_was_called_training_since_the_cycles_take_longer_is_slower_once_th
     assert (trained.state, slower.state) == (JobState.TRAINING, JobState.SLOWER)
     assert trained.end_s == slower.start_s == now_s - 25.5
     assert slower.reason == "cycles take 44 s, 40 s before"
+
+
+@pytest.mark.parametrize("step_s", [1.2, 1.33, 2.3])
+def test_steps_that_beat_with_the_seconds_are_no_evaluations(step_s: float) -> None:
+    watch, now_s = StateWatch(GPUS), 0.0
+    now_s = show(watch, now_s, 30, IDLE)
+    rng = np.random.default_rng(4)
+    time_s = now_s + np.sort(np.arange(4000) / 10 + rng.uniform(0, 0.06, 4000))
+    lengths_s = step_s * np.exp(rng.normal(0, 0.015, 400))
+    place = np.interp(time_s, now_s + np.concatenate([[0.0], np.cumsum(lengths_s)]), np.arange(401)) % 1
+    # An exchange takes a fifth of a step.
+    watts = np.tile(np.where(place < 0.2, 230.0, 620.0), (GPUS, 1)) * np.exp(rng.normal(0, 0.01, (GPUS, 4000)))
+    edges = np.searchsorted(time_s, np.arange(now_s, time_s[-1] + 1))
+    for begin, stop in pairwise(edges):
+        watch.update(time_s[begin:stop], {"power_watts": watts[:, begin:stop]})
+    assert evaluated(watch, now_s) <= 4
+    assert all(span.end_s - span.start_s > 0.5 for span in watch.spans)
+
+
+def test_no_second_between_two_states_is_without_one() -> None:
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)
+    now_s = show(watch, now_s, 100, WORKS, framebuffer_used_bytes=40e9)
+    show(watch, now_s, 20, IDLE, framebuffer_used_bytes=0.5e9)
+    assert watch.report.state == JobState.ENDED
+    for one, other in pairwise(watch.spans):
+        assert one.end_s == other.start_s
 
 
 def test_a_restart_changes_nothing() -> None:

@@ -130,6 +130,37 @@ def test_what_looks_like_cycles_in_the_noise_of_an_evaluation_is_no_change(cycle
     assert pace.cycles > 200
 
 
+@pytest.mark.parametrize("noise", [0.003, 0.02])
+def test_the_noise_of_an_evaluation_holds_no_cycle_whatever_it_looks_like(noise):
+    cycle_s, found = 1.2, 0
+    for seed in range(4):
+        time_s, power = ticks(durations(cycle_s, 100, seed=seed), noise=0.02, seed=seed)
+        clock, rng = CycleClock(cycle_s, TICK_S), np.random.default_rng(seed)
+        parts = [slice(at, at + 50) for at in range(0, time_s.size, 50)]
+        assert sum(len(clock.update(time_s[part], power[None, part])) for part in parts) > 80
+        for _ in range(20):
+            later_s = time_s[-1] + TICK_S * np.arange(1, 51)
+            begins = clock.update(later_s, 250 * (1 + rng.normal(0, noise, (1, 50))))
+            found += np.isfinite(begins).sum()
+            time_s = later_s
+    assert found <= 4  # the one that ends as the evaluation begins
+
+
+def test_a_change_that_has_dwindled_is_over():
+    class Known(CycleClock):
+        def update(self, time_s, rows, starts_s=None):
+            return [float(time_s[0])]
+
+    pace, told = LevelPace(Known(2.0, TICK_S)), []
+    each = durations(2.0, 120, 0.1, scatter=0.003)
+    each[66:] = 2.0 * (1 + np.maximum(0.1 * 0.93 ** np.arange(54), 0.013))
+    for begin_s in np.concatenate([[0.0], np.cumsum(each)]):
+        pace.update(np.array([begin_s]), np.zeros((1, 1)))
+        told.append(pace.change is not None)
+    assert any(told[60:70])
+    assert not any(told[-30:])
+
+
 @pytest.mark.parametrize("cycle_s", [1.2, 6.0])
 def test_metrics_that_stand_still_hide_no_cycle(cycle_s):
     # As the clocks and the memory of a job do, counters of errors, and the use of units that it does not use.

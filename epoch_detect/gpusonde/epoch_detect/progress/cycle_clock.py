@@ -22,6 +22,7 @@ _EARLIER, _LATER = 0.3, 0.45  # of a period, around where the next cycle is due
 _LEAST_MATCH, _MOST_MATCH = 0.6, 0.9  # correlation of a cycle with the waveform that is needed: the more,
 _MANY_PLACES, _FEW_PLACES = 0.5, 2.0  # the fewer places it has, where noise is alike often
 _LEAST_USUAL = 0.7  # the same, median of those that it was learned of
+_LEAST_SWING = 0.25  # of how far metrics move in a cycle: what moves less is the noise of an evaluation
 _CLEARLY = 0.06  # by which the second best place must correlate less
 _LOBE = 0.12  # of a period, that belongs to one place
 _RENEWED, _RENEWED_EVERY = 0.15, 4  # share of a cycle in the waveform, and of which
@@ -65,6 +66,8 @@ class CycleClock:
         self._used: list[int] = []  # metrics that tell where cycles begin
         self._part: list[tuple[FloatArray, FloatArray]] = []
         self._waveform: FloatArray = _NOTHING  # shape (metrics, places), each metric's weight in its size
+        self._variances: FloatArray = np.empty(0)  # of every metric in the cycles that it was learned of
+        self._weights: FloatArray = np.empty(0)  # of the variances of those that are used; a cycle's add up to one
         self._last_s = np.nan
         self._begin_s = -np.inf  # of the latest cycle that was found
         self._again_s = -np.inf  # ticks until then would be searched again for little
@@ -168,8 +171,13 @@ class CycleClock:
         if len(self._used) < len(waveform):
             waveform, curves = self._aligned(pieces[:, self._used], reach)
         places = curves.argmax(axis=1)
-        if np.median(curves.max(axis=1)) >= _LEAST_USUAL:
+        cut = [piece[:, at : at + waveform.shape[1]] for piece, at in zip(pieces, places, strict=True)]
+        variances = np.median(np.var(cut, axis=2), axis=0)
+        weights = self._weights_of(waveform, self._variances if self._variances.size else variances)
+        moves = float(weights @ variances[self._used]) >= _LEAST_SWING**2
+        if moves and np.median(curves.max(axis=1)) >= _LEAST_USUAL:
             self._waveform, self._lost, self._again_s = waveform, 0, -np.inf
+            self._variances, self._weights = variances, self._weights_of(waveform, variances)
             # Where cycles were lost, those that it is learned of prove nothing: a waveform of noise fits that noise.
             first = -1 if np.isfinite(self._begin_s) else 0
             self._last_s = float(guess[first] + (places[first] - reach) * self._step_s) - self._due_s
@@ -201,7 +209,8 @@ class CycleClock:
         beside = np.concatenate([curve[: max(at - lobe, 0)], curve[at + lobe + 1 :]])
         inside = 0 < at < curve.size - (1 if later >= _LATER else 1 + lobe // 2)
         # A lobe that reaches out of it hides nothing: what falls off on both sides is one place.
-        if match < self._least_match or not inside or match - float(beside.max(initial=-1.0)) < _CLEARLY:
+        is_clear = inside and match >= self._least_match and match - float(beside.max(initial=-1.0)) >= _CLEARLY
+        if not is_clear or not self._moves(piece[:, at : at + self._waveform.shape[1]]):
             return self._lose(due_s) if later >= _LATER else []
         begin_s = due_s + (_peak(curve) - before) * self._step_s
         begins = [begin_s]
@@ -217,6 +226,16 @@ class CycleClock:
             fresh = self._around(begin_s, self._before, self._after)
             self._waveform = (1 - _RENEWED) * self._waveform + _RENEWED * _weighted(fresh[None], like=self._waveform)
         return begins
+
+    def _weights_of(self, waveform: FloatArray, variances: FloatArray) -> FloatArray:
+        size = _size(waveform)
+        return np.asarray(size / max(float(size.sum()), _TINY) / np.maximum(variances[self._used], _TINY))
+
+    def _moves(self, cycle: FloatArray) -> bool:
+        """Whether metrics move about as far as in a cycle."""
+        mean = np.add.reduce(cycle, axis=1) / cycle.shape[1]
+        square = np.einsum("ij,ij->i", cycle, cycle) / cycle.shape[1]
+        return float(self._weights @ (square - mean * mean)) >= _LEAST_SWING**2
 
     def _behind_pause(self, end_s: float) -> list[float]:
         """The beginning of the cycle that ends there, in front of which is none that is like it, and its end.
@@ -263,6 +282,7 @@ class CycleClock:
             "durations": self._durations,
             "used": self._used,
             "waveform": self._waveform.tolist(),
+            "variances": self._variances.tolist(),
             "time_s": self._time.tolist(),
             "rows": self._rows.tolist(),
             "part": [[times.tolist(), rows.tolist()] for times, rows in self._part],
@@ -283,6 +303,11 @@ class CycleClock:
         clock._used = list(fields.get("used", range(len(clock._waveform))))
         if clock.is_running and clock._waveform.shape[1] != clock._before + clock._after + 1:
             clock._waveform, clock._used = _NOTHING, []  # it told more parts of a cycle apart
+        clock._variances = np.array(fields.get("variances", []), dtype=np.float64)
+        if not clock._variances.size:
+            clock._waveform, clock._used = _NOTHING, []  # a release before did not know how far metrics move
+        if clock.is_running:
+            clock._weights = clock._weights_of(clock._waveform, clock._variances)
         clock._time = np.array(fields["time_s"], dtype=np.float64)
         clock._part = [(np.array(times, dtype=float), np.array(rows, dtype=float)) for times, rows in fields["part"]]
         return clock

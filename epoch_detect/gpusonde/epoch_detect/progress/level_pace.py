@@ -232,6 +232,9 @@ class LevelPace:
             self.change = None
             return
         after_s = math.exp(sorted(latest)[len(latest) // 2])
+        if len(latest) >= _BACK_CYCLES and math.log(after_s / change.before_s) < _BACK * self._least:
+            self.change = None
+            return
         self.change = PaceChange(change.since_s, change.before_s, after_s, change.drift_per_cycle)
 
     def fields(self) -> dict[str, Any]:

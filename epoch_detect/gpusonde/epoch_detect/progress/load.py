@@ -22,6 +22,7 @@ _RENEWED = 4  # cells, after which level and noise are measured anew
 _LEAST_DIP, _FIRST_DIP = 0.05, 0.08  # of the logarithm of the load: less is the scatter of steps
 _DIP = 4.0  # times the usual deviation
 _DEEPEST = -0.5  # of the logarithm: what lies deeper is a pause
+_MEAN_DIP = 0.75  # of the least dip, by which the mean of several seconds lies below that of training
 _RECOVERED = 0.5  # of the depth of a dip: it is over
 _AT_LEVEL = 0.5  # of the least dip, below which the load has come back to its level
 _LONGEST_DIP_S = 600.0  # beyond which a lower level is another level
@@ -109,8 +110,9 @@ class TrainingLevel:
 
     def __init__(self) -> None:
         self._logs: deque[float] = deque(maxlen=_LEVEL_CELLS)
+        self._means: deque[float] = deque(maxlen=_LEVEL_CELLS)  # likewise, of several seconds
         self._deviations: deque[float] = deque(maxlen=_NOISE_CELLS)
-        self._level = math.nan
+        self._level = self._mean_level = math.nan
         self._least_dip = _FIRST_DIP
         self._bottom = 0.0
         self._at_level_s = math.nan
@@ -121,19 +123,23 @@ class TrainingLevel:
         """Whether it has trained for long enough."""
         return len(self._logs) >= _LEAST_LEVEL_CELLS
 
-    def depth(self, time_s: float, load: float, smooth: float, after: Sequence[float], longest_s: float) -> float:
+    def depth(
+        self, time_s: float, load: float, smooth: float, mean: float, after: Sequence[float], longest_s: float
+    ) -> float:
         """Take a second of work and say how deep it lies below the level, 0..1; 0 where it is no dip.
 
         Args:
             time_s: Of the second.
             load: Of the second.
             smooth: Median of it and those around it.
+            mean: Of the same and a few more: steps beat with the seconds, and a median of seconds with them.
             after: Loads of the two seconds after it: a dip lasts.
             longest_s: Time without a second at the level, beyond which a lower one is another level; 600 s at most.
         """
-        log = math.log(max(smooth, 1e-9))
+        log, mean_log = (math.log(max(value, 1e-9)) for value in (smooth, mean))
         if not self.is_known:
             self._logs.append(log)
+            self._means.append(mean_log)
             return 0.0
         self._renew()
         off = log - self._level
@@ -145,6 +151,7 @@ class TrainingLevel:
         else:
             limit = math.exp(self._level - self._least_dip)
             dips = off < -self._least_dip and all(value < limit for value in (load, *after))
+            dips &= mean_log - self._mean_level < -_MEAN_DIP * self._least_dip
         if dips and time_s - self._at_level_s > min(longest_s, _LONGEST_DIP_S):
             self.forget()
             return 0.0
@@ -153,19 +160,16 @@ class TrainingLevel:
         if dips:
             return 1 - math.exp(off)
         self._logs.append(log)
+        self._means.append(mean_log)
         return 0.0
 
     def forget(self) -> None:
         """Begin anew, at another level."""
         self._logs.clear()
+        self._means.clear()
         self._deviations.clear()
         self._bottom, self._at_level_s = 0.0, math.nan
         self._least_dip, self._until_renewed = _FIRST_DIP, 0
-
-    def leave_dip(self) -> None:
-        """Take a dip that goes on for another level: it is known that the job trains in it."""
-        if self._bottom < 0:
-            self.forget()
 
     def _renew(self) -> None:
         """Measure level and scatter, which move slowly, every few cells."""
@@ -173,8 +177,8 @@ class TrainingLevel:
         if self._until_renewed > 0:
             return
         self._until_renewed = _RENEWED
-        ordered = sorted(self._logs)
-        self._level = ordered[(2 * len(ordered)) // 3]
+        self._level = sorted(self._logs)[2 * len(self._logs) // 3]
+        self._mean_level = sorted(self._means)[len(self._means) // 2]
         off = sorted(self._deviations)
         if len(off) >= 2 * _LEAST_LEVEL_CELLS:
             # The upper half alone: the lower one holds the dips.

@@ -29,6 +29,7 @@ from gpusonde.telemetry import FloatArray
 _VERSION = 3
 _CELL_S = 1.0  # ticks that lie closer are averaged
 _SAME_CELL_S = 0.95
+_REST_S = 0.5  # ticks that are left over, which tell nothing alone
 _LOOK_AHEAD = 3  # cells between a tick and the last word on it
 _AROUND = 2  # cells on either side that a cell is smoothed over
 _BEGINS = 3  # cells that a change of work and pause is smoothed over
@@ -288,7 +289,7 @@ class StateWatch:
             reason = ""  # than the job that was on its GPUs before
         if reason and not self._slower:
             self._rename({JobState.TRAINING}, (JobState.SLOWER, reason, _SURE_SLOWER), since_s, math.inf)
-            self._level.leave_dip()
+            self._level.forget()  # longer cycles draw another power, and beat with the seconds otherwise
         self._slower = reason
 
     def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
@@ -309,6 +310,8 @@ class StateWatch:
         begin = 0
         while begin < time_s.size:
             stop = int(np.searchsorted(time_s, time_s[begin] + _SAME_CELL_S))
+            if time_s[-1] < time_s[stop - 1] + _REST_S:
+                stop = time_s.size
             part = slice(begin, stop)
             ticks = {name: column[:, part] for name, column in values.items()}
             pauses = self._pause is not None
@@ -544,7 +547,7 @@ class StateWatch:
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
             word = self._before(second)
         elif share > WORKS:
-            word = self._at_work(second.time_s, loads[at], smooth, loads[at + 1 : at + 1 + _AROUND])
+            word = self._at_work(second.time_s, loads, at, smooth)
         else:
             # As the load: a second of use, or one between work and rest, does not make an evaluation of a rest.
             rests = _median([0 < each.gpus == each.unused for each, _ in list(self._recent)[around]])
@@ -556,7 +559,7 @@ class StateWatch:
             return JobState.IDLE, "its GPUs have done nothing since it got them", 0.8
         return JobState.STARTING, "its GPUs have not begun to work", 0.8
 
-    def _at_work(self, time_s: float, load: float, smooth: float, after: Sequence[float]) -> _Word:
+    def _at_work(self, time_s: float, loads: Sequence[float], at: int, smooth: float) -> _Word:
         cycles, kind = self._cycles, self._kind_of_run
         if kind == RunState.SERVING:
             return JobState.SERVING, "its load comes and goes as requests do", cycles.run_confidence
@@ -566,7 +569,8 @@ class StateWatch:
             return JobState.UNKNOWN, "it works, but not in the cycles of a training", cycles.run_confidence
         holds_evaluations = cycles.cyclic and cycles.role != CycleRole.STEP and cycles.period_s > _LONGER_THAN_STEPS_S
         longest_s = _PERIODS_OF_DIP * cycles.period_s if holds_evaluations else math.inf
-        depth = self._level.depth(time_s, load, smooth, after, longest_s)
+        after, mean = loads[at + 1 : at + 1 + _AROUND], sum(loads) / len(loads)
+        depth = self._level.depth(time_s, loads[at], smooth, mean, after, longest_s)
         if depth:
             return JobState.EVALUATING, f"the load is {percent(depth)} below that of its training", 0.7
         if self._slower:
@@ -651,7 +655,7 @@ class StateWatch:
         spans = self._spans
         while spans and spans[-1].start_s >= begin_s:
             spans.pop()
-        if spans and spans[-1].end_s > begin_s:
+        if spans:
             spans[-1] = replace(spans[-1], end_s=begin_s)
         if spans and spans[-1].state == state:
             begin_s = spans.pop().start_s
