@@ -94,8 +94,8 @@ def _watts(means: FloatArray, least: float) -> FloatArray:
 
 def _of_each(column: FloatArray) -> FloatArray:
     """Mean of each GPU, shape (gpus,), NaN where it gave nothing."""
-    means: FloatArray = column[:, 0] if column.shape[1] == 1 else column.mean(axis=1)
-    if not math.isnan(means.sum()):
+    means: FloatArray = column[:, 0] if column.shape[1] == 1 else np.add.reduce(column, axis=1) / column.shape[1]
+    if not math.isnan(np.add.reduce(means)):
         return means
     known = np.isfinite(column)
     return np.asarray(np.where(known, column, 0.0).sum(axis=1) / np.where(known.any(axis=1), known.sum(axis=1), np.nan))
@@ -117,7 +117,7 @@ def _range(column: FloatArray) -> FloatArray:
 
 def _mean(values: FloatArray) -> float:
     """Mean of those that are known; NaN if none is."""
-    total = float(values.sum())
+    total = float(np.add.reduce(values))
     if not math.isnan(total):
         return total / values.size
     known = values[np.isfinite(values)]
