@@ -26,6 +26,7 @@ LEVELS = {
     "all spin at 0.55": 0.55,
 }
 EARLIEST_S, _LASTS_S = 40.0, 320.0
+LEAST_S = 25.0  # that three cycles are given
 WEEK_H = 168.0
 _SEED = 9603  # of generated jobs, by which no rule was chosen
 WAYS = ("at any time", "behind an evaluation")
@@ -41,7 +42,7 @@ class Trial:
         how: Key of :data:`LEVELS`.
         delay_s: Until it was named; infinity if it was not.
         state: By which name, in the end.
-        pauses: How many pauses of the job were known by then.
+        pauses: How many pauses of the job were known before it.
         cycle_s: Time from pause to pause; infinity while it was not known.
         stays: Whether it was still named five minutes after it began.
     """
@@ -80,16 +81,15 @@ def hang(recording: JobRecording, told: Told, how: str, rng: np.random.Generator
     at_s, level = float(rng.uniform(first_s + EARLIEST_S, stop_s)), LEVELS[how]
     hung = faults.hang(recording, at_s, level, _LASTS_S, rng)
     known = [each for each in told if each[0] < at_s]
-    named_s, state, last = np.inf, "", None
+    named_s, state, pauses, cycle_s = np.inf, "", 0, np.inf
     for now_s, watch in play(hung, known, hang_marks(recording, at_s, level) if with_marks else None):
-        last = watch
-        if now_s >= at_s and watch.report.state in ALARMS:
+        if now_s < at_s:
+            pauses, cycle_s = watch._pauses.count, watch._pauses.cycle_s
+        elif watch.report.state in ALARMS:
             named_s, state = min(named_s, now_s - at_s), str(watch.report.state)
             if now_s - at_s > named_s + 10.0:
                 break
-    assert last is not None
-    memory = last._pauses
-    return Trial(recording.kind, recording.name, how, named_s, state, memory.count, memory.cycle_s)
+    return Trial(recording.kind, recording.name, how, named_s, state, pauses, cycle_s)
 
 
 def of_generated(task: tuple[str, int]) -> list[Trial]:
@@ -111,31 +111,38 @@ def of_generated(task: tuple[str, int]) -> list[Trial]:
     found = []
     for way, at_s in zip(WAYS, begins_s, strict=False):
         hung = faults.hang(recording, at_s, float(rng.choice([0.0, 0.17, 0.40])), _LASTS_S, rng)
-        named_s, last = np.inf, None
+        named_s, state, pauses, cycle_s = np.inf, JobState.UNKNOWN, 0, np.inf
         for now_s, watch in play(hung, follow_cycles(hung)):
-            last = watch
-            if now_s >= at_s and watch.report.state in ALARMS:
+            state = watch.report.state
+            if now_s < at_s:
+                pauses, cycle_s = watch._pauses.count, watch._pauses.cycle_s
+            elif state in ALARMS:
                 named_s = min(named_s, now_s - at_s)
-        assert last is not None
-        state, memory = last.report.state, last._pauses
-        found.append(
-            Trial(kind, made.name, way, named_s, str(state), memory.count, memory.cycle_s, stays=state in ALARMS)
-        )
+        found.append(Trial(kind, made.name, way, named_s, str(state), pauses, cycle_s, stays=state in ALARMS))
     return found
 
 
 def generated_table(trials: Sequence[Trial]) -> list[str]:
     """Lines of a Markdown table: hangs with the tracker, by when they begin."""
-    lines = ["| generated jobs, hung | trials | in 60 s | never | still named after 320 s |", "|---|---|---|---|---|"]
+    lines = [
+        "| hung | trials | in 60 s | 3 pauses | in 60 s | in 3 cycles | fewer | in 60 s | never | still after 320 s |",
+        "|" + "---|" * 10,
+    ]
     for way in WAYS:
         mine = [trial for trial in trials if trial.how == way]
-        delay = np.array([trial.delay_s for trial in mine])
-        stays = np.mean([trial.stays for trial in mine])
-        lines.append(
-            f"| {way} | {len(mine)} | {np.mean(delay <= 60):.1%} | {np.mean(np.isinf(delay)):.1%} | {stays:.1%} |"
-        )
+        known = [trial for trial in mine if trial.pauses >= 3]
+        fresh = [trial for trial in mine if trial.pauses < 3]
+        in_cycles = _share([trial.delay_s <= max(3 * trial.cycle_s, LEAST_S) for trial in known])
+        counts = [f"{len(some)} | {_share([trial.delay_s <= 60 for trial in some])}" for some in (mine, known, fresh)]
+        never = _share([np.isinf(trial.delay_s) for trial in mine])
+        stays = _share([trial.stays for trial in mine])
+        lines.append(f"| {way} | {counts[0]} | {counts[1]} | {in_cycles} | {counts[2]} | {never} | {stays} |")
     missed = Counter(trial.kind for trial in trials if not trial.stays).most_common()
     return [*lines, "", f"Not named at the end: {', '.join(f'{kind} {count}' for kind, count in missed) or 'none'}."]
+
+
+def _share(hits: Sequence[bool]) -> str:
+    return f"{np.mean(hits):.1%}" if hits else "-"
 
 
 def working(recording: JobRecording) -> tuple[float, float]:
@@ -184,7 +191,7 @@ def table(trials: Sequence[Trial], title: str, *, kinds: bool) -> list[str]:
         delay = np.array([t.delay_s for t in mine])
         back = np.array([t.delay_s for t in mine if is_held_back(t.name, t.kind)])
         some = [t for t in mine if t.pauses >= 3]
-        within = np.array([t.delay_s <= max(3 * t.cycle_s, 25.0) for t in some])
+        within = np.array([t.delay_s <= max(3 * t.cycle_s, LEAST_S) for t in some])
         lines.append(
             f"| {how} | {len(mine)} | {np.mean(delay <= 60):.1%} | {np.mean(back <= 60):.1%} | "
             f"{np.median(delay):.0f} | {np.quantile(delay, 0.9):.0f} | {np.mean(np.isinf(delay)):.1%} | "

@@ -361,8 +361,8 @@ def test_gpus_that_draw_less_from_some_time_on_train_at_that_level_and_do_not_ev
             watch.note_slower("its cycles take 39 s, 8 % longer than the 36 s before", since_s)
         for seconds, watts in EPOCH:
             now_s = show(watch, now_s, seconds, (capped * watts, 0.95))
-    # Six seconds of each epoch; until the level is known for another one all of it.
-    assert 8 * 5 <= evaluated(watch, since_s) <= 8 * 8 + 80
+    # Six seconds of each epoch; until the level is known for another one all of it, which is slower once that is known.
+    assert (6 if told_slower else 8) * 5 <= evaluated(watch, since_s) <= 8 * 8 + 80
     assert evaluated(watch, since_s + 90) <= 6 * 8
 
 
@@ -430,9 +430,13 @@ def test_a_second_of_use_in_a_pause_of_gpus_that_draw_much_is_no_evaluation() ->
     assert [span.state for span in watch.spans if span.end_s > begin_s + 1] == [JobState.IDLE]
 
 
-def test_what_serves_is_serving_and_waits_for_requests_in_peace() -> None:
+@pytest.mark.parametrize("confidence", [0.52, 0.9])
+def test_what_serves_is_serving_and_waits_for_requests_in_peace(confidence: float) -> None:
     watch, now_s = working(60)
-    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.SERVING, run_state_confidence=0.9))
+    serves = EpochDetection(Verdict.NONE, "", run_state=RunState.SERVING, run_state_confidence=confidence)
+    watch.note_detection(serves)
+    now_s = show(watch, now_s, 10, WORKS)
+    assert watch.report.state == JobState.SERVING
     now_s = show(watch, now_s, 300, IDLE)
     assert watch.report.state == JobState.SERVING
 
@@ -563,6 +567,27 @@ def test_no_second_between_two_states_is_without_one() -> None:
     assert watch.report.state == JobState.ENDED
     for one, other in pairwise(watch.spans):
         assert one.end_s == other.start_s
+
+
+def test_a_lower_load_from_where_cycles_take_longer_on_is_no_evaluation_once_that_is_known() -> None:
+    watch, now_s = working(120)
+    since_s, now_s = now_s, show(watch, now_s, 40, (450.0, 0.95))
+    assert watch.report.state == JobState.EVALUATING
+    watch.note_slower("its cycles take 10.8 s, 8 % longer than the 10 s before", since_s + 8)
+    show(watch, now_s, 10, (450.0, 0.95))
+    assert watch.report.state == JobState.SLOWER
+    assert evaluated(watch, 0.0) == 0
+    assert watch.report.start_s == pytest.approx(since_s, abs=4)
+
+
+def test_an_evaluation_that_began_after_the_cycles_took_longer_stays_one() -> None:
+    watch, now_s = working(180)
+    watch.note_detection(epochs_of(36.0, now_s))
+    begin_s, now_s = now_s, show(watch, now_s, 12, (450.0, 0.95))
+    watch.note_slower("its cycles take 39 s, 8 % longer than the 36 s before", begin_s - 78)
+    show(watch, now_s, 6, (450.0, 0.95))
+    assert evaluated(watch, begin_s - 5) > 12
+    assert [span.state for span in watch.spans][-2:] == [JobState.SLOWER, JobState.EVALUATING]
 
 
 def test_a_restart_changes_nothing() -> None:

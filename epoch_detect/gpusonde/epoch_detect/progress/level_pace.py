@@ -47,8 +47,8 @@ class PaceChange:
     """The cycles of a job take longer.
 
     Attributes:
-        since_s: Beginning of the first cycle that does; of a drift, of those that are looked at.
-        before_s: Usual duration before.
+        since_s: Beginning of the first cycle that does; of a drift, of the first that does by as much as is told.
+        before_s: Usual duration before; of a drift, where that begins.
         after_s: Usual duration now.
         drift_per_cycle: Ratio by which each cycle takes longer than the one before, where they drift; 0 for a change
             from one to the next.
@@ -140,7 +140,8 @@ class LevelPace:
             del self._begins[:-_MOST_BEFORE], self._logs[:-_MOST_BEFORE]
         self._block.append(log)
         if len(self._block) == self._block_size:
-            self._blocks.append((begin_s, sorted(self._block)[self._block_size // 2]))
+            first_s = self._begins[-min(self._block_size, len(self._begins))]
+            self._blocks.append((first_s, sorted(self._block)[self._block_size // 2]))
             self._block = []
             if len(self._blocks) == _MOST_BLOCKS:
                 pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
@@ -217,7 +218,8 @@ class LevelPace:
         if risen >= _LEAST_SLOWER:
             first = float(np.exp(medians[begin]))
             per_cycle = math.expm1(math.log1p(found.change_per_epoch) / self._block_size)
-            self.change = PaceChange(self._blocks[begin][0], first, first * (1 + risen), per_cycle)
+            short = [i for i, log in enumerate(medians[:-1]) if log - medians[begin] < math.log1p(_LEAST_SLOWER)]
+            self.change = PaceChange(self._blocks[short[-1] + 1][0], first, first * (1 + risen), per_cycle)
         elif self.change is None and last is not None and last.change >= _LEAST_SLOWER:
             self.change = PaceChange(self._blocks[begin][0], last.before_s, last.after_s)
 

@@ -59,6 +59,7 @@ _DEAD_METER = 0.5  # of the power of an idle GPU
 _NO_TICKS_S, _MISSED = 10.0, 2.5  # of silence, or so many times the usual distance of ticks, where that is more
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
+_LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
 _REBORN = 2.0  # times the lowest load: one who had ended works
@@ -288,8 +289,15 @@ class StateWatch:
         if math.isfinite(self._begun_s) and not since_s > own_s:
             reason = ""  # than the job that was on its GPUs before
         if reason and not self._slower:
-            self._rename({JobState.TRAINING}, (JobState.SLOWER, reason, _SURE_SLOWER), since_s, math.inf)
-            self._level.forget()  # longer cycles draw another power, and beat with the seconds otherwise
+            word = (JobState.SLOWER, reason, _SURE_SLOWER)
+            last = self._spans[-1] if self._spans else None
+            begin_s = last.start_s if last and last.state == JobState.EVALUATING else -math.inf
+            if not begin_s > since_s + self._cycles.period_s:
+                self._level.forget()  # longer cycles draw another power, and beat with the seconds otherwise
+                # What has drawn less since about when its cycles take longer does not evaluate.
+                if math.isfinite(begin_s):
+                    self._rename({JobState.EVALUATING}, word, begin_s, math.inf)
+            self._rename({JobState.TRAINING}, word, since_s, math.inf)
         self._slower = reason
 
     def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
@@ -481,7 +489,8 @@ class StateWatch:
     def _kind_of_run(self) -> str:
         """What the tracker takes the run as a whole for, where it is sure and the run has not become another since."""
         cycles = self._cycles
-        sure = cycles.run_confidence >= _SURE_RUN and cycles.work_s >= max(_STILL_SO * self._work.seconds, 1.0)
+        least = _LIKELY_SERVING if cycles.run_state == RunState.SERVING else _SURE_RUN
+        sure = cycles.run_confidence >= least and cycles.work_s >= max(_STILL_SO * self._work.seconds, 1.0)
         return cycles.run_state if sure and not cycles.cyclic else ""
 
     @property
