@@ -152,6 +152,22 @@ def test_a_deadline_that_nothing_can_keep_is_said_at_once_and_the_job_goes_on() 
     assert world.job.finished_s < 2.5 * HOUR, "it runs on the fastest there is"
 
 
+@pytest.mark.parametrize("fitting", [True, False])
+def test_a_deadline_that_a_plan_on_demand_keeps_is_never_said_to_be_lost(fitting: bool) -> None:
+    """The cheapest one that may keep it does not if its machine boots slowly; faster ones do."""
+    offers = [MachineOffer("tight", "A", 1, 1, 1.6, largest_batch=64), MachineOffer("fast", "C", 1, 1, 9.0)]
+    if fitting:
+        offers.append(MachineOffer("fitting", "B", 1, 1, 2.0, largest_batch=64))
+    steps = TableSteps(offers, {("tight", 64): 8.7, ("fitting", 64): 8.0, ("fast", 64): 5.0})
+    task = Problem(64, 720, offers, Objective.COST, deadline_s=3970.0, batch_sizes=(64,))
+    controller = Controller(task, steps, ReportedCloud())
+    controller.observe(50.0, 360.0)
+    found = controller.step(100.0).recommendation
+    assert str(found.plan) == f"1 x {'fitting' if fitting else 'fast'} @ 64"
+    assert not found.at_risk
+    assert "no plan" not in found.why
+
+
 def test_the_time_to_restore_a_job_does_not_count_as_its_rate() -> None:
     world = world_of(always(spot=4, other=4, sure=4))
     decisions, _ = play(problem(), world)

@@ -323,7 +323,10 @@ class CandidateFinder:
             certain *= math.exp(self._deviations * options.spread)
         # Machines that run need no launch; what does is found out by evaluating the plan.
         ready = all(at.ready.get(offer.name, 0) >= offer.quota for offer in offers)
-        wait_s = options.solve_s + options.restore_s + (0.0 if ready else options.launch_s)
+        # Spot machines have a guard; on demand a deadline depends on the launch.
+        guarded = not options.guard or any(offer.billing is Billing.SPOT for offer in offers)
+        launch_s = options.launch_s if guarded else options.launch_slowest_s
+        wait_s = options.solve_s + options.restore_s + (0.0 if ready else launch_s)
         if deadline and problem.deadline_s is not None:
             deadline_s = (problem.deadline_s - at.now_s - wait_s) / certain
             if deadline_s <= 0:

@@ -104,7 +104,7 @@ class Policy:
         planned = self._finder.planned(at) if self._options.guard and idle_since_s is None else None
         if planned is not None:
             is_safe = not planned.spot or self._safe(planned, at, fallback)
-            if is_safe or self._finder.doubts_speeds:
+            if (is_safe or self._finder.doubts_speeds) and not self._is_dearer(planned, at, fallback):
                 # What nobody waited for or measured yet is asked no more than whoever planned it asked.
                 why = f"{planned.plan} is the {_superlative(objective)}"
                 return PolicyDecision(planned, why, fallback=fallback if is_safe else None)
@@ -112,6 +112,7 @@ class Policy:
             self._finder.best(at),
             self._finder.best(at, ready_only=True) if at.ready else None,
             self._finder.best(at, on_demand_only=True) if self._has_spot else None,
+            fallback.candidate if fallback is not None else None,
         ]
         safe = [candidate for candidate in found if candidate is not None and self._safe(candidate, at, fallback)]
         best = min(safe, key=lambda candidate: score(candidate, objective), default=None)
@@ -197,9 +198,9 @@ class Policy:
     def _rescue(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback | None, certain: bool) -> PolicyDecision:
         sure = "even at its optimistic rate" if certain else "at its mean rate, and later it could not be mended"
         late = f"{stay.plan} misses the deadline {sure}"
-        other = self._finder.best(at)
-        if other is not None and other.plan != stay.plan and self._safe(other, at, fallback):
-            return PolicyDecision(other, f"{late}; {other.plan} keeps it", fallback=fallback)
+        for other in (self._finder.best(at), fallback.candidate if fallback is not None else None):
+            if other is not None and other.plan != stay.plan and self._safe(other, at, fallback):
+                return PolicyDecision(other, f"{late}; {other.plan} keeps it", fallback=fallback)
         other = self._finder.best(at, deadline=False, objective=Objective.TIME)
         if other is not None and other.plan != stay.plan and self._gain(stay.end_s, other.end_s, at.now_s):
             why = f"{late}; no plan keeps it, {other.plan} ends soonest"
@@ -226,10 +227,8 @@ class Policy:
         if fast is None:
             return PolicyDecision(None, "no plan can be had that does the job", at_risk=True, again_s=expiry_s)
         if self._options.guard and fallback is not None and fast.spot:
-            # Where time is short, a preemption costs more than a slower plan.
-            fast = min(
-                fast, fallback.candidate, key=lambda candidate: candidate.bound_s + _risk_s(candidate, self._options)
-            )
+            # Spot machines that nothing guards would be left at the next review.
+            fast = fallback.candidate
         why = f"no plan keeps the {limits} with confidence; {fast.plan} comes nearest"
         return PolicyDecision(fast, why, at_risk=True, fallback=fallback)
 
@@ -254,6 +253,15 @@ class Policy:
         if stay is None and candidate.wait_s > options.launch_s:
             wasted_s += options.launch_slowest_s
         return fallback.slack_s > wasted_s + _lost_s(candidate, fallback.candidate)
+
+    def _is_dearer(self, spot: PlanCandidate, at: WatchedJob, fallback: Fallback | None) -> bool:
+        """Whether the checkpoints that a deadline asks of spot machines cost more than these save."""
+        if not spot.spot or self._problem.objective is Objective.TIME:
+            return False
+        sure = self._finder.best(at, on_demand_only=True)
+        if sure is None or not self._safe(sure, at, fallback):
+            return False
+        return self._finder.evaluate(spot.plan, at).usd > sure.usd
 
     def _waits_until(self, at: WatchedJob, best: PlanCandidate | None, idle_since_s: float | None) -> float:
         """Return until when waiting for spot capacity beats going on without."""
@@ -288,10 +296,6 @@ def _lost_s(spot: PlanCandidate, fastest: PlanCandidate) -> float:
     """Return the seconds in which an on-demand plan does again what spot machines did since the last checkpoint."""
     work_s = min(spot.run.interval_s, spot.run.running_s)
     return work_s * fastest.step_s / spot.step_s if spot.step_s > 0 and math.isfinite(work_s) else 0.0
-
-
-def _risk_s(candidate: PlanCandidate, options: ContinualOptions) -> float:
-    return candidate.run.preemptions * options.slow_restart_s if math.isfinite(candidate.run.preemptions) else math.inf
 
 
 def _superlative(objective: Objective) -> str:
