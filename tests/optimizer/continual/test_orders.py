@@ -105,7 +105,7 @@ def test_a_job_on_demand_that_is_ahead_stops_and_waits_for_spot() -> None:
     assert late.usd <= 1.01 * 12.0
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     work_h=st.floats(0.5, 12.0),
     loose=st.floats(1.03, 1.6),
