@@ -307,8 +307,8 @@ def _scatter(
     )
     judged = (
         f"Whoever always takes the truly fastest is told {ours:.3f} or more on {rows[1][3]} of such tables by the "
-        f"first assumption and on {rows[2][3]} by the second. These rows do not tell which holds, so ours may be within "
-        "the scatter or not, and the bar stays at the mean. This was worked out after the regret was known."
+        f"first assumption and on {rows[2][3]} by the second. These rows do not tell which holds, so ours may be "
+        "within the scatter or not, and the bar stays at the mean. This was worked out after the regret was known."
     )
     columns = ("regret of time by", "mean", "90 % of the tables", f"tables of at least {ours:.3f}")
     return ["### Scatter of single measurements", "", text, "", *table(columns, rows), judged, ""]
