@@ -3,13 +3,17 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from instances import mixed_offers
 
 from gpusonde.optimizer import Objective, Status
+from gpusonde.optimizer.problem import Group, Plan
 from gpusonde.optimizer.search import exact, subproblem
-from gpusonde.optimizer.search.space import brute_force
+from gpusonde.optimizer.search.space import brute_force, every_plan, make_space
+from gpusonde.optimizer.search.subproblem import DualPrices, Lots
 from gpusonde.optimizer.solve import solve
+from gpusonde.optimizer.step_times import load
 
 
 def with_deadline(problem, steps, factor):
@@ -78,3 +82,44 @@ def test_a_table_tells_partial_plans_apart_as_a_sort_does(seed, monkeypatch):
     found = solve(problem, steps, explain=False)
     monkeypatch.setattr(subproblem, "_MOST_SLOTS", 0)
     assert solve(problem, steps, explain=False).proof.bound == pytest.approx(found.proof.bound, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_several_groups_take_up_no_more_than_a_plan_bears(seed):
+    problem, steps = mixed_offers(12, 16, 1024, seed, samples=256)
+    random = np.random.default_rng(seed)
+    taken = []
+    for _ in range(100):
+        offers = random.permutation(12)[: random.integers(1, 12)]
+        groups = [Group(f"o{place}", int(random.integers(1, 17)), int(2 ** random.integers(0, 8))) for place in offers]
+        slowest_s, _ = steps.slowest_s(Plan(tuple(groups)))
+        gpu_s = [steps.gpu_s(problem.offer(group.offer), group.batch_size) for group in groups]
+        devices = [group.machines * problem.offer(group.offer).devices for group in groups]
+        taken.append(float(devices @ load(slowest_s, *np.array(gpu_s).T)))
+    assert 0.8 < max(taken) <= 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_costs_less_than_the_bounds_of_its_gpus(seed):
+    problem, steps = mixed_offers(3, 3, 48, seed)
+    options = make_space(problem, steps).options
+    batches = 2.0 ** np.arange(8)
+    gpu_s = np.array([[steps.gpu_s(each.offer, int(batch)) for batch in batches] for each in options])
+    usd = np.array([each.offer.usd_per_hour / each.offer.devices for each in options])
+    most = np.array([each.offer.devices * each.offer.quota for each in options])
+    plans = [plan for plan in every_plan(problem) if plan.machines > 1]
+    nearest = 0.0
+    for chosen in np.random.default_rng(seed).permutation(len(plans))[:20]:
+        limit_s = steps.slowest_s(plans[chosen])[0]
+        loads = load(limit_s, gpu_s[..., 0], gpu_s[..., 1])
+        lots = Lots(np.repeat(most[:, None], 8, axis=1), usd, np.tile(batches, (3, 1)), loads)
+        world_size = plans[chosen].devices(problem.offers)
+        alike = [plan for plan in plans if plan.devices(problem.offers) == world_size]
+        costs = [plan.usd_per_hour(problem.offers) for plan in alike if steps.slowest_s(plan)[0] <= limit_s]
+        bounds = [
+            found + prices.per_device * world_size
+            for found, prices in lots.bounds(world_size, 48.0, DualPrices(0.0, 0.0, 0.0))
+        ]
+        assert max(bounds) <= min(costs) * (1 + 1e-9)
+        nearest = max(nearest, max(bounds) / min(costs))
+    assert nearest > 0.9

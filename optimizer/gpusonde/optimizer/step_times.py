@@ -78,7 +78,9 @@ class StepTimes(Protocol):
     plan has at least (0 without it). It lets the search dismiss plans whose mean only just meets a deadline. So does a
     method ``kept_s`` with the arguments of ``bound_s`` and a confidence: a lower bound of what an iteration takes at
     that confidence, per iteration of a run. A method ``slowest_s`` may say of a plan what ``latency_s`` says of a
-    group, and the relative standard deviation of that, which makes ``kept_s`` sharper.
+    group, and the relative standard deviation of that, which makes ``kept_s`` sharper. A method ``gpu_s`` may say the
+    mean and the relative standard deviation of one GPU's computation, from which follows what several groups take
+    together (``load``).
     """
 
     @property
@@ -234,10 +236,14 @@ _MOST_CLASSED_BUCKETS = 256
 # The mean of a maximum of two that scatter is above the larger mean by 0.4 of their deviation at most; what lies in an
 # interval deviates by half of it at most.
 _KINK = 0.2
+# Latencies are no shorter than so many standard deviations below their mean.
+_SURE_DEVIATIONS = 3.0
 # What a run keeps grows with its latency, which bounds of it rely on, up to this quantile at these shares of a forward
 # pass: beyond, the shorter scatter of a slower GPU may outweigh its time.
 _MOST_QUANTILE, _LEAST_FORWARD_SHARE = 2.0, 0.3
 _LISTED_MACHINES = 16
+# The mean of the slowest of several groups over so many draws is off by so much over their number, relative.
+_UNEVEN, _EVEN_LEVELS = 0.4, 256
 # Relative standard deviations of runs are below this.
 _MOST_SPREAD = 1.5
 
@@ -344,6 +350,11 @@ class SimulatedSteps:
             self._latencies_s[key] = usual_s * mean_slowest(spread, machines * offer.devices, self._samples)
         return self._latencies_s[key]
 
+    def gpu_s(self, offer: MachineOffer, batch_size: int) -> tuple[float, float]:
+        """Return the mean computation of one GPU, less what draws may be off by, and its relative spread."""
+        usual_s, spread = self._usual_step(offer.name, batch_size)
+        return usual_s / (1.0 + _UNEVEN / math.sqrt(self._samples) * spread), spread
+
     def slowest_s(self, plan: Plan) -> tuple[float, float]:
         """Return the mean computation of the slowest GPU of all groups, no shorter than of one, and its spread."""
         slowest_s = np.zeros(self._samples)
@@ -414,7 +425,14 @@ class SimulatedSteps:
                 self._usual_step(name, 1)[1] for name, offer in self._offers.items() if self.network(offer) >= network
             )
             scatter = of_latency * self._mode.accumulation_steps * latency_s / mean_s
-            own = np.maximum(placed - _KINK * scatter, 0.0) ** 2 - scatter**2
+            # How much of a change of latency the iteration follows in each class, at least: all of it where only the
+            # last transfer is waited for. Then time of latency and time of placement just add up.
+            low_s = latency_s * max(1.0 - _SURE_DEVIATIONS * of_latency, 0.0) + 1e-6 * latency_s
+            at = [self._bounds_s(each, share, world_sizes, network, gathers=False) for each in (low_s, 0.9 * low_s)]
+            follows = ((at[0] - at[1]) / (0.1 * low_s * self._mode.accumulation_steps)).clip(0.0, 1.0)
+            kinked = 2.0 * _KINK * np.sqrt((1.0 - follows) ** 2 @ weights)
+            hidden = np.minimum(kinked, _KINK * (1.0 - follows.min(axis=1))) * scatter
+            own = np.maximum(placed - hidden, 0.0) ** 2 - (1.0 - follows**2 @ weights) * scatter**2
             several = np.flatnonzero(world_sizes > 1)
             if several.size:
                 own[several[self._may_be_steadier(network, world_sizes[several])]] = 0.0
@@ -658,6 +676,32 @@ def _mean_durations(log_spread: float, samples: int, classes: int) -> FloatArray
 def _class_ends(samples: int) -> npt.NDArray[np.int64]:
     """Numbers of placements up to the end of each class, of all from the slowest on, ascending."""
     return np.unique(np.maximum(np.round(samples * np.array(_PLACEMENTS)).astype(np.int64), 1))
+
+
+def load(most_s: float, gpu_s: FloatArray, spread: FloatArray) -> FloatArray:
+    """Return one over the number of GPUs alike whose slowest takes that long in the mean, shape of ``gpu_s``.
+
+    Over all GPUs of a plan whose slowest takes no longer in the mean it sums to one at most. Where the sum is one, the
+    distribution of the slowest is a geometric mean of those of such GPUs alike, weighted by what each kind adds, and
+    so nowhere above the arithmetic one: its mean is no shorter than theirs, all of which are ``most_s``.
+
+    Args:
+        most_s: Seconds.
+        gpu_s: Mean of one GPU, 0 for GPUs that take up nothing.
+        spread: Relative standard deviation of that.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviations = (most_s / gpu_s - 1.0) / spread
+    slowest, numbers = _slowest_of_many()
+    return np.asarray(np.interp(np.nan_to_num(deviations, nan=np.inf), slowest, 1.0 / numbers, right=0.0))
+
+
+@functools.cache
+def _slowest_of_many() -> tuple[FloatArray, FloatArray]:
+    """Mean of the largest of so many standard normal variables, ascending, and these numbers."""
+    numbers = 1.05 ** np.arange(500.0)
+    levels = (np.arange(_EVEN_LEVELS) + 0.5) / _EVEN_LEVELS
+    return np.array([-ndtri(-np.expm1(np.log(levels) / number)).mean() for number in numbers.tolist()]), numbers
 
 
 def least_quantile(spread: FloatArray, confidence: float) -> FloatArray:

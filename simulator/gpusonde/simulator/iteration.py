@@ -345,13 +345,18 @@ def slowest_of(spread: float, devices: int, samples: int, place: int = 1, seed: 
 def _even_levels(samples: int, dimension: int, seed: int) -> FloatArray:
     """Levels between 0 and 1, evenly spread, in an order in which those of all dimensions meet evenly (Kronecker).
 
+    Beyond some dimensions the order is any: multiples of more roots would be too much alike.
+
     Args:
         samples: How many.
         dimension: Number of the independent draw, 0 for the network, 1 and more for groups of devices.
         seed: Where the sequence begins.
     """
-    step = math.sqrt(_PRIMES[dimension % len(_PRIMES)])
-    places = np.argsort(np.argsort((np.arange(samples) + samples * seed) * step % 1.0, kind="stable"), kind="stable")
+    if dimension < len(_PRIMES):
+        order = (np.arange(samples) + samples * seed) * math.sqrt(_PRIMES[dimension]) % 1.0
+    else:
+        order = np.random.default_rng((dimension, seed)).random(samples)
+    places = np.argsort(np.argsort(order, kind="stable"), kind="stable")
     levels = np.asarray((places + 0.5) / samples)
     levels.flags.writeable = False
     return levels

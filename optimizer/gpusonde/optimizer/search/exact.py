@@ -28,6 +28,7 @@ from gpusonde.optimizer.problem import Group, Plan, Problem
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.search.subproblem import (
+    MOST_LOAD,
     ROUNDS_BEFORE_DOUBT,
     Anchor,
     OfferOptions,
@@ -76,6 +77,7 @@ class _Part:
     devices: IntArray
     samples: IntArray
     excess: FloatArray
+    load: FloatArray
     choices: OfferOptions | None = None
     chosen: IntArray | None = None
     shorter: _Part | None = None
@@ -138,7 +140,8 @@ def _pairs(
                 matched = np.repeat(np.arange(some.start, some.stop), counts[some])
                 own = order[begin[matched] + _ramps(counts[some])]
                 total = first.excess[own] + second.excess[matched]
-                kept = np.flatnonzero((total <= limit) & (total > before))
+                kept = (total <= limit) & (total > before)
+                kept = np.flatnonzero(kept & (first.load[own] + second.load[matched] <= MOST_LOAD))
                 places = np.full((kept.size, len(subproblem.options)), -1, dtype=np.int64)
                 first.write_places(own[kept], places)
                 second.write_places(matched[kept], places)
@@ -155,7 +158,7 @@ def _parts(
     """Yield all partial plans of some offers within an excess, as many at a time as memory bears."""
     if part is None:
         zero = np.zeros(1, dtype=np.int64)
-        part = _Part(zero, zero, np.zeros(1))
+        part = _Part(zero, zero, np.zeros(1), np.zeros(1))
     if not choices:
         yield part
         return
@@ -166,10 +169,12 @@ def _parts(
         before, chosen = np.repeat(np.arange(some.start, some.stop), counts[some]), _ramps(counts[some])
         devices = part.devices[before] + each.devices[chosen]
         samples = part.samples[before] + each.samples[chosen]
-        kept = np.flatnonzero((devices <= subproblem.devices) & (samples <= subproblem.samples))
+        load = part.load[before] + each.load[chosen]
+        kept = (devices <= subproblem.devices) & (samples <= subproblem.samples)
+        kept = np.flatnonzero(kept & (load <= MOST_LOAD))
         before, chosen = before[kept], chosen[kept]
         excess = part.excess[before] + each.excess[chosen]
-        extended = _Part(devices[kept], samples[kept], excess, each, chosen, part, before)
+        extended = _Part(devices[kept], samples[kept], excess, load[kept], each, chosen, part, before)
         yield from _parts(subproblem, choices[1:], limit, check_time, extended)
 
 
@@ -208,6 +213,8 @@ _MOST_AT_ONCE = 256
 _PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 100
 # Draws of latencies and of placements meet evenly, but for so much.
 _SURELY = 0.999
+# Latencies that are tried, as multiples of the least of a subproblem.
+_SLOWER = 1.0002 ** np.arange(1024.0)
 # Plans that are estimated even when there is no time for any.
 _MOST_LATE = 500
 
@@ -389,8 +396,12 @@ class ExactSearch:
 
     def _search_cell(self, anchor: Anchor) -> None:
         place = anchor.best_place(self._objective)
-        if anchor.tighten(place, self._space):
-            return
+        if place not in anchor.tight:
+            most_s = self._most_s(anchor, place)
+            most_usd = self._most_usds(anchor, slice(None), most_s * _SURELY)
+            alike = np.flatnonzero(anchor.open & (most_usd < anchor.usd_per_hour))
+            if anchor.tighten(place, self._space, most_s, alike):
+                return
         try:
             if self._space.exact or not anchor.priced[place]:
                 cheapest = self._cheapest(anchor, place)
@@ -433,36 +444,41 @@ class ExactSearch:
 
     def _cheapest(self, anchor: Anchor, place: int) -> tuple[Plan, float] | None:
         """The cheapest plan of a subproblem below the ceiling, and its price with tolls."""
-        subproblem = self._subproblem(anchor, place)
-        options = subproblem.cheapest(
+        subproblem = anchor.subproblem(place, self._space, self._most_s(anchor, place))
+        cheapest = subproblem.cheapest(
             self._ceiling(float(anchor.step_s[place])),
             lambda: anchor.is_reached(place, self._space.samples, self._check_time),
             self._check_time,
         )
-        if options is None:
+        if cheapest is None:
             return None
-        plan = self._plan(anchor.options[offer].group(index) for offer, index in options)
-        tolls_usd = sum(float(anchor.options[offer].toll_usd[index]) for offer, index in options)
-        return plan, plan.usd_per_hour(self._problem.offers) + subproblem.hourly * tolls_usd
+        options, usd_per_hour = cheapest
+        return self._plan(anchor.options[offer].group(index) for offer, index in options), usd_per_hour
 
-    def _subproblem(self, anchor: Anchor, place: int) -> Subproblem:
-        """Return a subproblem without the latencies of its node with which a plan is late or too dear."""
-        latencies = anchor.latencies()
+    def _most_s(self, anchor: Anchor, place: int) -> float:
+        """Return the mean of the slowest GPU beyond which a subproblem's plans are late or too dear."""
+        exact = self._space.exact
+        latencies = anchor.latencies() if exact else anchor.latency_s * _SLOWER
         used = bisect.bisect_left(
             range(1, latencies.size),
             True,
             key=lambda count: self._most_usd(anchor, place, float(latencies[count])) < anchor.usd_per_hour[place],
         )
-        return anchor.subproblem(place, self._space, float(latencies[used]))
+        # Between two that are tried the mean may be anything.
+        return float(latencies[used] if exact else np.append(latencies / _SURELY, np.inf)[used + 1])
 
     def _most_usd(self, anchor: Anchor, place: int, latency_s: float, spread: float | None = None) -> float:
-        """Return the price, USD per hour, above which a subproblem's plans with such a latency are of no use."""
-        world_size = anchor.world_sizes[place : place + 1]
-        step_s = self._steps.bound_s(latency_s, world_size, anchor.network)
+        return float(self._most_usds(anchor, slice(place, place + 1), latency_s, spread)[0])
+
+    def _most_usds(self, anchor: Anchor, places: slice, latency_s: float, spread: float | None = None) -> FloatArray:
+        """Return the price, USD per hour, above which subproblems' plans with such a latency are of no use."""
+        if math.isinf(latency_s):
+            return np.full(anchor.world_sizes[places].shape, -math.inf)
+        step_s = self._steps.bound_s(latency_s, anchor.world_sizes[places], anchor.network)
         kept_s = None
         if self._space.kept_s is not None:
-            kept_s = self._space.kept_s(latency_s, world_size, anchor.network, spread=spread)
-        return float(self._objective.ceiling(step_s, self._aim(), kept_s)[0])
+            kept_s = self._space.kept_s(latency_s, anchor.world_sizes[places], anchor.network, spread=spread)
+        return self._objective.ceiling(step_s, self._aim(), kept_s)
 
     def _plan(self, groups: Iterable[Group]) -> Plan:
         return Plan(tuple(groups), self._problem.mode)
@@ -472,7 +488,7 @@ class ExactSearch:
 
         A subproblem may hold millions of plans, so that one turns to others before all of them are made.
         """
-        subproblem = self._subproblem(anchor, place)
+        subproblem = anchor.subproblem(place, self._space, self._most_s(anchor, place))
         world_size = anchor.world_sizes[place : place + 1]
         cell_step_s, dismissed = float(anchor.step_s[place]), 0
         for listed in list_plans(

@@ -114,6 +114,8 @@ class Options:
         usd_per_hour: Shape (n,), of all machines.
         toll_usd: Shape (n,), what all machines cost besides, however long they run.
         latency_s: Shape (n,), of the slowest GPU, ascending.
+        gpu_s: Shape (n,), of one GPU; 0 where its scatter is not known.
+        gpu_spread: Shape (n,), relative standard deviation of that.
         least_devices: Shape (n,), GPUs that a plan with it must have, so that the job fits into memory.
     """
 
@@ -126,6 +128,8 @@ class Options:
     usd_per_hour: FloatArray
     toll_usd: FloatArray
     latency_s: FloatArray
+    gpu_s: FloatArray
+    gpu_spread: FloatArray
     least_devices: IntArray
 
     def group(self, place: int) -> Group:
@@ -233,6 +237,8 @@ def _options(
     machines, batches = machines[order], batches[order]
     devices = machines * offer.devices
     least = {batch: problem.least_devices(offer, batch) for batch, _ in counted}
+    of_gpu = getattr(steps, "gpu_s", lambda offer, batch: (0.0, 0.0))
+    gpu = {batch: of_gpu(offer, batch) for batch, _ in counted}
     return Options(
         offer=offer,
         network=steps.network(offer),
@@ -243,6 +249,8 @@ def _options(
         usd_per_hour=machines * offer.usd_per_hour,
         toll_usd=machines * toll_usd,
         latency_s=latency[order],
+        gpu_s=np.array([gpu[batch][0] for batch in batches.tolist()]),
+        gpu_spread=np.array([gpu[batch][1] for batch in batches.tolist()]),
         least_devices=np.array([least[batch] for batch in batches.tolist()], dtype=np.int64),
     )
 

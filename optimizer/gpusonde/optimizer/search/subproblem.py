@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.space import Options, Space, reachable_worlds
-from gpusonde.optimizer.step_times import StepTimes
+from gpusonde.optimizer.step_times import StepTimes, load
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -39,6 +39,8 @@ _FIRST_EXCESS = 0.01
 _GROWTH = 4.0
 # So many empty rounds raise the doubt whether a subproblem holds any plan.
 ROUNDS_BEFORE_DOUBT = 2
+# Load of a plan, one up to rounding.
+MOST_LOAD = 1.0 + 1e-9
 
 
 # Partial plans that are made at a time, and that are kept at most of one half of the offers, 40 bytes each.
@@ -61,6 +63,15 @@ class TooManyPlansError(Exception):
 
 
 @dataclass(frozen=True)
+class DualPrices:
+    """What a GPU, a sample and the load that a plan may have are worth, USD per hour; together they bound prices."""
+
+    per_device: float
+    per_sample: float
+    per_load: float
+
+
+@dataclass(frozen=True)
 class OfferOptions:
     """Options of one offer within the excess, by excess; the first one of an offer is to leave it out."""
 
@@ -68,6 +79,7 @@ class OfferOptions:
     devices: IntArray
     samples: IntArray
     excess: FloatArray
+    load: FloatArray
     place: IntArray  # in the offer's options, -1 for none of it
 
 
@@ -91,23 +103,25 @@ class Subproblem:
         counts: How many of them, from the first on, are not too slow.
         devices: The world size.
         samples: The global batch, in units.
-        usd_per_device_hour: Dual price of a GPU.
-        usd_per_sample_hour: Dual price of a unit of samples.
+        prices: Dual prices.
         hourly: Share of a toll that falls on an hour; with it tolls are part of all prices here.
+        most_s: Latency at which loads are asked.
     """
 
     options: Sequence[Options]
     counts: Sequence[int]
     devices: int
     samples: int
-    usd_per_device_hour: float
-    usd_per_sample_hour: float
+    prices: DualPrices
     hourly: float = 0.0
+    most_s: float = math.inf
 
     def cheapest(
         self, ceiling: float, may_exist: Callable[[], bool], check_time: Callable[[], None]
-    ) -> list[tuple[int, int]] | None:
-        """Return the options, (offer, place) each, of the cheapest plan below ``ceiling``; None when there is none.
+    ) -> tuple[list[tuple[int, int]], float] | None:
+        """Return the options, (offer, place) each, of the cheapest plan below ``ceiling`` and its price.
+
+        What it is loaded beyond the most counts as price, so that no plan that is of use has a lower one.
 
         Args:
             ceiling: USD per hour.
@@ -125,27 +139,39 @@ class Subproblem:
             check_time()
             joined = self._join(halves[0][-1], halves[1][-1], limit)
             if joined is not None:
-                return [
+                *indices, excess = joined
+                found = [
                     pick
-                    for half, stages, index in zip(split_halves(choices), halves, joined, strict=True)
+                    for half, stages, index in zip(split_halves(choices), halves, indices, strict=True)
                     for pick in _path(half, stages, index)
                 ]
+                return found, self.bound + excess
         return None
 
     @property
     def bound(self) -> float:
         """Lower bound of the price, USD per hour: what plans without any excess cost."""
         least = sum(min(0.0, float(self._reduced(offer).min(initial=0.0))) for offer in range(len(self.options)))
-        return self.usd_per_device_hour * self.devices + self.usd_per_sample_hour * self.samples + least
+        worth = self.prices.per_device * self.devices + self.prices.per_sample * self.samples
+        return worth - self.prices.per_load + least
 
     def _reduced(self, offer: int) -> FloatArray:
         """Price of an offer's options less the worth of their GPUs and samples."""
         options, count = self.options[offer], self.counts[offer]
-        return np.asarray(
+        found = (
             (options.usd_per_hour + self.hourly * options.toll_usd)[:count]
-            - self.usd_per_device_hour * options.devices[:count]
-            - self.usd_per_sample_hour * options.samples[:count]
+            - self.prices.per_device * options.devices[:count]
+            - self.prices.per_sample * options.samples[:count]
         )
+        if self.prices.per_load:
+            found += self.prices.per_load * self._load(offer)
+        return np.asarray(found)
+
+    def _load(self, offer: int) -> FloatArray:
+        """Load of an offer's options."""
+        options, count = self.options[offer], self.counts[offer]
+        each = load(self.most_s, options.gpu_s[:count], options.gpu_spread[:count])
+        return np.asarray(options.devices[:count] * each)
 
     def rounds(self, ceiling: float, growth: float = _GROWTH) -> Iterator[tuple[float, list[OfferOptions]]]:
         """Yield growing excesses with the choices within them, the last one with the ceiling's.
@@ -174,19 +200,22 @@ class Subproblem:
 
     def _choices(self, offer: int, excess: FloatArray, none: float, limit: float) -> OfferOptions:
         options = self.options[offer]
+        own_load = self._load(offer)
         kept = np.flatnonzero(
             (excess <= limit)
+            & (own_load <= MOST_LOAD)
             & (options.devices[: excess.size] <= self.devices)
             & (options.samples[: excess.size] <= self.samples)
             & (options.least_devices[: excess.size] <= self.devices)
         )
         place = np.concatenate([[-1], kept]) if none <= limit else kept
         devices, samples = np.zeros(place.size, dtype=np.int64), np.zeros(place.size, dtype=np.int64)
-        costs = np.full(place.size, none)
+        costs, loads = np.full(place.size, none), np.zeros(place.size)
         taken = place >= 0
         devices[taken], samples[taken], costs[taken] = options.devices[kept], options.samples[kept], excess[kept]
+        loads[taken] = own_load[kept]
         order = np.argsort(costs, kind="stable")
-        return OfferOptions(offer, devices[order], samples[order], costs[order], place[order])
+        return OfferOptions(offer, devices[order], samples[order], costs[order], loads[order], place[order])
 
     def _stages(self, choices: Sequence[OfferOptions], limit: float, check_time: Callable[[], None]) -> list[_Partial]:
         """Partial plans after none, one, two ... of some offers, by devices and samples."""
@@ -249,8 +278,8 @@ class Subproblem:
             order = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
         return _Partial(*(getattr(partial, name)[order] for name in _Partial.__dataclass_fields__))
 
-    def _join(self, first: _Partial, second: _Partial, limit: float) -> tuple[int, int] | None:
-        """Return the two partial plans that together make the cheapest whole one; None when there is none."""
+    def _join(self, first: _Partial, second: _Partial, limit: float) -> tuple[int, int, float] | None:
+        """Return the two partial plans that together make the cheapest whole one, and its excess; None without."""
         keys = self.key(first.devices, first.samples)
         wanted = self.key(self.devices - second.devices, self.samples - second.samples)
         places = np.searchsorted(keys, wanted)
@@ -261,7 +290,7 @@ class Subproblem:
         best = int(total.argmin())
         if total[best] > limit:
             return None
-        return int(places[matching[best]]), int(matching[best])
+        return int(places[matching[best]]), int(matching[best]), float(total[best])
 
     def key(self, devices: IntArray, samples: IntArray) -> IntArray:
         """Return one number per pair of devices and samples."""
@@ -289,8 +318,10 @@ def _path(choices: Sequence[OfferOptions], stages: Sequence[_Partial], index: in
 
 
 # Dual prices of a sample that are tried for all world sizes at once, from pairs of so many kinds at most, and steps
-# towards the best one for one world size.
+# towards the best ones for one world size.
 _MOST_PRICES_PER_SAMPLE, _MOST_PAIRED, _MOST_STEPS = 48, 128, 40
+# GPUs that nobody has cost so many times a plan of the dearest; prices closer together, relative, are the same.
+_DEAR, _SAME_PRICE, _SMALL = 100.0, 1e-9, 1e-12
 
 
 @dataclass(frozen=True)
@@ -340,51 +371,6 @@ class Kinds:
         best = values.argmax(axis=0)
         return PriceBound(values[best, np.arange(world_sizes.size)], per_sample[best])
 
-    def best_bound(self, world_size: int, samples: float, per_sample: float) -> tuple[float, float]:
-        """Return the linear programme's bound for one world size, USD per hour, and the dual price that shows it.
-
-        Args:
-            world_size: The world size.
-            samples: The global batch.
-            per_sample: A dual price that is good already.
-        """
-        # The bound is concave and straight between kinks: where the lines on both sides of the best one meet.
-        value, slope = self._line(world_size, samples, per_sample)
-        best, lines = (value, per_sample), {slope > 0: (per_sample, value, slope)}
-        step = (1.0 if slope > 0 else -1.0) * max(abs(per_sample), float(self.usd_per_device_hour.max()))
-        for _ in range(_MOST_STEPS):
-            if slope == 0:
-                break
-            if len(lines) < 2:
-                per_sample, step = per_sample + step, 2.0 * step
-                expected = math.inf
-            else:
-                (left, at_left, rises), (right, at_right, falls) = lines[True], lines[False]
-                per_sample = (at_right - at_left + rises * left - falls * right) / (rises - falls)
-                expected = at_left + rises * (per_sample - left)
-            value, slope = self._line(world_size, samples, per_sample)
-            best = max(best, (value, per_sample))
-            if value >= expected - SAME * abs(expected):
-                break
-            lines[slope > 0] = per_sample, value, slope
-        return best
-
-    def price_per_device(self, world_size: int, per_sample: float) -> float:
-        """Return the dual price of a GPU at a world size: the reduced price of the last GPU taken."""
-        reduced = self._reduced(per_sample)
-        order = np.argsort(reduced)
-        place = int(np.searchsorted(np.cumsum(self.devices[order]), world_size))
-        return float(reduced[order[min(place, order.size - 1)]])
-
-    def _line(self, world_size: int, samples: float, per_sample: float) -> tuple[float, float]:
-        """Return the bound at a dual price of a sample, and its slope there."""
-        reduced = self._reduced(per_sample)
-        order = np.argsort(reduced)
-        ends = np.cumsum(self.devices[order])
-        taken = np.clip(world_size - (ends - self.devices[order]), 0, self.devices[order])
-        batch = (self.largest if per_sample >= 0 else self.smallest)[order]
-        return per_sample * samples + float(taken @ reduced[order]), samples - float(taken @ batch)
-
     def _sums(self, world_sizes: IntArray, each: FloatArray) -> FloatArray:
         """Least sum of a figure of so many GPUs, shape of ``world_sizes``."""
         order = np.argsort(each)
@@ -426,6 +412,72 @@ class PriceBound:
     usd_per_sample_hour: FloatArray
 
 
+@dataclass(frozen=True)
+class Lots:
+    """GPUs that may take part, by offer and batch; of an offer all run with one batch.
+
+    Attributes:
+        devices: Shape (k, b), most GPUs.
+        usd_per_device_hour: Shape (k,).
+        batches: Shape (k, b), samples per GPU.
+        loads: Shape (k, b), of one GPU.
+    """
+
+    devices: IntArray
+    usd_per_device_hour: FloatArray
+    batches: FloatArray
+    loads: FloatArray
+
+    def bounds(self, world_size: int, samples: float, near: DualPrices) -> Iterator[tuple[float, DualPrices]]:
+        """Yield bounds of the linear programme for a world size, less what GPUs are worth, and their dual prices.
+
+        The best choice of every offer at some dual prices is a column of the programme (Dantzig and Wolfe); a mixture
+        of four reaches GPUs, samples and load, and its dual prices give the next one.
+
+        Args:
+            world_size: The world size.
+            samples: The global batch.
+            near: Dual prices that are good already.
+        """
+        scale = np.array([world_size, samples, 1.0])
+        dear = _DEAR * world_size * float(self.usd_per_device_hour.max())
+        # GPUs and samples that nobody has, load that is left, and no GPU at all.
+        basis, costs = np.eye(4), np.array([dear, dear, 0.0, 0.0])
+        prices = np.array([near.per_device, near.per_sample, -near.per_load]) * scale
+        for _ in range(_MOST_STEPS):
+            per_device, per_sample, per_load = (prices / scale).tolist()
+            reduced = self.usd_per_device_hour[:, None] - per_device - per_sample * self.batches
+            values = self.devices * (reduced - per_load * self.loads)
+            rows, best = np.arange(len(values)), values.argmin(axis=1)
+            useful = values[rows, best] < 0
+            rows, best = rows[useful], best[useful]
+            found = float(prices[1:].sum() + values[rows, best].sum())
+            # Where prices are large, rounding is, too.
+            yield found - _SMALL * float(np.abs(prices).sum()), DualPrices(per_device, per_sample, -per_load)
+            taken = self.devices[rows, best]
+            amounts = [taken.sum(), taken @ self.batches[rows, best], taken @ self.loads[rows, best]]
+            column, cost = np.append(amounts / scale, 1.0), float(taken @ self.usd_per_device_hour[rows])
+            solved = np.linalg.solve(basis.T, costs)
+            is_better = cost - solved @ column < -_SAME_PRICE * abs(solved.sum())
+            if is_better:
+                solved = _entered(basis, costs, column, cost)
+            if solved[2] > _SAME_PRICE * dear:
+                solved = _entered(basis, costs, np.array([0.0, 0.0, 1.0, 0.0]), 0.0)
+            following = np.append(solved[:2], min(solved[2], 0.0))
+            if not is_better and np.array_equal(following, prices):
+                return
+            prices = following
+
+
+def _entered(basis: FloatArray, costs: FloatArray, column: FloatArray, cost: float) -> FloatArray:
+    """Put a column in the place of the one that it drives out first; return the dual prices."""
+    weights, change = np.linalg.solve(basis, np.stack([np.ones(4), column], axis=1)).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        place = int(np.where(change > _SMALL, weights / change, np.inf).argmin())
+    basis[:, place], costs[place] = column, cost
+    return np.asarray(np.linalg.solve(basis.T, costs))
+
+
 # Latencies that depend on the number of machines are many; those within this share of each other are one, and an
 # anchor holds those within the larger one until it is its turn.
 _SAME_LATENCY, _ALIKE_LATENCY = 0.002, 0.02
@@ -455,7 +507,7 @@ class Anchor:
         usd_per_sample_hour: Shape (n,), dual price of a sample; None until ``usd_per_hour`` is the good bound.
         kept_s: Shape (n,), lower bound of an iteration at the problem's confidence; None until somebody asked.
         reached: Shape (n,), world sizes that reach the global batch exactly; None until somebody asked.
-        tight: World sizes, by place, whose ``usd_per_hour`` is the best that divisible machines tell.
+        tight: Dual prices of world sizes, by place, whose ``usd_per_hour`` is the best that divisible machines tell.
     """
 
     network: float
@@ -473,7 +525,7 @@ class Anchor:
     usd_per_sample_hour: FloatArray | None = None
     kept_s: FloatArray | None = None
     reached: npt.NDArray[np.bool_] | None = None
-    tight: set[int] = field(default_factory=set)
+    tight: dict[int, DualPrices] = field(default_factory=dict)
 
     @property
     def latency_s(self) -> float:
@@ -567,18 +619,31 @@ class Anchor:
         places = places[bounds <= bounds.min() * (1 + SAME)]
         return int(places[self.usd_per_hour[places].argmin()])
 
-    def tighten(self, place: int, space: Space) -> bool:
-        """Make the bound of a subproblem's price as sharp as divisible machines allow; return whether it was not."""
+    def tighten(self, place: int, space: Space, most_s: float, alike: IntArray) -> bool:
+        """Make the bound of a subproblem's price as sharp as divisible machines allow; return whether it was not.
+
+        Args:
+            place: Of its world size.
+            space: What can be chosen.
+            most_s: Mean of the slowest GPU beyond which plans are of no use.
+            alike: Places of other world sizes of which this holds, too.
+        """
         if place in self.tight or self.usd_per_sample_hour is None:
             return False
-        self.tight.add(place)
-        kinds = self.kinds.with_tolls(self._hourly(place, space))
-        dual = float(self.usd_per_sample_hour[place])
-        usd, self.usd_per_sample_hour[place] = kinds.best_bound(int(self.world_sizes[place]), space.samples, dual)
-        if usd * (1 - SAME) <= self.usd_per_hour[place]:
-            return False
-        self.usd_per_hour[place] = usd * (1 - SAME)
-        return True
+        world_size, per_sample = int(self.world_sizes[place]), float(self.usd_per_sample_hour[place])
+        near = DualPrices((float(self.usd_per_hour[place]) - per_sample * space.samples) / world_size, per_sample, 0.0)
+        lots = self.limits.lots(self.end - 1, most_s, self._hourly(place, space))
+        before, best = self.usd_per_hour[place], -math.inf
+        for found, prices in lots.bounds(world_size, space.samples, near):
+            # Elsewhere another share of the tolls counts.
+            if not self.kinds.toll_usd_per_device.any():
+                others = (found + prices.per_device * self.world_sizes[alike]) * (1 - SAME)
+                self.usd_per_hour[alike] = np.maximum(self.usd_per_hour[alike], others)
+            usd = found + prices.per_device * world_size
+            if usd > best:
+                best, self.tight[place] = usd, prices
+        self.usd_per_hour[place] = max(self.usd_per_hour[place], best * (1 - SAME))
+        return bool(self.usd_per_hour[place] > before)
 
     def _hourly(self, place: int, space: Space) -> float:
         """Share of a toll that falls on an hour; zero without tolls."""
@@ -592,12 +657,16 @@ class Anchor:
 
     def subproblem(self, place: int, space: Space, most_s: float) -> Subproblem:
         """Return a subproblem with options up to a latency, once the bounds are sharp."""
-        world_size = int(self.world_sizes[place])
-        per_sample = 0.0 if self.usd_per_sample_hour is None else float(self.usd_per_sample_hour[place])
-        hourly = self._hourly(place, space)
-        per_device = self.kinds.with_tolls(hourly).price_per_device(world_size, per_sample)
-        counts = [int(np.searchsorted(each.latency_s, most_s, side="right")) for each in self.options]
-        return Subproblem(self.options, counts, world_size, space.samples, per_device, per_sample, hourly)
+        most = min(most_s, float(self.limits.most_s[self.end - 1]))
+        return Subproblem(
+            options=self.options,
+            counts=[int(np.searchsorted(each.latency_s, most, side="right")) for each in self.options],
+            devices=int(self.world_sizes[place]),
+            samples=space.samples,
+            prices=self.tight[place],
+            hourly=self._hourly(place, space),
+            most_s=most_s,
+        )
 
 
 def make_anchors(
@@ -682,6 +751,8 @@ class _Limits:
         batches: Shape (k, b), batches per GPU in descending order, zero where there are fewer.
         option_s: Latencies of all options of all offers, by offer and batch.
         option_devices: GPUs of these.
+        gpu_s: Shape (k, b), latency of one GPU with each batch.
+        gpu_spread: Shape (k, b), its relative standard deviation.
         begins: Shape (r,), the first of each offer and batch there.
         cells: Shape (r,), which of ``batches``, flat, each is.
         world_sizes: Those that there are.
@@ -695,6 +766,8 @@ class _Limits:
     batches: FloatArray
     option_s: FloatArray
     option_devices: IntArray
+    gpu_s: FloatArray
+    gpu_spread: FloatArray
     begins: IntArray
     cells: IntArray
     world_sizes: IntArray
@@ -720,6 +793,10 @@ class _Limits:
         begins = np.flatnonzero((np.diff(offers, prepend=-1) != 0) | (np.diff(batch, prepend=-1.0) != 0))
         # Which of the batches of its own offer each is.
         first = np.searchsorted(offers[begins], offers[begins])
+        cells = offers[begins] * batches.shape[1] + np.arange(begins.size) - first
+        gpu_s, gpu_spread = np.zeros((2, *batches.shape))
+        gpu_s.flat[cells] = np.concatenate([each.gpu_s for each in options])[order][begins]
+        gpu_spread.flat[cells] = np.concatenate([each.gpu_spread for each in options])[order][begins]
         return cls(
             least,
             most_s,
@@ -729,17 +806,16 @@ class _Limits:
             batches,
             np.concatenate([each.latency_s for each in options])[order],
             np.concatenate([each.devices for each in options])[order],
+            gpu_s,
+            gpu_spread,
             begins,
-            offers[begins] * batches.shape[1] + np.arange(begins.size) - first,
+            cells,
             np.arange(step, most + 1, step, dtype=np.int64),
         )
 
     def kinds(self, place: int) -> Kinds:
         """Return what options up to a latency allow."""
-        devices = np.zeros(self.batches.size, dtype=np.int64)
-        fast = np.where(self.option_s <= self.most_s[place], self.option_devices, 0)
-        devices[self.cells] = np.maximum.reduceat(fast, self.begins)
-        most = devices.reshape(self.batches.shape)
+        most = self._devices(float(self.most_s[place]))
         smallest = np.where(most > 0, self.batches, np.inf).min(axis=1)
         # The most samples by GPUs, as a chain of straight lines over the largest batch with which so many run.
         at, samples, found = np.zeros(len(most), dtype=np.int64), np.zeros(len(most)), []
@@ -758,3 +834,17 @@ class _Limits:
             return Kinds(*np.zeros((5, 0)))
         offers, more, adds = (np.concatenate(each) for each in zip(*found, strict=True))
         return Kinds(more, self.usd_per_device_hour[offers], self.toll_usd_per_device[offers], smallest[offers], adds)
+
+    def lots(self, place: int, most_s: float, hourly: float) -> Lots:
+        """Return what options up to a latency allow, and their loads where the slowest GPU takes ``most_s`` at most."""
+        devices = self._devices(min(most_s, float(self.most_s[place])))
+        usd = self.usd_per_device_hour + hourly * self.toll_usd_per_device
+        loads = np.where(devices > 0, load(most_s, self.gpu_s, self.gpu_spread), 0.0)
+        return Lots(devices, usd, self.batches, loads)
+
+    def _devices(self, most_s: float) -> IntArray:
+        """Return how many GPUs run with each batch in options up to a latency, shape (k, b)."""
+        devices = np.zeros(self.batches.size, dtype=np.int64)
+        fast = np.where(self.option_s <= most_s, self.option_devices, 0)
+        devices[self.cells] = np.maximum.reduceat(fast, self.begins)
+        return devices.reshape(self.batches.shape)
