@@ -313,6 +313,8 @@ class SimulatedSteps:
         self._classes: dict[str, float] = {}
         # Of every class of network: transfers by world size, NaN where nobody asked yet.
         self._known_transfers: dict[float, FloatArray] = {}
+        # Of every class of network: what ``_may_be_steadier`` said of world sizes.
+        self._steadier: dict[float, dict[int, bool]] = {}
         self._modes: dict[StepMode, SimulatedSteps] = {}
         self._set_mode(mode)
 
@@ -441,6 +443,13 @@ class SimulatedSteps:
 
     def _may_be_steadier(self, network: float, worlds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return for which world sizes of 2 or more a faster class may be the slower network and scatter less."""
+        known = self._steadier.setdefault(network, {})
+        asked = np.array([world for world in worlds.tolist() if world not in known], dtype=np.int64)
+        if asked.size:
+            known |= zip(asked.tolist(), self._find_steadier(network, asked).tolist(), strict=True)
+        return np.array([known[world] for world in worlds.tolist()])
+
+    def _find_steadier(self, network: float, worlds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         weights = self._weights()
         duration, _ = self._transfers(network, worlds)
         found = np.zeros(worlds.shape, dtype=np.bool_)
