@@ -139,6 +139,8 @@ def test_hosts_that_are_not_there_are_said(collector, network, capsys):
         (("--collector", "127.0.0.1:1"), "name GPU models by --target-gpus, or --hosts"),
         (("--target-gpus", "T4", "--model", "m", "--collector", "127.0.0.1:1"), "exclude each other"),
         (("--target-gpus", "T4", "--dataset-type", "tiny"), "--dataset-type belongs to --collector"),
+        (("--target-gpus", "T4", "--channels-last", "--collector", "127.0.0.1:1"), "belongs to a model here"),
+        (("--target-gpus", "T4", "--graph-launch", "--collector", "127.0.0.1:1"), "belongs to a model here"),
     ],
 )
 def test_what_does_not_go_together_is_said(network, capsys, words, problem):

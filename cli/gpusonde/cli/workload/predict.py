@@ -77,6 +77,12 @@ def add_predict_options(parser: Parser) -> None:
         help="fp32 has convolutions in TF32 where the GPU can, as PyTorch; tf32 matrix products too (default: fp32)",
     )
     group.add_argument("--channels-last", action="store_true", help="images have their channels innermost (NHWC)")
+    group.add_argument(
+        "--graph-launch",
+        action="store_true",
+        help="kernels are started by an executor of graphs (TensorFlow, MXNet, JAX, TorchScript, CUDA graphs), not one "
+        "by one from Python",
+    )
     group.add_argument("--environment", metavar="NAME", help="framework and host that the model was measured with")
     group = parser.add_argument_group("how it is trained")
     group.add_argument(
@@ -136,6 +142,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--model and --collector exclude each other: a collector has its own")
     if args.channels_last and args.collector is not None:
         raise UsageError("--channels-last belongs to a model here; a collector answers for channels first")
+    if args.graph_launch and args.collector is not None:
+        raise UsageError("--graph-launch belongs to a model here; a collector answers for launches from Python")
     if args.dataset_type is not None and args.collector is None:
         raise UsageError(
             "--dataset-type belongs to --collector; a model here has the embedding that it was fitted with"
@@ -208,6 +216,7 @@ def _make_requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], lis
             Parallelism.NONE if count == 1 else Parallelism(args.parallelism or "distributed"),
             args.environment,
             channels_last=args.channels_last,
+            graph_launch=args.graph_launch,
             link=place.link,
             network_bytes_per_second=place.network_bytes_per_second,
         )

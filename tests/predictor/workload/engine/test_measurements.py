@@ -96,6 +96,15 @@ def test_several_gpus_and_how_they_share_the_job(read):
     assert [(each.device_count, each.node_count) for each in clusters] == [(4, 1), (8, 2), (1, 1)]
 
 
+def test_a_row_says_what_starts_its_kernels(read):
+    columns = [*COLUMNS, "launch"]
+    rows = [{"launch": each} for each in ("", "eager", "graph")]
+    measured = read(text(*rows, columns=columns)).measurements
+    assert [each.request.cluster.graph_launch for each in measured] == [False, False, True]
+    with pytest.raises(TableError, match="'lazy' is unknown"):
+        read(text({"launch": "lazy"}, columns=columns))
+
+
 def test_what_the_hosts_had_free_is_taken_as_far_as_it_is_known(read):
     columns = [*COLUMNS, "host_cores", "host_memory_bytes", "host_flops"]
     free = {"host_cores": "7.5", "host_memory_bytes": "4e12", "host_flops": ""}

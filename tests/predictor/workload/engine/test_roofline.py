@@ -14,7 +14,9 @@ from gpusonde.catalog import Precision
 from gpusonde.predictor.workload.engine import Cluster, Parallelism
 from gpusonde.predictor.workload.engine.feature_counts import CountsCache, GraphCounts, OperationClass
 from gpusonde.predictor.workload.engine.features import (
+    ANALYTIC,
     DeviceRates,
+    Encoding,
     FeatureBuilder,
     StepPart,
     add_up_networks,
@@ -67,6 +69,25 @@ def test_a_forward_pass_pays_a_third_of_what_a_step_pays_once(catalog):
     step, forward = (compute_roofline_parts(each, 16, Cluster("T4"), rates) for each in counts)
     assert forward[StepPart.FIXED] == pytest.approx(step[StepPart.FIXED] / 3)
     assert forward[StepPart.LAUNCH] == pytest.approx(step[StepPart.LAUNCH] / 3)
+
+
+def test_an_executor_of_graphs_starts_kernels_in_half_the_time_and_changes_nothing_else(catalog):
+    two = Cluster("T4", 2, parallelism=Parallelism.DATA_PARALLEL)
+    eager = parts(ONE_CONVOLUTION, 16, two, catalog)
+    graph = parts(ONE_CONVOLUTION, 16, dataclasses.replace(two, graph_launch=True), catalog)
+    launches = [StepPart.LAUNCH, StepPart.REPLICAS]
+    np.testing.assert_allclose(graph[launches], eager[launches] / 2)
+    np.testing.assert_array_equal(np.delete(graph, launches), np.delete(eager, launches))
+
+
+def test_a_part_that_is_next_to_nothing_of_a_step_is_as_good_as_none_to_a_regressor(catalog):
+    table = FeatureBuilder(catalog).table([WorkloadRequest(ONE_CONVOLUTION, 64, Cluster("T4"))] * 2)
+    table.parts[0, StepPart.SOFTMAX] *= 100
+    assert table.parts[0, StepPart.SOFTMAX] < 1e-4 * table.parts[0].sum()
+    columns = Encoding.of(table, ANALYTIC).columns(table)
+    np.testing.assert_allclose(columns[0], columns[1], rtol=1e-5)
+    table.parts[0, StepPart.SOFTMAX] = table.parts[0].sum() / 100
+    assert not np.allclose(*Encoding.of(table, ANALYTIC).columns(table), rtol=1e-2)
 
 
 def test_products_of_matrices_run_at_base_clock_and_convolutions_at_the_peak(catalog):

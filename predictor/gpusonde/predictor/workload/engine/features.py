@@ -66,6 +66,9 @@ OTHER_PARTS = (StepPart.EXCHANGE, StepPart.INPUT, StepPart.FIXED)
 # Before measurements correct them: a framework starts a kernel in 10 microseconds, a step has a millisecond to itself,
 # and hosts are linked by 10 Gbit/s.
 _LAUNCH_SECONDS = 1e-5
+# An executor of graphs takes half of what PyTorch does from Python: small batches of ResNeXt and SE-ResNeXt 11 and 15
+# ms for 24 and 34 on a V100 (NVIDIA/DeepLearningExamples, TensorFlow and PyTorch). Half is best for 128 such passes.
+_GRAPH_LAUNCH_SHARE = 0.5
 _FIXED_SECONDS = 1e-3
 _NETWORK_BYTES_PER_SECOND = 1.25e9
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
@@ -94,8 +97,10 @@ _PART_OF_CLASS = np.array([_PARTS.get(each, StepPart.MEMORY) for each in Operati
 # computed in other ways, each at its own pace.
 _WIDEST_GROUP = 32
 _LARGEST_KERNEL = 49
-# A part that a step does not have still needs a logarithm.
+# A part that a step does not have still needs a logarithm; to a regressor, a part of a step that is as short as this is
+# as good as none.
 _NOTHING = 1e-9
+_NEGLIGIBLE_SHARE = 1e-4
 
 # Precisions that no measurement tells from another one.
 MEASURED_AS = {Precision.TF32: Precision.FP32} | dict.fromkeys((Precision.BF16, Precision.FP8), Precision.MIXED)
@@ -203,9 +208,10 @@ def compute_roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluste
     weights = width * counts.weight_bytes
     devices, nodes = cluster.device_count, cluster.node_count
     parts[StepPart.UPDATE] = _UPDATE_PASSES * weights / rates.memory_bytes
-    parts[StepPart.LAUNCH] = counts.launches * _LAUNCH_SECONDS
+    launch = _LAUNCH_SECONDS * (_GRAPH_LAUNCH_SHARE if cluster.graph_launch else 1.0)
+    parts[StepPart.LAUNCH] = counts.launches * launch
     if cluster.parallelism is Parallelism.DATA_PARALLEL:
-        parts[StepPart.REPLICAS] = (devices - 1) * counts.launches * _LAUNCH_SECONDS
+        parts[StepPart.REPLICAS] = (devices - 1) * counts.launches * launch
     if devices > 1:
         # Weights out and gradients back, or a ring's two passes: nearly the same traffic on the busiest link.
         link = min(rates.link_bytes, _NETWORK_BYTES_PER_SECOND) if nodes > 1 else rates.link_bytes
@@ -434,7 +440,8 @@ class Encoding:
         """Return the columns, shape (n, columns)."""
         blocks = [table.cluster]
         if self.features != EMBEDDING:
-            blocks.append(np.log(table.parts))
+            least = _NEGLIGIBLE_SHARE * table.parts.sum(axis=1, keepdims=True)
+            blocks.append(np.log(np.maximum(table.parts, least)))
         if self.features in (ANALYTIC, EMBEDDED):
             blocks.append(table.analytic)
         if self.features in WITH_EMBEDDING:

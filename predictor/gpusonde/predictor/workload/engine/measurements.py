@@ -165,6 +165,7 @@ _PARALLELISMS = {
     **dict.fromkeys(("ddp", "distributed", "distributeddataparallel", "horovod"), Parallelism.DISTRIBUTED),
 }
 _LAYOUTS = {"": False, "nchw": False, "nhwc": True}
+_LAUNCHES = {"": False, "eager": False, "graph": True}
 # No count and no duration in seconds is larger.
 _LARGEST = 1e12
 _LIMITS = TableLimits(file_bytes=64 << 20, rows=1_000_000, line_characters=16_384)
@@ -262,6 +263,7 @@ def _read_row(
         environment=_read_environment(row),
         host=_read_host(row),
         channels_last=row.choice("layout", _LAYOUTS),
+        graph_launch=row.choice("launch", _LAUNCHES),
     )
     request = WorkloadRequest(network.graph, batch_size, cluster)
     return WorkloadMeasurement(request, seconds, network.architecture, network.family, row.text("source"))

@@ -60,6 +60,8 @@ class Cluster:
             is any other.
         host: What the hosts have free, where it is known.
         channels_last: Images lie with their channels innermost (NHWC), as tensor cores read them.
+        graph_launch: Kernels are started by an executor of whole graphs (TensorFlow, MXNet, JAX, TorchScript, CUDA
+            graphs), not one by one from Python. Of a known ``environment`` as its measurements had it.
         link: ``nvlink`` or ``pcie`` inside of a host; empty: the better one that joins all devices of it.
         network_bytes_per_second: Of one host; 0 where nobody says.
 
@@ -75,6 +77,7 @@ class Cluster:
     environment: str | None = None
     host: HostResources | None = None
     channels_last: bool = False
+    graph_launch: bool = False
     link: str = ""
     network_bytes_per_second: float = 0.0
 
