@@ -26,7 +26,7 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
     interpolate_rising,
     rate_uncertainty,
 )
-from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, roofline
+from gpusonde.predictor.crossgpu.prior import MetricLevel, log_idle_effect, log_latency_ratio, roofline
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees
 from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
@@ -103,6 +103,29 @@ def test_a_missing_metric_degrades_openly_to_the_prior(model, runs, gpus):
     assert "memory_utilization" in prediction.reason
     assert (prediction.status, prediction.extrapolated) == ("extrapolated", True)
     assert "a factor of" in prediction.reason
+
+
+def test_idle_time_of_the_source_widens_the_interval_as_much_wherever_the_target_lies(model, gpus):
+    def half_width(target, **metrics):
+        known = {name: MetricDistribution.from_values([value]) for name, value in metrics.items()}
+        (answer,) = model.predict(SourceMeasurement(gpus.get("T4"), 10.0, known), [gpus.get(target)])
+        return math.log(answer.epoch_latency_s / answer.epoch_latency_low_s)
+
+    assert model.state.gpus.interval_inflation(gpus.get("H200-SXM-141GB")) > 1.5
+    for target in ("A10", "H200-SXM-141GB"):
+        source = SourceMeasurement(gpus.get("T4"), 10.0, {"gpu_utilization": MetricDistribution.from_values([0.5])})
+        effect = log_idle_effect(source, gpus.get(target), roofline(source, MetricLevel.UTILIZATION))
+        added = math.hypot(half_width(target), effect)
+        assert half_width(target, gpu_utilization=0.5) == pytest.approx(added)
+
+
+def test_no_interval_reaches_much_beyond_the_source_where_the_target_has_nothing_less(model, runs, gpus):
+    run = runs.run(0).measurement()
+    slow = dataclasses.replace(run, metrics={**run.metrics, "gpu_utilization": MetricDistribution.from_values([0.05])})
+    (answer,) = model.predict(slow, [gpus.get("GB200")])
+    assert answer.epoch_latency_high_s == pytest.approx(1.2 * run.epoch_latency_s)
+    double = dataclasses.replace(slow, precision=Precision.FP64)
+    assert model.predict(double, [gpus.get("GB200")])[0].epoch_latency_high_s > 1.3 * run.epoch_latency_s
 
 
 def test_dcgm_metrics_alone_are_called_unvalidated(model, gpus):
