@@ -521,6 +521,22 @@ def test_half_of_the_gpus_without_values_do_not_change_the_answer() -> None:
     assert watch.report.state == JobState.TRAINING
 
 
+def test_pauses_in_every_step_are_no_states_of_their_own() -> None:
+    """Steps of 10 s of which the GPUs wait for data for 4 s: a loader that became slow."""
+    watch, now_s = working(300)
+    watch.note_detection(cycles_of(6.0, now_s))
+    seen = []
+    for step in range(30):
+        now_s = show(watch, now_s, 6, WORKS)
+        now_s = show(watch, now_s, 4, IDLE)
+        seen += [watch.report.state] if step > 9 else []
+    assert set(seen) == {JobState.TRAINING}
+    assert "pauses in them: once in 10" in watch.report.reason
+    # One that does not end is an alarm as ever.
+    now_s = show(watch, now_s, 60, IDLE)
+    assert watch.report.state in (JobState.STALLED, JobState.HUNG)
+
+
 def test_slower_is_said_in_the_place_of_training() -> None:
     watch, now_s = working()
     watch.note_slower("cycles take 44 s since 12:00, 40 s before")

@@ -270,6 +270,49 @@ def test_what_was_told_of_cycles_that_have_ended_is_over_in_time():
     assert told == [True] * 9 + [False] * 3
 
 
+@pytest.mark.parametrize("slower", [0.65, 0.9, 1.4])
+def test_cycles_that_take_far_longer_than_a_search_reaches_are_told_within_six_minutes(slower):
+    each = durations(1.0, 800, slower, scatter=0.01, from_cycle=200)
+    onset_s = float(each[:200].sum())
+    pace, time_s, told_s = LevelPace(CycleClock(1.0, TICK_S)), *ticks(each)[:1], math.nan
+    power = ticks(each)[1]
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+        if pace.change is not None and math.isnan(told_s):
+            told_s = time_s[at] - onset_s
+    assert told_s < 360
+    assert pace.change is not None
+    assert pace.change.after_s == pytest.approx(1 + slower, rel=0.03)
+    assert pace.change.before_s == pytest.approx(1.0, rel=0.02)
+    assert pace.change.since_s == pytest.approx(onset_s, abs=30)
+
+
+def test_the_batches_of_an_evaluation_are_not_the_cycles_of_the_job():
+    # Each evaluation has a beat of its own, longer than the steps, and the steps come back.
+    part = [*[1.0] * 150, *[1.7] * 80]
+    each = np.array(part * 6) * np.exp(np.random.default_rng(1).normal(0, 0.005, 6 * len(part)))
+    pace, told = LevelPace(CycleClock(1.0, TICK_S)), False
+    time_s, power = ticks(each)
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+        told |= pace.change is not None
+    assert not told
+    assert pace.cycles > 100
+
+
+def test_what_repeats_after_two_cycles_alone_is_no_other_tempo():
+    # From the middle on each second cycle has another shape.
+    time_s, power = ticks(durations(1.0, 900, scatter=0.005))
+    place = time_s % 2 < 1
+    half = time_s > 300
+    power[half & place] = 500 - 0.5 * power[half & place]
+    pace, told = LevelPace(CycleClock(1.0, TICK_S)), False
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+        told |= pace.change is not None and pace.change.after_s > 1.5
+    assert not told
+
+
 def test_what_comes_little_by_little_is_told_as_drift():
     each = durations(2.0, 300, scatter=0.003)
     each[100:] *= 1.002 ** np.arange(200)

@@ -51,6 +51,19 @@ def test_the_tracker_ends_with_the_same_epochs() -> None:
     np.testing.assert_allclose(alive, _detected(1.5).epoch_starts_s, atol=1e-5)
 
 
+def test_the_tracker_looks_again_where_cycles_go_on_otherwise_and_tells_the_tempo_of_today() -> None:
+    lengths = np.random.default_rng(3).normal(1, 0.01, 45) * np.repeat([12.0, 25.0], [18, 27])
+    trace, starts = trace_of([[(0.8 * s, 0.8), (0.2 * s, 0.35)] for s in lengths])
+    tracker, values = EpochTracker(trace.metrics), np.array([trace.values[name] for name in trace.metrics])
+    told = []
+    for first in range(0, len(trace), 50):
+        tracker.update(trace.time_s[first : first + 50], values[:, first : first + 50])
+        if tracker.detection is not None:
+            told.append((float(trace.time_s[first]), tracker.detection.period_s))
+    assert told[-1][1] == pytest.approx(25.0, rel=0.02)
+    assert next(at for at, period_s in told if period_s > 24.0) < 3.5 * starts[18]
+
+
 def test_the_period_is_that_of_the_longer_stretch_and_not_a_mean_of_both() -> None:
     lengths = np.array([40.0, 40.5, 39.8, 40.2, 79.0, 79.5, 80.0, 79.2, 79.6])
     ends = np.cumsum(lengths)

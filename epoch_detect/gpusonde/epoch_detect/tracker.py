@@ -524,8 +524,11 @@ class EpochTracker:
         whole = None if found is None else shifted(without_doubtful_end(found), self._origin_s or 0.0)
         kept = None if whole is None else self._keep_alike(last, whole)
         if whole is None or kept is None or kept.end_s < whole.end_s:
-            looked_s = (self._origin_s or 0.0) + self._analysed_us * 1e-6
-            if looked_s < last.end_s + _UNSEEN * last.period_s:
+            origin_s = self._origin_s or 0.0
+            looked_s, unseen_s = origin_s + self._analysed_us * 1e-6 - last.end_s, origin_s + now_us * 1e-6 - last.end_s
+            # What has gone on otherwise is looked at as what has just begun, and at once where it may be other cycles.
+            is_rivalled = self._rival_s > 0 and not alike(self._rival_s, last.period_s)
+            if is_rivalled or looked_s < max(_UNSEEN * last.period_s, unseen_s / _GROWTH):
                 return None
         self._follow_us = self._after(now_us, last.period_s)
         if kept is None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpusonde.epoch_detect.progress.changes import duration_trend
 from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
+from gpusonde.epoch_detect.progress.tempo import OtherTempo
 from gpusonde.epoch_detect.result import Cycle
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
@@ -38,6 +39,7 @@ _FALSE_EVERY_S = 2 * 604_800.0  # a false one in so long, at most
 _NEAR, _LEAST_NEAR = 2.0, 0.01  # standard deviations, or at least so much of a cycle, that are as long
 _CHANCE = 3.0  # standard deviations from which on a cycle is a pause
 _BACK_CYCLES, _BACK = 5, 0.5  # cycles that are back at less than this share of the change
+_OTHER_S, _OTHER, _FEWEST_OF_OTHER = 300.0, 2.0, 12  # that another tempo lasts, times the longest before, cycles before
 _LOST_CYCLES, _LOST_S = 64, 600.0  # so long without a cycle, what was told of the last ones holds no longer
 _BLOCK, _MOST_BLOCKS, _FEWEST_BLOCKS = 8, 32, 6
 
@@ -82,6 +84,7 @@ class LevelPace:
         self._is_sure = is_sure
         self.change: PaceChange | None = None
         self._clock = clock
+        self._tempo = OtherTempo(clock.period_s, clock.tick_s)
         self._begin_s = math.nan  # of the latest cycle
         self._begins: list[float] = []
         self._logs: list[float] = []
@@ -114,11 +117,17 @@ class LevelPace:
 
     def is_of(self, cycle: Cycle) -> bool:
         """Whether a level that is told is this one."""
-        return abs(cycle.period_s / self._clock.period_s - 1) < _SAME_LEVEL
+        known_s = (self._clock.period_s, self._tempo.period_s)
+        return any(abs(cycle.period_s / period_s - 1) < _SAME_LEVEL for period_s in known_s)
 
     def update(self, time_s: FloatArray, rows: FloatArray, starts_s: FloatArray | None = None) -> None:
         """Take ticks, as :meth:`CycleClock.update` does."""
-        for begin_s in self._clock.update(time_s, rows, starts_s):
+        self._tempo.update(time_s, rows)
+        begins_s = self._clock.update(time_s, rows, starts_s)
+        if math.isfinite(self._tempo.period_s):
+            self._note_other_tempo(self._tempo)
+            return
+        for begin_s in begins_s:
             # A waveform that is learned anew finds the cycles of its ticks again.
             again = bool(self._begins) and begin_s < self._begins[-1] + 0.5 * math.exp(self._logs[-1])
             if not again and math.isfinite(begin_s) and math.isfinite(self._begin_s):
@@ -128,6 +137,18 @@ class LevelPace:
             lost_s = float(time_s[-1]) - self._begins[-1]
             if lost_s > max(_LOST_CYCLES * self.change.after_s, _LOST_S):
                 self.change = None
+
+    def _note_other_tempo(self, tempo: OtherTempo) -> None:
+        """Say that cycles take longer that have lasted for longer than any other work of the job did.
+
+        What the clock finds meanwhile is none of its cycles.
+        """
+        self._begin_s = math.nan
+        is_known = len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
+        if is_known and tempo.lasts_s > max(_OTHER_S, _OTHER * tempo.longest_s):
+            end_s = self._begins[-1] + math.exp(self._logs[-1])
+            since_s = end_s if tempo.earliest_s < end_s < tempo.since_s else tempo.since_s
+            self.change = PaceChange(since_s, math.exp(_median(np.array(self._logs[-_USUAL:]))), tempo.period_s)
 
     def _add(self, begin_s: float, log: float) -> None:
         self._begins.append(begin_s)

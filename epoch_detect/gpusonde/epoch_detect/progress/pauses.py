@@ -35,6 +35,7 @@ _UNEVEN_FEWEST = 4
 _OWN_S = 4.0  # of a pause: shorter ones are the program's own, and alike
 _REST_S = 8.0  # of a pause from which somebody came back, not a program
 _UNEVEN_MARGIN = 4.0
+_OF_STEPS, _STEP_S = 6, 15.0  # pauses of which one comes so often: they belong to its steps
 _UNEVEN_FIRST_S = 600.0
 
 
@@ -158,6 +159,12 @@ class PauseMemory:
         if self.count < _FEW:
             return math.inf
         return statistics.median(b - a for a, b in itertools.pairwise(self._begins_s))
+
+    def are_of_steps(self, now_s: float) -> bool:
+        """Whether one follows upon the other up to now, as where each step waits for its data."""
+        if len(self._begins_s) < _OF_STEPS:
+            return False
+        return now_s - self._begins_s[-_OF_STEPS] < _OF_STEPS * _STEP_S and now_s - self._begins_s[-1] < 2 * _STEP_S
 
     @property
     def expected_s(self) -> float:

@@ -553,8 +553,11 @@ class StateWatch:
         around = slice(max(0, at - _AROUND), at + _AROUND + 1)
         smooth = _median(loads[around])
         share = self._range.share(smooth)
+        trains = self._cycles.cyclic or self._surely_trains
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
             word = self._before(second)
+        elif trains and not self._kind_of_run and self._pauses.are_of_steps(second.time_s):
+            word = self._in_steps()
         elif share > WORKS:
             word = self._at_work(second.time_s, loads, at, smooth)
         else:
@@ -588,6 +591,13 @@ class StateWatch:
             role = f" ({cycles.role})" if cycles.role else ""
             return JobState.TRAINING, f"works in cycles of {cycles.period_s:.3g} s{role}", 0.95
         return JobState.TRAINING, "works at the level of its training; no cycle is sure yet", 0.75
+
+    def _in_steps(self) -> _Word:
+        """What is said of a job that pauses in every step: neither its work nor its rest is a state of its own."""
+        if self._slower:
+            return JobState.SLOWER, self._slower, _SURE_SLOWER
+        reason = f"works in steps, and pauses in them: once in {self._pauses.cycle_s:.3g} s"
+        return JobState.TRAINING, reason, 0.8
 
     def _at_rest(self, second: JobSecond, share: float, lowest_after: float, *, at_rest: bool) -> _Word:
         since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S

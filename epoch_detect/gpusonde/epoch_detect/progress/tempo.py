@@ -1,0 +1,128 @@
+"""``OtherTempo``: whether the cycles of a level have given way to others that take far longer.
+
+Who follows cycles one by one looks for the next where it is due, and finds none where they take half as long again.
+Whether ticks repeat after that time, and after the usual one no more, says their autocorrelation.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.ndimage import uniform_filter1d
+
+from gpusonde.telemetry import FloatArray
+
+_FINEST = 24  # parts of a cycle that are told apart
+_PERIODS, _WINDOW_S = 16.0, 60.0  # that are looked at, the longer
+_EVERY_PERIODS, _EVERY_S = 2.0, 15.0  # between two looks, the longer
+_SHORTEST, _LEAST, _MOST = 0.3, 1.4, 2.8  # times the usual period: what is looked at, and what the other tempo may be
+_USUAL = 0.12  # by which a period differs at most that is the usual one
+_REPEATS, _NO_MORE = 0.5, 0.6  # correlation at the other tempo; share of it that the usual one may have
+_AS_WELL = 0.9  # share of the highest correlation that is as good
+_MULTIPLE = 0.03  # by which a multiple of the usual period differs at most
+_SAME = 0.1  # by which two looks may differ
+_NEWER = 0.2  # weight of a look in the period
+_SILENT_WINDOWS = 2.0  # without either tempo, after which nothing is known any more
+_TINY = 1e-30
+
+
+class OtherTempo:
+    """Looks at the latest ticks of a job now and then; memory is bounded.
+
+    Args:
+        period_s: Usual period of the cycles.
+        tick_s: Usual distance of ticks.
+
+    Attributes:
+        period_s: What the ticks repeat after instead; NaN while they do after the usual period, or after none.
+        since_s: Since about when they do.
+        longest_s: Longest stretch of another tempo that the job came back from.
+    """
+
+    def __init__(self, period_s: float, tick_s: float) -> None:
+        self._usual_s = period_s
+        self._cell_s = tick_s * max(1, int(period_s / tick_s / _FINEST))
+        self._window_s = max(_PERIODS * period_s, _WINDOW_S)
+        self._every_s = max(_EVERY_PERIODS * period_s, _EVERY_S)
+        self._time = np.empty(0)
+        self._rows: FloatArray = np.empty((0, 0))
+        self._next_s = -math.inf
+        self._seen_s = math.nan
+        self.period_s, self.since_s, self.longest_s = math.nan, math.nan, 0.0
+
+    @property
+    def earliest_s(self) -> float:
+        """Since when they may."""
+        return self.since_s - self._window_s / 2
+
+    @property
+    def lasts_s(self) -> float:
+        """For how long it is known to last; 0 where there is none."""
+        return 0.0 if math.isnan(self.period_s) else self._seen_s - self.since_s
+
+    def update(self, time_s: FloatArray, rows: FloatArray) -> None:
+        """Take ticks.
+
+        Args:
+            time_s: Shape (n,), increasing, behind those before.
+            rows: Shape (metrics, n), without NaN.
+        """
+        if not time_s.size:
+            return
+        self._time = np.concatenate([self._time, time_s])
+        self._rows = np.concatenate([self._rows, rows], axis=1) if self._rows.size else rows
+        now_s = float(time_s[-1])
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + self._every_s
+        first = int(np.searchsorted(self._time, now_s - self._window_s))
+        self._time, self._rows = self._time[first:], self._rows[:, first:]
+        if now_s - self._time[0] > self._window_s - self._every_s:
+            self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        usual, other, period_s = self._repeats()
+        # Others that are longer by less are followed one by one; what repeats sooner does so after its multiples, too.
+        times = period_s / self._usual_s
+        is_other = other >= _REPEATS and usual < _NO_MORE * other and times > _LEAST
+        # Cycles of which each second one looks otherwise.
+        is_other &= abs(times / max(round(times), 1) - 1) > _MULTIPLE
+        if is_other and abs(period_s / self.period_s - 1) < _SAME:
+            self._seen_s = now_s
+            self.period_s += _NEWER * (period_s - self.period_s)
+        elif is_other:
+            self.period_s, self.since_s, self._seen_s = period_s, now_s - self._window_s / 2, now_s
+        elif math.isfinite(self.period_s) and (
+            usual >= _REPEATS or now_s - self._seen_s > _SILENT_WINDOWS * self._window_s
+        ):
+            self.longest_s = max(self.longest_s, self.lasts_s)
+            self.period_s = math.nan
+
+    def _repeats(self) -> tuple[float, float, float]:
+        """How well the ticks repeat after the usual period, after the best other one, and that one."""
+        cells = np.arange(self._time[0], self._time[-1], self._cell_s)
+        edges = np.searchsorted(self._time, cells)
+        if self._cell_s > 1.5 * (self._time[-1] - self._time[0]) / self._time.size:
+            counts = np.diff(edges, append=self._time.size)
+            rows = np.add.reduceat(self._rows, np.minimum(edges, self._time.size - 1), axis=1) / np.maximum(counts, 1)
+        else:
+            rows = np.array([np.interp(cells, self._time, row) for row in self._rows])
+        size, last = rows.shape[1], round(_MOST * self._usual_s / self._cell_s)
+        # What changes more slowly than any of these cycles is no cycle.
+        rows = rows - uniform_filter1d(rows, 2 * last + 1, axis=1)
+        power = np.abs(np.fft.rfft(rows, 2 * size, axis=1)) ** 2
+        repeats = np.fft.irfft(power, axis=1)[:, : last + 2] / np.arange(size, size - last - 2, -1)
+        repeats = repeats / np.maximum(repeats[:, :1], _TINY)
+        lags = np.arange(last + 2) * self._cell_s / self._usual_s
+        is_usual = np.abs(lags - 1) < max(_USUAL, 1.01 * self._cell_s / self._usual_s)
+        is_peak = np.zeros(repeats.shape, dtype=bool)
+        is_peak[:, 1:-1] = (repeats[:, 1:-1] >= repeats[:, :-2]) & (repeats[:, 1:-1] >= repeats[:, 2:])
+        peaks = np.where(is_peak & (lags > _SHORTEST) & ~is_usual, repeats, 0.0)
+        row = int(peaks.max(axis=1).argmax())
+        best = float(peaks[row].max())
+        at = int((peaks[row] >= _AS_WELL * best).argmax())
+        left, middle, right = repeats[row, max(at - 1, 0) : at + 2].tolist() if at else (0.0, 0.0, 0.0)
+        bend = left - 2 * middle + right
+        between = 0.5 * (left - right) / bend if bend < 0 else 0.0
+        return float(repeats[:, is_usual].max()), best, (at + between) * self._cell_s
