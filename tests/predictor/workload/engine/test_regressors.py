@@ -55,6 +55,14 @@ def test_kept_arrays_answer_as_the_library(name, options, make):
     np.testing.assert_allclose(fit_regressor(name, options, X, Y).predict(NEW), theirs(make), rtol=1e-6, atol=1e-8)
 
 
+def test_names_keep_their_scale_so_that_a_rare_place_lies_no_further_away_than_a_common_one():
+    rare, common, constant = (np.arange(150) < count for count in (3, 75, 150))
+    x = np.column_stack([X, rare, common, constant])
+    scale = fit_regressor("svr", {"c": 1.0, "epsilon": 0.1}, x, Y, names=3).standardisation
+    assert scale.inverse[-3:].tolist() == [1.0, 1.0, 0.0]
+    np.testing.assert_array_equal(scale.inverse[:-3], Standardisation.fit(X, Y).inverse)
+
+
 def test_the_polynomial_is_of_second_order():
     expand = PolynomialFeatures(2, include_bias=False).fit_transform
     expected = theirs(lambda: Ridge(5.0), expand)

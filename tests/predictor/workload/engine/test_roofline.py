@@ -15,6 +15,8 @@ from gpusonde.predictor.workload.engine import Cluster, Parallelism
 from gpusonde.predictor.workload.engine.feature_counts import CountsCache, GraphCounts, OperationClass
 from gpusonde.predictor.workload.engine.features import (
     ANALYTIC,
+    CLUSTER_COLUMNS,
+    ROOFLINE_COLUMNS,
     DeviceRates,
     Encoding,
     FeatureBuilder,
@@ -227,9 +229,19 @@ def test_norms_of_rows_softmax_and_norms_of_groups_are_one_kind_of_network_with_
     requests = [WorkloadRequest(one_of(each, (image,), image), 16, Cluster("T4")) for each in kinds]
     table = FeatureBuilder(catalog).table(requests)
     assert (table.network == table.network[0]).all()
-    assert len(np.unique(table.analytic, axis=0)) == 3
     slowest = table.parts[:, [StepPart.ROWWISE, StepPart.SOFTMAX, StepPart.GROUPWISE]].argmax(axis=1)
     assert slowest.tolist() == [0, 1, 2]
+
+
+def test_a_regressor_is_told_of_a_network_whatever_its_batch_and_of_the_batch_apart(catalog):
+    image = (2, 64, 16, 16)
+    graph = one_of(Primitive.LAYER_NORM, (image,), image)
+    table = FeatureBuilder(catalog).table([WorkloadRequest(graph, batch, Cluster("T4")) for batch in (1, 64)])
+    encoding = Encoding.of(table, ANALYTIC)
+    differ = np.flatnonzero(np.ptp(encoding.columns(table), axis=0) > 0)
+    first = len(CLUSTER_COLUMNS) + len(ROOFLINE_COLUMNS)
+    assert CLUSTER_COLUMNS.index("log_batch") in differ
+    assert differ.max() < first < encoding.columns(table).shape[1] - encoding.names
 
 
 def test_matrix_products_use_tensor_cores_where_the_framework_does(catalog):

@@ -75,7 +75,8 @@ class Estimator:
             target = log_seconds - roofline
             most = _BEYOND_MEASURED * float(np.abs(target).max())
             bounds = (-most, most)
-        fitted = fit_regressor(candidate.regressor, candidate.options, encoding.columns(table), target)
+        names = 0 if roofline is None else encoding.names
+        fitted = fit_regressor(candidate.regressor, candidate.options, encoding.columns(table), target, names=names)
         return cls(candidate, encoding, fitted, roofline is not None, bounds)
 
     @property

@@ -268,9 +268,8 @@ class FeatureTable:
 
     Attributes:
         parts: Roofline seconds of the parts of a step, shape (n, parts).
-        analytic: Counts of a step by class of operation, logarithms, shape (n, ``ANALYTIC_COLUMNS``).
-        network: The same per sample, softmax and norms of groups among norms of rows: what the network is, whatever its
-            batch and device, same shape.
+        network: Counts per sample by class of operation, logarithms, softmax and norms of groups among norms of rows:
+            what the network is, whatever its batch and device, shape (n, ``ANALYTIC_COLUMNS``).
         cluster: Shape (n, ``CLUSTER_COLUMNS``).
         device: Canonical name of each row's device.
         environment: Its environment of measurement; "" is none that is known.
@@ -281,7 +280,6 @@ class FeatureTable:
     """
 
     parts: FloatArray
-    analytic: FloatArray
     network: FloatArray
     cluster: FloatArray
     device: npt.NDArray[np.str_]
@@ -333,8 +331,8 @@ class FeatureBuilder:
             ModelError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """
         rates: dict[tuple[str, str], DeviceRates] = {}
-        known: dict[tuple[int, int, bool], tuple[FloatArray, FloatArray]] = {}
-        parts, analytic, network = [], [], []
+        known: dict[tuple[int, bool], FloatArray] = {}
+        parts, network = [], []
         for request in requests:
             cluster = request.cluster
             key = (cluster.device, cluster.precision.value)
@@ -344,17 +342,14 @@ class FeatureBuilder:
             parts.append(compute_roofline_parts(counts, request.batch_size, cluster, rates[key]))
             if not parts[-1].max() < _LONGEST_STEP_SECONDS:
                 raise ModelError(f"{request.graph.name}: its operations are too large for any device")
-            own = (id(request.graph), request.batch_size, request.forward_only)
+            own = (id(request.graph), request.forward_only)
             if own not in known:
-                alike = replace(counts, classes=_KINDS[counts.classes])
-                known[own] = (_make_analytic_columns(counts, request.batch_size), _make_analytic_columns(alike, 1))
-            analytic.append(known[own][0])
-            network.append(known[own][1])
+                known[own] = _make_network_columns(replace(counts, classes=_KINDS[counts.classes]))
+            network.append(known[own])
         clusters = [request.cluster for request in requests]
         count = len(requests)
         return FeatureTable(
             parts=np.array(parts).reshape(count, len(StepPart)),
-            analytic=np.array(analytic).reshape(count, len(ANALYTIC_COLUMNS)),
             network=np.array(network).reshape(count, len(ANALYTIC_COLUMNS)),
             cluster=np.array([_make_cluster_columns(each) for each in requests]).reshape(count, len(CLUSTER_COLUMNS)),
             device=np.array([each.device for each in clusters], dtype=np.str_),
@@ -374,9 +369,9 @@ class FeatureBuilder:
             raise ModelError(f"{graph.name}: its operations are too large to be counted") from None
 
 
-def _make_analytic_columns(counts: GraphCounts, batch_size: int) -> FloatArray:
-    flops = counts.by_class(counts.flops(batch_size))[list(MATRIX_CLASSES)]
-    moved = counts.by_class(counts.bytes(batch_size))
+def _make_network_columns(counts: GraphCounts) -> FloatArray:
+    flops = counts.by_class(counts.flops(1))[list(MATRIX_CLASSES)]
+    moved = counts.by_class(counts.bytes(1))
     number = counts.by_class(np.ones(len(counts.classes)))
     rest = np.array([math.log1p(counts.layers), math.log1p(counts.weight_bytes / _UNIT)])
     return np.concatenate([np.log1p(flops / _UNIT), np.log1p(moved / _UNIT), np.log1p(number), rest])
@@ -436,6 +431,11 @@ class Encoding:
             tuple(tuple(value for value in np.unique(getattr(table, name)).tolist() if value) for name in CATEGORIES),
         )
 
+    @property
+    def names(self) -> int:
+        """How many columns, the last ones, are 1 for one value of a category and 0 for all others."""
+        return sum(map(len, self.categories))
+
     def columns(self, table: FeatureTable) -> FloatArray:
         """Return the columns, shape (n, columns)."""
         blocks = [table.cluster]
@@ -443,7 +443,7 @@ class Encoding:
             least = _NEGLIGIBLE_SHARE * table.parts.sum(axis=1, keepdims=True)
             blocks.append(np.log(np.maximum(table.parts, least)))
         if self.features in (ANALYTIC, EMBEDDED):
-            blocks.append(table.analytic)
+            blocks.append(table.network)
         if self.features in WITH_EMBEDDING:
             blocks.append(table.embedding)
         for name, values in zip(CATEGORIES, self.categories, strict=True):

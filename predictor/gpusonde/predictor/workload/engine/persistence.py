@@ -42,7 +42,7 @@ from gpusonde.predictor.workload.engine.regressors import REGRESSORS, FittedRegr
 from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde workload model"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 _MOST_BYTES = 256 << 20
 _COLUMNS = [list(each) for each in (ROOFLINE_COLUMNS, ANALYTIC_COLUMNS, CLUSTER_COLUMNS, CATEGORIES, LEVELS)]

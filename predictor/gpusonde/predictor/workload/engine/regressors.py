@@ -1,7 +1,7 @@
 """The regressors: fitted with scikit-learn, kept as plain arrays that NumPy predicts with.
 
-Columns are standardised first; one that is the same in all rows says nothing and is left out. A regressor that was read
-from a file needs no scikit-learn, and no bytes of the file are ever run.
+Columns are standardised first, but those of names; one that is the same in all rows says nothing and is left out. A
+regressor that was read from a file needs no scikit-learn, and no bytes of the file are ever run.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ class Standardisation:
     target_spread: float
 
     @classmethod
-    def fit(cls, x: FloatArray, y: FloatArray) -> Standardisation:
-        """Take them from columns, shape (n, columns), and target, shape (n,)."""
+    def fit(cls, x: FloatArray, y: FloatArray, *, names: int = 0) -> Standardisation:
+        """Take them from columns, shape (n, columns), of which the last ``names`` keep their scale, and target."""
         spread = x.std(axis=0)
         inverse = np.where(spread > _SAME, 1.0 / np.maximum(spread, _SAME), 0.0)
+        # By its deviation a rare place would lie further from all others than any two networks do.
+        named = inverse[len(inverse) - names :]
+        named[named > 0.0] = 1.0
         return cls(x.mean(axis=0), inverse, float(y.mean()), float(max(y.std(), _SAME)))
 
     def columns(self, x: FloatArray) -> FloatArray:
@@ -73,7 +76,9 @@ class FittedRegressor:
         return scale.target_center + scale.target_spread * _PREDICT[self.name](scale.columns(x), self.arrays)
 
 
-def fit_regressor(name: str, options: Mapping[str, Any], x: FloatArray, y: FloatArray) -> FittedRegressor:
+def fit_regressor(
+    name: str, options: Mapping[str, Any], x: FloatArray, y: FloatArray, *, names: int = 0
+) -> FittedRegressor:
     """Fit one.
 
     Args:
@@ -81,13 +86,14 @@ def fit_regressor(name: str, options: Mapping[str, Any], x: FloatArray, y: Float
         options: Of the regressor; see ``fitting.py`` for those that are tried.
         x: Columns, shape (n, columns).
         y: Target, shape (n,).
+        names: How many columns, the last ones, are 1 for one name of a category: they keep their scale.
 
     Raises:
         ModelError: There is no such regressor.
     """
     if name not in REGRESSORS:
         raise ModelError(f"no regressor {name!r}; known: {', '.join(REGRESSORS)}")
-    scale = Standardisation.fit(x, y)
+    scale = Standardisation.fit(x, y, names=names)
     target = (y - scale.target_center) / scale.target_spread
     with warnings.catch_warnings():
         # A few neurons may not settle in the steps they are given: validation judges what came of it.
