@@ -25,19 +25,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.optimizer.problem import Group, Plan, Problem
+from gpusonde.optimizer.search.anchors import Anchor, make_anchors
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
+from gpusonde.optimizer.search.price_bounds import LatencyLimit
 from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.search.subproblem import (
     MOST_LOAD,
     ROUNDS_BEFORE_DOUBT,
-    Anchor,
     OfferOptions,
     Subproblem,
     TooManyPlansError,
-    make_anchors,
     split_halves,
 )
-from gpusonde.optimizer.solution import PlanEstimate, estimate_plan
+from gpusonde.optimizer.solution import PlanEstimate, estimate_plan, satisfies
 from gpusonde.optimizer.step_times import StepTimes, steps_in_mode
 
 FloatArray = npt.NDArray[np.float64]
@@ -213,8 +213,12 @@ _MOST_AT_ONCE = 256
 _PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 100
 # Draws of latencies and of placements meet evenly, but for so much.
 _SURELY = 0.999
+# How far the slowest GPU scatters where it is steady, as a share of the most, and where the limit is tried.
+_STEADY, _SHARES_OF_SPREAD = 0.25, (0.5, 0.75)
 # Latencies that are tried, as multiples of the least of a subproblem.
-_SLOWER = 1.0002 ** np.arange(1024.0)
+_SLOWER = 1.0002 ** np.arange(-128.0, 896.0)
+# Where the cheapest plan is late, faster ones are sought at these shares of the limit.
+_SHARES_OF_LIMIT = (0.998, 0.996, 0.994, 0.992, 0.99, 0.98)
 # Plans that are estimated even when there is no time for any.
 _MOST_LATE = 500
 
@@ -359,15 +363,17 @@ class ExactSearch:
         if self._out_of_time():
             raise TimeoutError
 
-    def _take(self, plan: Plan) -> None:
+    def _take(self, plan: Plan) -> bool:
+        """Estimate a plan and keep it where it is the best one; return whether it is none for breaking a limit."""
         found = self._found
         if self._problem.broken_quota(plan) is not None:
-            return
+            return False
         found.estimated += 1
         estimate = estimate_plan(self._problem, plan, self._steps)
         value = self._objective.value(plan, estimate)
         if value is not None and (found.value is None or value < found.value):
             found.plan, found.estimate, found.value = plan, estimate, value
+        return value is None and not satisfies(self._problem, estimate)
 
     def _take_uniform_plans(self) -> None:
         """Begin with the plans of one offer, the most promising ones first: they are few, and good to be beaten."""
@@ -397,16 +403,19 @@ class ExactSearch:
     def _search_cell(self, anchor: Anchor) -> None:
         place = anchor.best_place(self._objective)
         if place not in anchor.tight:
-            most_s = self._most_s(anchor, place)
-            most_usd = self._most_usds(anchor, slice(None), most_s * _SURELY)
-            alike = np.flatnonzero(anchor.open & (most_usd < anchor.usd_per_hour))
-            if anchor.tighten(place, self._space, most_s, alike):
+            limit = self._limit(anchor, place)
+            beyond = [
+                self._most_usds(anchor, slice(None), latency_s * _SURELY, spread) < anchor.usd_per_hour
+                for latency_s, spread in ((limit.most_s, None), (limit.steady_s, _STEADY * limit.spread))
+            ]
+            if anchor.tighten(place, self._space, limit, np.flatnonzero(anchor.open & beyond[0] & beyond[1])):
                 return
         try:
             if self._space.exact or not anchor.priced[place]:
-                cheapest = self._cheapest(anchor, place)
-                if cheapest is not None:
-                    self._take(cheapest[0])
+                limit = self._limit(anchor, place)
+                cheapest = self._cheapest(anchor, place, anchor.subproblem(place, self._space, limit))
+                if cheapest is not None and self._take(cheapest[0]):
+                    self._take_faster(anchor, place, limit)
                 if cheapest is not None and not self._space.exact:
                     # Others of it may be better, but none is cheaper: its turn may come later.
                     anchor.priced[place] = True
@@ -426,6 +435,14 @@ class ExactSearch:
         anchor.open[place] = False
         self._found.subproblems += 1
 
+    def _take_faster(self, anchor: Anchor, place: int, limit: LatencyLimit) -> None:
+        """Where the cheapest plan of a subproblem breaks a limit, take the cheapest ones that are ever faster."""
+        for share in _SHARES_OF_LIMIT if self._space.kept_s is not None else ():
+            nearer = LatencyLimit(share * limit.most_s, share * limit.steady_s, limit.spread)
+            cheapest = self._cheapest(anchor, place, anchor.subproblem(place, self._space, nearer, is_own=False))
+            if cheapest is None or not self._take(cheapest[0]):
+                return
+
     def _search_plans(self, anchor: Anchor, place: int) -> None:
         spent = 0
         for plan in self._every(anchor, place):
@@ -442,9 +459,8 @@ class ExactSearch:
     def _ceiling(self, step_s: float) -> float:
         return float(self._ceilings(np.array([step_s]))[0])
 
-    def _cheapest(self, anchor: Anchor, place: int) -> tuple[Plan, float] | None:
+    def _cheapest(self, anchor: Anchor, place: int, subproblem: Subproblem) -> tuple[Plan, float] | None:
         """The cheapest plan of a subproblem below the ceiling, and its price with tolls."""
-        subproblem = anchor.subproblem(place, self._space, self._most_s(anchor, place))
         cheapest = subproblem.cheapest(
             self._ceiling(float(anchor.step_s[place])),
             lambda: anchor.is_reached(place, self._space.samples, self._check_time),
@@ -455,17 +471,31 @@ class ExactSearch:
         options, usd_per_hour = cheapest
         return self._plan(anchor.options[offer].group(index) for offer, index in options), usd_per_hour
 
-    def _most_s(self, anchor: Anchor, place: int) -> float:
+    def _limit(self, anchor: Anchor, place: int) -> LatencyLimit:
         """Return the mean of the slowest GPU beyond which a subproblem's plans are late or too dear."""
+        most_s = self._most_s(anchor, place)
+        steady = LatencyLimit(most_s, most_s)
+        if self._space.kept_s is None or math.isinf(most_s):
+            return steady
+        spread = anchor.limits.most_spread
+        limit = LatencyLimit(most_s, min(most_s, self._most_s(anchor, place, _STEADY * spread)), spread)
+        tried = ((limit.at(share * spread) * _SURELY, share * spread) for share in _SHARES_OF_SPREAD)
+        is_kept = all(self._is_useless(anchor, place, *each) for each in tried)
+        return limit if is_kept else steady
+
+    def _most_s(self, anchor: Anchor, place: int, spread: float | None = None) -> float:
         exact = self._space.exact
         latencies = anchor.latencies() if exact else anchor.latency_s * _SLOWER
         used = bisect.bisect_left(
             range(1, latencies.size),
             True,
-            key=lambda count: self._most_usd(anchor, place, float(latencies[count])) < anchor.usd_per_hour[place],
+            key=lambda count: self._is_useless(anchor, place, float(latencies[count]), spread),
         )
         # Between two that are tried the mean may be anything.
         return float(latencies[used] if exact else np.append(latencies / _SURELY, np.inf)[used + 1])
+
+    def _is_useless(self, anchor: Anchor, place: int, latency_s: float, spread: float | None) -> bool:
+        return self._most_usd(anchor, place, latency_s, spread) < float(anchor.usd_per_hour[place])
 
     def _most_usd(self, anchor: Anchor, place: int, latency_s: float, spread: float | None = None) -> float:
         return float(self._most_usds(anchor, slice(place, place + 1), latency_s, spread)[0])
@@ -477,6 +507,7 @@ class ExactSearch:
         step_s = self._steps.bound_s(latency_s, anchor.world_sizes[places], anchor.network)
         kept_s = None
         if self._space.kept_s is not None:
+            spread = anchor.limits.most_spread if spread is None else spread
             kept_s = self._space.kept_s(latency_s, anchor.world_sizes[places], anchor.network, spread=spread)
         return self._objective.ceiling(step_s, self._aim(), kept_s)
 
@@ -488,7 +519,7 @@ class ExactSearch:
 
         A subproblem may hold millions of plans, so that one turns to others before all of them are made.
         """
-        subproblem = anchor.subproblem(place, self._space, self._most_s(anchor, place))
+        subproblem = anchor.subproblem(place, self._space, self._limit(anchor, place))
         world_size = anchor.world_sizes[place : place + 1]
         cell_step_s, dismissed = float(anchor.step_s[place]), 0
         for listed in list_plans(
