@@ -29,6 +29,7 @@ _RENEWED, _RENEWED_EVERY = 0.15, 4  # share of a cycle in the waveform, and of w
 _MOST_LOST, _MOST_SOUGHT = 4, 16  # cycles, windows without a beginning, after which the waveform is learned anew
 _TEMPO = 3  # cycles whose median says when the next one is due
 _MOST_ROWS = 40 * _FINEST
+_MOST_STEPS = 2  # periods, from a time to the furthest place around it that is looked at
 _AFTER = 0.3  # share of the waveform that lies behind the beginning
 _SOON = 0.12  # of a period behind where the next cycle is due, after which it is sought for the first time
 _AGAIN = 0.05  # of a period, ticks to wait for until it is sought again
@@ -58,6 +59,7 @@ class CycleClock:
         places = max(4, round(period_s / self._step_s))
         self._after = max(1, round(_AFTER * places))
         self._before = places - self._after
+        self._steps = self._step_s * np.arange(-_MOST_STEPS * places, _MOST_STEPS * places + 1, dtype=np.float64)
         self._least_match = max(_LEAST_MATCH, min(_MOST_MATCH, _MANY_PLACES + _FEW_PLACES / places))
         self._seeks = period_s >= _CLEAR * tick_s
         self._due_s = period_s
@@ -66,6 +68,7 @@ class CycleClock:
         self._used: list[int] = []  # metrics that tell where cycles begin
         self._part: list[tuple[FloatArray, FloatArray]] = []
         self._waveform: FloatArray = _NOTHING  # shape (metrics, places), each metric's weight in its size
+        self._template: FloatArray = _NOTHING  # of it
         self._variances: FloatArray = np.empty(0)  # of every metric in the cycles that it was learned of
         self._weights: FloatArray = np.empty(0)  # of the variances of those that are used; a cycle's add up to one
         self._last_s = np.nan
@@ -140,12 +143,13 @@ class CycleClock:
 
     def _around(self, at_s: float, before: int, after: int) -> FloatArray:
         """Values at even distances around a time, shape (metrics, before + after + 1)."""
-        return self._at(at_s + self._step_s * np.arange(-before, after + 1, dtype=np.float64))
+        middle = self._steps.size // 2
+        return self._at(at_s + self._steps[middle - before : middle + after + 1])
 
     def _at(self, times: FloatArray) -> FloatArray:
         """Values of the metrics that are used, shape (metrics, *that of the times)."""
-        rows = self._rows[self._used] if self._used else self._rows
-        return np.array([np.interp(times, self._time, row) for row in rows])
+        used = self._used or range(len(self._rows))
+        return np.array([np.interp(times, self._time, self._rows[i]) for i in used])
 
     def _learn(self, starts_s: FloatArray | None) -> bool:
         """Learn the waveform of the ticks so far; begin with the first of them."""
@@ -162,8 +166,8 @@ class CycleClock:
         reach = round(_LATER * self.period_s / self._step_s)
         pieces = np.array([self._around(at, self._before + reach, self._after + reach) for at in guess])
         waveform, curves = self._aligned(pieces, reach)
-        alone = np.moveaxis(_correlations(waveform, pieces), 1, 0)
-        at_s = guess + self._step_s * np.array([[_peak(curve) for curve in each] for each in alone])
+        alone = np.moveaxis(_of_each(_template(waveform), pieces)[0], 1, 0)
+        at_s = guess + self._step_s * np.array([[_peak(curve) for curve in each] for each in alone.tolist()])
         uneven = np.median(np.abs(np.diff(at_s, 2, axis=1)), axis=1) + _LEAST_UNEVEN * self._step_s
         # What stands still tells no place, and that as evenly as was guessed.
         uneven[np.median(alone.max(axis=2), axis=1) <= 0] = np.inf
@@ -176,7 +180,7 @@ class CycleClock:
         weights = self._weights_of(waveform, self._variances if self._variances.size else variances)
         moves = float(weights @ variances[self._used]) >= _LEAST_SWING**2
         if moves and np.median(curves.max(axis=1)) >= _LEAST_USUAL:
-            self._waveform, self._lost, self._again_s = waveform, 0, -np.inf
+            self._waveform, self._template, self._lost, self._again_s = waveform, _template(waveform), 0, -np.inf
             self._variances, self._weights = variances, self._weights_of(waveform, variances)
             # Where cycles were lost, those that it is learned of prove nothing: a waveform of noise fits that noise.
             first = -1 if np.isfinite(self._begin_s) else 0
@@ -194,7 +198,7 @@ class CycleClock:
         for _ in range(_ROUNDS):
             cut = [piece[:, place : place + size] for piece, place in zip(pieces, places, strict=True)]
             waveform = _weighted(np.array(cut))
-            curves = _correlation(waveform, pieces)
+            curves = _of_each(_template(waveform), pieces)[0].sum(axis=1)
             places = curves.argmax(axis=1)
         return waveform, curves
 
@@ -203,14 +207,16 @@ class CycleClock:
         before, after = (max(1, int(share * self._due_s / self._step_s)) for share in (_EARLIER, later))
         piece = self._around(due_s, self._before + before, self._after + after)
         lobe = max(1, round(_LOBE * self._due_s / self._step_s))
-        curve = _correlation(self._waveform, piece)
-        at = int(np.argmax(curve))
-        match = float(curve[at])
-        beside = np.concatenate([curve[: max(at - lobe, 0)], curve[at + lobe + 1 :]])
-        inside = 0 < at < curve.size - (1 if later >= _LATER else 1 + lobe // 2)
+        of_each, variances = _of_each(self._template, piece)
+        curve = np.add.reduce(of_each).tolist()  # a few numbers, which a list is faster with
+        match = max(curve)
+        at = curve.index(match)
+        beside = max(max(curve[: max(at - lobe, 0)], default=-1.0), max(curve[at + lobe + 1 :], default=-1.0))
+        inside = 0 < at < len(curve) - (1 if later >= _LATER else 1 + lobe // 2)
         # A lobe that reaches out of it hides nothing: what falls off on both sides is one place.
-        is_clear = inside and match >= self._least_match and match - float(beside.max(initial=-1.0)) >= _CLEARLY
-        if not is_clear or not self._moves(piece[:, at : at + self._waveform.shape[1]]):
+        is_clear = inside and match >= self._least_match and match - beside >= _CLEARLY
+        # What moves less than metrics do in a cycle is none.
+        if not is_clear or float(self._weights @ variances[:, at]) < _LEAST_SWING**2:
             return self._lose(due_s) if later >= _LATER else []
         begin_s = due_s + (_peak(curve) - before) * self._step_s
         begins = [begin_s]
@@ -223,19 +229,19 @@ class CycleClock:
         self._lost, self._last_s, self._begin_s = 0, begin_s, begin_s
         self._age += 1
         if self._age % _RENEWED_EVERY == 0:
-            fresh = self._around(begin_s, self._before, self._after)
-            self._waveform = (1 - _RENEWED) * self._waveform + _RENEWED * _weighted(fresh[None], like=self._waveform)
+            self._renew(self._around(begin_s, self._before, self._after))
         return begins
+
+    def _renew(self, cycle: FloatArray) -> None:
+        """Take a cycle into the waveform, each metric in its size there."""
+        cycle = cycle - np.add.reduce(cycle, axis=1, keepdims=True) / cycle.shape[1]
+        share = _RENEWED * _size(self._waveform) / np.maximum(_size(cycle), _TINY)
+        self._waveform = (1 - _RENEWED) * self._waveform + share[:, None] * cycle
+        self._template = _template(self._waveform)
 
     def _weights_of(self, waveform: FloatArray, variances: FloatArray) -> FloatArray:
         size = _size(waveform)
         return np.asarray(size / max(float(size.sum()), _TINY) / np.maximum(variances[self._used], _TINY))
-
-    def _moves(self, cycle: FloatArray) -> bool:
-        """Whether metrics move about as far as in a cycle."""
-        mean = np.add.reduce(cycle, axis=1) / cycle.shape[1]
-        square = np.einsum("ij,ij->i", cycle, cycle) / cycle.shape[1]
-        return float(self._weights @ (square - mean * mean)) >= _LEAST_SWING**2
 
     def _behind_pause(self, end_s: float) -> list[float]:
         """The beginning of the cycle that ends there, in front of which is none that is like it, and its end.
@@ -250,10 +256,10 @@ class CycleClock:
         if cells < 2 * edge + 2:
             return [end_s]
         piece = self._at(first_s + self._step_s * np.arange(-edge, cells + size // 2, dtype=np.float64))
-        curve = _correlation(part - part.mean(axis=1, keepdims=True), piece)
-        at = int(curve.argmax())
+        curve = np.add.reduce(_of_each(_template(part - part.mean(axis=1, keepdims=True)), piece)[0]).tolist()
+        at = curve.index(max(curve))
         # Where all that tells a place lies further back, any fits.
-        if not edge <= at < curve.size - edge or curve[at] < self._least_match:
+        if not edge <= at < len(curve) - edge or curve[at] < self._least_match:
             return [end_s]
         if curve[at] - max(curve[at - edge], curve[at + edge]) < _CLEARLY:
             return [end_s]
@@ -308,43 +314,39 @@ class CycleClock:
             clock._waveform, clock._used = _NOTHING, []  # a release before did not know how far metrics move
         if clock.is_running:
             clock._weights = clock._weights_of(clock._waveform, clock._variances)
+            clock._template = _template(clock._waveform)
         clock._time = np.array(fields["time_s"], dtype=np.float64)
         clock._part = [(np.array(times, dtype=float), np.array(rows, dtype=float)) for times, rows in fields["part"]]
         return clock
 
 
-def _peak(curve: FloatArray) -> float:
+def _peak(curve: list[float]) -> float:
     """Where a curve is highest, between its places."""
-    at = int(curve.argmax())
-    if not 0 < at < curve.size - 1:
+    at = curve.index(max(curve))
+    if not 0 < at < len(curve) - 1:
         return float(at)
-    left, middle, right = curve[at - 1 : at + 2].tolist()
+    left, middle, right = curve[at - 1 : at + 2]
     bend = left - 2 * middle + right
     return at + (0.5 * (left - right) / bend if bend < 0 else 0.0)
 
 
-def _weighted(cycles: FloatArray, like: FloatArray | None = None) -> FloatArray:
+def _weighted(cycles: FloatArray) -> FloatArray:
     """Mean of the cycles that are alike, without level, each metric as large as it repeats, shape (metrics, places).
 
     Args:
         cycles: Shape (cycles, metrics, places).
-        like: A waveform whose sizes are taken instead.
     """
-    if like is not None:
-        mean, weight = cycles[0], _size(like)
-    else:
-        # One with a pause in it weighs as much as all others in a mean, and nothing in a median.
-        own = cycles - np.median(cycles, axis=2, keepdims=True)
-        middle = np.median(own, axis=0)
-        far = ((own - middle) ** 2).mean(axis=2)
-        alike = (far <= _ALIKE * np.median(far, axis=0) + _TINY).all(axis=1)
-        mean = own[alike].mean(axis=0) if alike.sum() > len(own) // 2 else middle
+    # One with a pause in it weighs as much as all others in a mean, and nothing in a median.
+    own = cycles - np.median(cycles, axis=2, keepdims=True)
+    middle = np.median(own, axis=0)
+    far = ((own - middle) ** 2).mean(axis=2)
+    alike = (far <= _ALIKE * np.median(far, axis=0) + _TINY).all(axis=1)
+    mean = own[alike].mean(axis=0) if alike.sum() > len(own) // 2 else middle
     mean = mean - mean.mean(axis=1, keepdims=True)
     size = _size(mean)
-    if like is None:
-        own = cycles - cycles.mean(axis=2, keepdims=True)
-        noise = np.sqrt(np.median(((own - mean) ** 2).mean(axis=2), axis=0))
-        weight = size**2 / np.maximum(size**2 + noise**2, _TINY)
+    own = cycles - cycles.mean(axis=2, keepdims=True)
+    noise = np.sqrt(np.median(((own - mean) ** 2).mean(axis=2), axis=0))
+    weight = size**2 / np.maximum(size**2 + noise**2, _TINY)
     return np.asarray(mean * (weight / np.maximum(size, _TINY))[:, None])
 
 
@@ -352,32 +354,29 @@ def _size(waveform: FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", waveform, waveform) / waveform.shape[1]))
 
 
-def _correlation(waveform: FloatArray, pieces: FloatArray) -> FloatArray:
-    """Correlation of a waveform with longer pieces at each place of them, mean of the metrics by their weights.
+def _template(waveform: FloatArray) -> FloatArray:
+    """A waveform in the size in which correlations of its metrics add up to their mean, by their weights."""
+    return np.asarray(waveform / max(waveform.shape[1] * float(_size(waveform).sum()), _TINY))
+
+
+def _of_each(template: FloatArray, pieces: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Correlation of a waveform with longer pieces at each place of them, and how far they vary there.
 
     Args:
-        waveform: Shape (metrics, places).
+        template: Of the waveform, shape (metrics, places).
         pieces: Shape (..., metrics, more places).
+
+    Returns:
+        The share of each metric in the correlation, and its variance, both of shape (..., metrics, places).
     """
-    weights = _size(waveform)
-    weights /= max(float(weights.sum()), _TINY)
-    return np.asarray(weights @ _correlations(waveform, pieces))
-
-
-def _correlations(waveform: FloatArray, pieces: FloatArray) -> FloatArray:
-    """The same of each metric alone, shape (..., metrics, places)."""
-    width = waveform.shape[1]
-    unit = waveform / np.maximum(np.sqrt(width * np.einsum("ij,ij->i", waveform, waveform)), _TINY)[:, None]
-    flat = pieces - np.add.reduce(pieces, axis=-1, keepdims=True) / pieces.shape[-1]
-    sums = np.zeros((2, *flat.shape[:-1], flat.shape[-1] + 1))
-    np.cumsum(flat, axis=-1, out=sums[0, ..., 1:])
-    np.cumsum(flat * flat, axis=-1, out=sums[1, ..., 1:])
-    mean, square = (sums[..., width:] - sums[..., :-width]) / width
-    if flat.ndim == 2:
-        own = np.array([np.correlate(row, wave, "valid") for row, wave in zip(flat, unit, strict=True)])
-    else:
-        own = (np.lib.stride_tricks.sliding_window_view(flat, width, axis=-1) @ unit[:, :, None])[..., 0]
+    width = template.shape[1]
+    flat = np.ascontiguousarray(pieces - pieces[..., :1])
+    # As sliding_window_view, which takes longer than all that is done with it here.
+    shape = (*flat.shape[:-1], flat.shape[-1] - width + 1, width)
+    windows: FloatArray = np.ndarray(shape, flat.dtype, flat, 0, (*flat.strides, flat.strides[-1]))
+    mean = np.add.reduce(windows, axis=-1) / width
+    variances = np.einsum("...w,...w->...", windows, windows) / width - mean * mean
     # What moves less than a metric's rounding does not move.
-    least = np.maximum(_STILL * np.abs(pieces).max(axis=-1, keepdims=True), _TINY)
-    spread = np.sqrt(np.maximum(square - mean * mean, 0.0))
-    return np.asarray(own * (spread > least) / np.maximum(spread, least))
+    least = np.maximum(_STILL * np.maximum.reduce(np.abs(pieces), axis=-1, keepdims=True), _TINY)
+    spread = np.sqrt(np.where(variances > least * least, variances, np.inf))
+    return np.einsum("...pw,...w->...p", windows, template) / spread, variances

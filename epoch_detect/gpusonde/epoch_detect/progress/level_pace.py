@@ -7,6 +7,7 @@ may differ. A change that comes little by little is sought in medians of many cy
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -294,8 +295,9 @@ def _median(values: FloatArray) -> float:
 def _most_alike(lengths: list[float]) -> tuple[float, float]:
     """Median and range of the half of sorted lengths that are most alike: those with a pause in them are all longer."""
     size = len(lengths) // 2
-    width, first = min((lengths[i + size] - lengths[i], i) for i in range(len(lengths) - size))
-    return lengths[first + size // 2], width
+    widths = list(map(operator.sub, lengths[size:], lengths))
+    width = min(widths)
+    return lengths[widths.index(width) + size // 2], width
 
 
 def _scatter_of_means(before: FloatArray, means: FloatArray, count: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,7 +61,7 @@ class PaceWatch:
             return
         time_s, rows = time_s[good], self._filled(values[self._rows][:, good])
         if time_s.size > 1:
-            step_s = float(np.median(np.diff(time_s)))
+            step_s = statistics.median(np.diff(time_s).tolist())  # a few: numpy's takes longer
             self._tick_s = step_s if math.isnan(self._tick_s) else self._tick_s + 0.1 * (step_s - self._tick_s)
         elif math.isfinite(self._last_s) and math.isnan(self._tick_s):
             self._tick_s = float(time_s[0]) - self._last_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,10 @@ USE = ("sm_active", "graphics_active", "gpu_utilization")
 MEMORY = "framebuffer_used_bytes"
 UTILIZATION, SM_CLOCK, TEMPERATURE = "gpu_utilization", "sm_clock_mhz", "gpu_temperature_celsius"
 _BUS = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
+_COMPUTING = {"tensor_active": 0.02, "dram_active": 0.08}  # share of use of those that do not only wait
+METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
-_COMPUTING = (("tensor_active", 0.02), ("dram_active", 0.08))  # share of use of those that do not only wait
 
 
 @dataclass
@@ -51,35 +52,48 @@ class JobSecond:
 
     @classmethod
     def measure(
-        cls, time_s: float, values: Mapping[str, FloatArray], least_watts: float = 0.0, *, with_swing: bool = True
+        cls,
+        time_s: float,
+        metrics: Sequence[str],
+        values: FloatArray,
+        least_watts: float = 0.0,
+        *,
+        with_swing: bool = True,
     ) -> JobSecond:
         """Sum up ticks.
 
         Args:
             time_s: Of the last one.
-            values: Metric -> shape (gpus, ticks), NaN where there is no value.
+            metrics: Of :data:`METRICS`, those that are given.
+            values: Shape (metrics, gpus, ticks), NaN where there is no value. All in one: calls of numpy on a few
+                values each are most of what a second costs.
             least_watts: What no GPU draws less than: a meter that says so says nothing.
             with_swing: Whether ``swing`` is wanted.
         """
-        use = next((_of_each(values[name]) for name in USE if name in values), None)
-        busy = _of_each(values[UTILIZATION]) if UTILIZATION in values else use
+        of_each = _of_each(values)
+        if least_watts and POWER in metrics:
+            watts = of_each[metrics.index(POWER)]
+            of_each[metrics.index(POWER)] = np.where(watts >= least_watts, watts, np.nan)
+        means = (np.add.reduce(of_each, axis=1) / of_each.shape[1]).tolist()
+        mean = {name: _mean(of_each[i]) if math.isnan(means[i]) else means[i] for i, name in enumerate(metrics)}
+        use = next((name for name in USE if name in mean), "")
         spinning = unused = gpus = 0
-        if busy is not None:
-            for share in busy.tolist():
-                spinning += share >= _FULL
-                unused += share < _NOT_USED
-                gpus += not math.isnan(share)
+        busy = UTILIZATION if UTILIZATION in mean else use
+        for share in of_each[metrics.index(busy)].tolist() if busy else ():
+            spinning += share >= _FULL
+            unused += share < _NOT_USED
+            gpus += not math.isnan(share)
         return cls(
             time_s,
-            _mean(_watts(_of_each(values[POWER]), least_watts)) if POWER in values else math.nan,
-            math.nan if use is None else _mean(use),
-            sum(_mean(_of_each(values[name])) for name in _BUS if name in values) if _BUS[0] in values else math.nan,
-            _mean(values[MEMORY][:, -1]) if MEMORY in values else math.nan,
+            mean.get(POWER, math.nan),
+            mean.get(use, math.nan),
+            sum(mean[name] for name in _BUS if name in mean) if _BUS[0] in mean else math.nan,
+            _mean(values[metrics.index(MEMORY), :, -1]) if MEMORY in mean else math.nan,
             spinning,
             unused,
             gpus,
-            any(name in values and _mean(_of_each(values[name])) > least for name, least in _COMPUTING),
-            _swing(values) if with_swing and next(iter(values.values())).shape[1] > 1 else 0.0,
+            any(mean[name] > least for name, least in _COMPUTING.items() if name in mean),
+            _swing(dict(zip(metrics, values, strict=True))) if with_swing and values.shape[2] > 1 else 0.0,
         )
 
     @property
@@ -88,17 +102,16 @@ class JobSecond:
         return self.spinning + self.unused < self.gpus
 
 
-def _watts(means: FloatArray, least: float) -> FloatArray:
-    return np.where(means >= least, means, np.nan) if least else means
-
-
-def _of_each(column: FloatArray) -> FloatArray:
-    """Mean of each GPU, shape (gpus,), NaN where it gave nothing."""
-    means: FloatArray = column[:, 0] if column.shape[1] == 1 else np.add.reduce(column, axis=1) / column.shape[1]
-    if not math.isnan(np.add.reduce(means)):
+def _of_each(columns: FloatArray) -> FloatArray:
+    """Mean of each GPU over the ticks, the last axis; NaN where it gave nothing."""
+    ticks = columns.shape[-1]
+    means: FloatArray = columns[..., 0].copy() if ticks == 1 else np.add.reduce(columns, axis=-1) / ticks
+    if not math.isnan(np.add.reduce(means, axis=None)):
         return means
-    known = np.isfinite(column)
-    return np.asarray(np.where(known, column, 0.0).sum(axis=1) / np.where(known.any(axis=1), known.sum(axis=1), np.nan))
+    known = np.isfinite(columns)
+    count = known.sum(axis=-1)
+    of_known = np.where(known, columns, 0.0).sum(axis=-1) / np.where(count, count, np.nan)
+    return np.where(np.isnan(means), of_known, means)
 
 
 def _swing(values: Mapping[str, FloatArray]) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
-from gpusonde.epoch_detect.progress.seconds import JobSecond
+from gpusonde.epoch_detect.progress.seconds import METRICS, JobSecond
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
@@ -315,15 +315,15 @@ class StateWatch:
         for column in values.values():
             if column.shape != (self.gpus, time_s.size):
                 raise ValueError(f"expected values of shape {(self.gpus, time_s.size)}, got {column.shape}")
+        metrics = [name for name in METRICS if name in values]
+        rows = np.array([values[name] for name in metrics]).reshape(len(metrics), self.gpus, time_s.size)
         begin = 0
         while begin < time_s.size:
-            stop = int(np.searchsorted(time_s, time_s[begin] + _SAME_CELL_S))
+            stop = int(time_s.searchsorted(time_s[begin] + _SAME_CELL_S))
             if time_s[-1] < time_s[stop - 1] + _REST_S:
                 stop = time_s.size
-            part = slice(begin, stop)
-            ticks = {name: column[:, part] for name, column in values.items()}
-            pauses = self._pause is not None
-            self._take(JobSecond.measure(float(time_s[stop - 1]), ticks, self._least_watts, with_swing=pauses))
+            ticks, pauses = rows[..., begin:stop], self._pause is not None
+            self._take(JobSecond.measure(float(time_s[stop - 1]), metrics, ticks, self._least_watts, with_swing=pauses))
             begin = stop
 
     @property
