@@ -293,11 +293,18 @@ def test_what_was_lost_since_the_last_epoch_may_come_again() -> None:
     assert estimate.end_high_s - estimate.end_s > 26.0 > estimate.end_s - estimate.end_low_s
 
 
-# The silence may be the first longer one: of the 40 to come, as many may hold another as of the 19 that count.
-@pytest.mark.parametrize(("silent_s", "further_s"), [(0.0, 0.0), (44.0, 0.0), (80.0, 80.0 * (1 + 40 / 19))])
-def test_the_interval_reaches_further_where_no_epoch_has_been_seen_for_long(silent_s: float, further_s: float) -> None:
+# Where it is not known to train, the silence may be the first longer one: of the 40 to come, as many may hold another
+# as of the 19 that count.
+@pytest.mark.parametrize(
+    ("silent_s", "further_s", "is_known"),
+    [(0.0, 0.0, True), (44.0, 0.0, True), (80.0, 0.7 * 80.0, True), (80.0, 80.0 * (1 + 40 / 19), False)],
+)
+def test_the_interval_reaches_further_where_no_epoch_has_been_seen_for_long(
+    silent_s: float, further_s: float, *, is_known: bool
+) -> None:
     starts, now_s = np.arange(0.0, 200.0, 10.0), 200.0 + silent_s
-    estimate = estimate_end(starts, starts + 10.0, 60, now_s, training_s=np.array([[0.0, now_s]]))
+    training_s = np.array([[0.0, now_s]]) if is_known else None
+    estimate = estimate_end(starts, starts + 10.0, 60, now_s, training_s=training_s)
     assert estimate.end_s == pytest.approx(600.0)
     low_s, high_s = estimate.end_s - estimate.end_low_s, estimate.end_high_s - estimate.end_s
     assert high_s == pytest.approx(math.hypot(low_s, further_s))
@@ -312,6 +319,43 @@ def test_where_longer_epochs_are_known_a_silence_is_not_taken_for_the_first_of_t
     estimate = estimate_end(ends - durations, ends, 60, now_s, training_s=np.array([[0.0, now_s]]))
     low_s, high_s = estimate.end_s - estimate.end_low_s, estimate.end_high_s - estimate.end_s
     assert high_s == pytest.approx(math.hypot(low_s, 0.7 * 80.0))
+
+
+def test_epochs_of_another_pace_are_told_by_rests_before_anybody_follows_them() -> None:
+    bounds = np.concatenate([np.arange(0.0, 801.0, 100.0), 800.0 + 130.0 * np.arange(1, 6)])
+    training_s = np.column_stack([bounds[:-1], bounds[:-1] + 0.8 * np.diff(bounds)])
+    estimate = estimate_end(bounds[:8], bounds[1:9], 20, 1420.0, training_s=training_s)
+    assert estimate.epochs_left == 8
+    assert estimate.end_s == pytest.approx(1320.0 + 8 * 130.0)
+    assert "told by its rests" in estimate.basis
+    # Rests that do not come once in each tell nothing of those to come.
+    halves = np.sort(np.concatenate([training_s, training_s + 5.0]).ravel()).reshape(-1, 2)[2:]
+    assert "told by its rests" not in estimate_end(bounds[:8], bounds[1:9], 20, 1420.0, training_s=halves).basis
+
+
+def test_shorter_epochs_before_the_first_that_was_seen_are_told_by_rests() -> None:
+    bounds = np.concatenate([[0.0, 60.0, 130.0, 210.0], 210.0 + 100.0 * np.arange(1, 8)])
+    training_s = np.column_stack([bounds[:-1], np.diff(bounds) - 20.0 + bounds[:-1]])
+    estimate = estimate_end(bounds[3:-1], bounds[4:], 20, float(bounds[-1]), training_s=training_s)
+    # By 80 s of training each, what was trained before it would be 1.9.
+    assert estimate.epochs_done == 9
+
+
+def test_a_longer_epoch_that_a_boundary_cuts_is_one_and_not_two_in_a_row() -> None:
+    durations = np.tile([*[10.0] * 6, 16.0, 14.0], 3)
+    ends = np.cumsum(durations)
+    estimate = estimate_end(ends - durations, ends, 48, float(ends[-1]))
+    assert estimate.end_s == pytest.approx(2 * ends[-1])
+    assert "3 longer ones" in estimate.basis
+
+
+def test_what_is_left_drifts_the_less_the_more_has_been_seen() -> None:
+    def half_s(done: int) -> float:
+        starts = np.arange(0.0, 10.0 * done, 10.0)
+        estimate = estimate_end(starts, starts + 10.0, done + 20, 10.0 * done)
+        return estimate.end_s - estimate.end_low_s
+
+    assert half_s(20) > 1.645 * 0.05 * 200.0 > 1.6 * half_s(80)
 
 
 def test_what_was_told_as_an_epoch_and_hardly_trained_may_have_been_one() -> None:

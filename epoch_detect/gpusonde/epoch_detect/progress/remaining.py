@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,9 @@ _LOST = 1.0  # of a cycle, that it has not trained since the last one: less, and
 # ``EpochTracker`` follows them.
 _FOLLOWED, _FOLLOWED_SHARE = 1.5, 0.15
 _LOST_UNSEEN = 0.7  # of a longer time in which none was seen: it may have gone by without any
+# A rest that marks a cycle: of what it usually rests in one, and of the cycle, at least; cycles that have one, and only
+# one; by how much cycles that are told by rests may differ.
+_HALF_REST, _SHORT_REST, _MARKED, _SAME_LENGTH = 0.5, 0.05, 0.8, 0.2
 _LEAST_UNLIKE = 0.05  # scatter of the logarithm of how long runs of one job take
 _ONE_RUN_UNLIKE = 0.15  # likewise, where only one is known
 
@@ -95,7 +98,8 @@ def estimate_end(
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
             A gap between epochs is a pause, or epochs that were not seen; what was told as an epoch and hardly trained
             is none. What it lost to pauses since the last of them, if more than a cycle, comes on top.
-            A gap as long as a longer epoch that was seen is one.
+            A gap as long as a longer epoch that was seen is one. Where it rests once in each, rests tell of epochs
+            that were not seen, before them and since.
         epochs_before: Epochs before the first one given.
 
     Raises:
@@ -122,6 +126,7 @@ def estimate_end(
     seen = _SeenCycles.measure(starts_s, ends_s, training)
     first_s, last_s = float(starts_s[0]), float(ends_s[-1])
     unseen, before, known = seen.unseen, 0.0, 1.0
+    bounds_s = np.empty(0) if training is None else training.bounds_by_rests(starts_s, ends_s, seen)
     if training is not None and not epochs_before:
         known = training.share(starts_s, ends_s)
         if known < _LEAST_KNOWN and done < total_epochs:
@@ -129,7 +134,11 @@ def estimate_end(
                 f"only {known:.0%} of what it has trained are cycles that are known; how many the rest are, and how"
                 " long they take now, cannot be told"
             )
-        before = training.run_up_s(first_s, max(_LOST_BEFORE * seen.mean_s, _RESTED * seen.rest_s)) / seen.trained_s
+        most_s = max(_LOST_BEFORE * seen.mean_s, _RESTED * seen.rest_s)
+        begin_s, trained_s = training.run_up_s(first_s, most_s)
+        before = trained_s / seen.trained_s
+        in_it = (bounds_s >= begin_s - most_s) & (bounds_s < first_s - 0.5 * seen.mean_s)
+        before = max(before, float(in_it.sum()))
         unseen += int(before)
     # A total that is reached only by what was not seen is not reached.
     unseen = min(unseen, total_epochs - done) if total_epochs > done else 0
@@ -148,15 +157,27 @@ def estimate_end(
     silent_s = now_s - last_s - late_s
     if silent_s < _FOLLOWED * seen.mean_s + seen.longest_s + _FOLLOWED_SHARE * (last_s - first_s):
         silent_s = 0.0
-    of_left = math.hypot(_DRIFT, _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left))
+    elif training is not None:
+        # A change of pace shows so before anybody follows the new one.
+        since_s = np.append(last_s, bounds_s[bounds_s > last_s + 0.5 * seen.mean_s])
+        lengths = np.diff(since_s[1:])
+        alike = lengths.size >= FEWEST_EPOCHS - 1 and np.ptp(lengths) < _SAME_LENGTH * np.median(lengths)
+        if alike and done + lengths.size + 1 <= total_epochs:
+            starts_s, ends_s = np.append(starts_s, since_s[:-1]), np.append(ends_s, since_s[1:])
+            told = estimate_end(
+                starts_s, ends_s, total_epochs, now_s, training_s=training_s, epochs_before=epochs_before
+            )
+            return replace(told, basis=f"{told.basis}, {since_s.size - 1} of them told by its rests")
+    # What is left drifts the less, the more of the job has been seen.
+    of_left = math.hypot(_DRIFT * min(left / done, 1.0), _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left))
     of_a_cycle = math.hypot(_PLACED, _UNSEEN * math.sqrt(seen.unseen + dropped), first_off)
     other_s = math.sqrt((of_left * left_s) ** 2 + (of_a_cycle * seen.mean_s) ** 2 + longer_variance)
     scatter_s = seen.scatter_s * math.sqrt(left + left**2 / seen.count)
     upper = 0.5 + COVERAGE / 2
     half = math.hypot(float(stdtrit(max(seen.count - 1, 1), upper)) * scatter_s, float(ndtri(upper)) * other_s)
     end = last_s + left_s + late_s
-    # It may be the first of longer ones, of which more are to come then.
-    lost = _LOST_UNSEEN if seen.places.size else 1.0 + left / max(seen.count, 1)
+    # Where it is not known to have trained, it may be the first of longer ones, of which more are to come then.
+    lost = _LOST_UNSEEN if seen.places.size or training is not None else 1.0 + left / max(seen.count, 1)
     low, high = max(end - half, now_s), max(end + math.hypot(half, late_s, lost * silent_s), now_s)
     return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s, silent_s))
 
@@ -227,14 +248,24 @@ class _Training:
         # Where several in a row rest, it is not known that they train.
         return np.asarray(~rests[1:-1] | rests[:-2] | rests[2:])
 
-    def run_up_s(self, begin_s: float, most_s: float) -> float:
-        """For how long it trained up to a time, with rests of so many seconds at most."""
+    def bounds_by_rests(self, starts_s: FloatArray, ends_s: FloatArray, seen: _SeenCycles) -> FloatArray:
+        """Bounds of cycles, those that were not seen, too, where it rests once in each; none where it does not."""
+        begins = self._spans_s[1:, 0]
+        marks = begins[begins - self._spans_s[:-1, 1] > max(_HALF_REST * seen.rest_s, _SHORT_REST * seen.mean_s)]
+        at = np.searchsorted(starts_s, marks, side="right") - 1
+        inside = (at >= 0) & (marks < ends_s[np.maximum(at, 0)])
+        if np.unique(at[inside]).size < _MARKED * starts_s.size or inside.sum() > starts_s.size / _MARKED:
+            return np.empty(0)
+        return np.asarray(marks - np.median(marks[inside] - starts_s[at[inside]]))
+
+    def run_up_s(self, begin_s: float, most_s: float) -> tuple[float, float]:
+        """Since when it trained up to a time, with rests of so many seconds at most, and for how long."""
         begins = self._spans_s[self._spans_s[:, 0] < begin_s, 0]
         ends = np.minimum(self._spans_s[: begins.size, 1], begin_s)
         rests = np.append(begins[1:], begin_s) - ends
         lost = np.flatnonzero(rests > most_s)
         first = int(lost[-1]) + 1 if lost.size else 0
-        return float((ends - begins)[first:].sum())
+        return float(begins[first]) if first < begins.size else begin_s, float((ends - begins)[first:].sum())
 
 
 @dataclass(frozen=True)
@@ -300,12 +331,18 @@ class _SeenCycles:
         is_longer = more > _LONGER
         if is_longer.mean() > _MOST_LONGER:
             is_longer[:] = False
+        at, by = places[is_longer], more[is_longer]
+        # Two in a row, and not more, are one that a boundary cuts.
+        apart = np.concatenate([[True], np.diff(at) != 1, [True]])[: at.size + 1]
+        first = np.flatnonzero(apart[:-2] & ~apart[1:-1] & apart[2:])
+        by[first] += by[first + 1]
+        at, by = np.delete(at, first + 1), np.delete(by, first + 1)
         alike = durations[bounds[-2] :][~is_longer[bounds[-2] :]]
         mean = float(alike.mean())
         scatter = max(float(alike.std(ddof=1)) if alike.size > 1 else 0.0, _LEAST_SCATTER * mean)
         return cls(
-            mean, scatter, alike.size, np.diff(np.log(paces)), durations.size, places[is_longer],
-            more[is_longer] * mean, int(places[-1]), int(missed.sum()), trained_s,
+            mean, scatter, alike.size, np.diff(np.log(paces)), durations.size, at, by * mean, int(places[-1]),
+            int(missed.sum()), trained_s,
         )  # fmt: skip
 
     def pace_deviation(self, left: int) -> float:
