@@ -169,16 +169,19 @@ def estimate_end(
             )
             return replace(told, basis=f"{told.basis}, {since_s.size - 1} of them told by its rests")
     # What is left drifts the less, the more of the job has been seen.
-    of_left = math.hypot(_DRIFT * min(left / done, 1.0), _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left))
+    of_left = math.hypot(
+        _DRIFT * math.sqrt(min(left / done, 1.0)), _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left)
+    )
     of_a_cycle = math.hypot(_PLACED, _UNSEEN * math.sqrt(seen.unseen + dropped), first_off)
     other_s = math.sqrt((of_left * left_s) ** 2 + (of_a_cycle * seen.mean_s) ** 2 + longer_variance)
     scatter_s = seen.scatter_s * math.sqrt(left + left**2 / seen.count)
     upper = 0.5 + COVERAGE / 2
     half = math.hypot(float(stdtrit(max(seen.count - 1, 1), upper)) * scatter_s, float(ndtri(upper)) * other_s)
     end = last_s + left_s + late_s
-    # Where it is not known to have trained, it may be the first of longer ones, of which more are to come then.
-    lost = _LOST_UNSEEN if seen.places.size or training is not None else 1.0 + left / max(seen.count, 1)
-    low, high = max(end - half, now_s), max(end + math.hypot(half, late_s, lost * silent_s), now_s)
+    # A pause, or a silence where it is not known to have trained, may be the first longer one: more are to come then.
+    first = 1.0 if seen.places.size else 1.0 + left / max(seen.count, 1)
+    lost = _LOST_UNSEEN if seen.places.size or training is not None else first
+    low, high = max(end - half, now_s), max(end + math.hypot(half, first * late_s, lost * silent_s), now_s)
     return EndEstimate(done, left, max(end, now_s), low, high, seen.words(unseen, longer_s, silent_s))
 
 
