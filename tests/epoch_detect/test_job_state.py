@@ -521,6 +521,21 @@ def test_half_of_the_gpus_without_values_do_not_change_the_answer() -> None:
     assert watch.report.state == JobState.TRAINING
 
 
+def test_a_short_rest_behind_an_evaluation_is_told_where_it_is_and_with_its_own_load() -> None:
+    watch, now_s = working(300)
+    for _ in range(3):
+        now_s = show(watch, now_s, 8, (330.0, 1.0))
+        rest_s = now_s
+        now_s = show(watch, now_s, 2, IDLE)
+        now_s = show(watch, now_s, 40, WORKS)
+        rest = next(span for span in watch.spans if span.state == JobState.IDLE and span.end_s > rest_s)
+        evaluation = next(span for span in watch.spans if span.state == JobState.EVALUATING and span.end_s > rest_s - 6)
+        assert rest.start_s == pytest.approx(rest_s, abs=1.2)
+        assert rest.end_s == pytest.approx(rest_s + 2, abs=1.2)
+        assert evaluation.start_s == pytest.approx(rest_s - 8, abs=1.2)
+        assert rest.reason == "the load is at 0 % of its range"
+
+
 def test_pauses_in_every_step_are_no_states_of_their_own() -> None:
     """Steps of 10 s of which the GPUs wait for data for 4 s: a loader that became slow."""
     watch, now_s = working(300)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpusonde.epoch_detect.progress.tempo import OtherTempo
 from gpusonde.telemetry import FloatArray
 
 _FINEST = 48  # parts of a cycle that are told apart at most
@@ -49,6 +50,9 @@ class CycleClock:
     Args:
         period_s: Its period.
         tick_s: Usual distance of ticks.
+
+    Attributes:
+        other_tempo: Whether they have given way to others that take far longer.
     """
 
     def __init__(self, period_s: float, tick_s: float) -> None:
@@ -56,6 +60,7 @@ class CycleClock:
         self.tick_s = tick_s
         self._merged = max(1, int(period_s / tick_s / _FINEST))
         self._step_s = tick_s * self._merged
+        self.other_tempo = OtherTempo(period_s, self._step_s)
         places = max(4, round(period_s / self._step_s))
         self._after = max(1, round(_AFTER * places))
         self._before = places - self._after
@@ -125,6 +130,8 @@ class CycleClock:
             self._part = [(times[count:], columns[:, count:])]
             time_s = times[:count].reshape(-1, self._merged).mean(axis=1)
             rows = columns[:, :count].reshape(len(columns), -1, self._merged).mean(axis=2)
+        if time_s.size:
+            self.other_tempo.update(time_s, rows)
         if not self._rows.size:
             self._time, self._rows = time_s, rows
         else:
@@ -291,6 +298,7 @@ class CycleClock:
             "variances": self._variances.tolist(),
             "time_s": self._time.tolist(),
             "rows": self._rows.tolist(),
+            "other_tempo": self.other_tempo.fields(),
             "part": [[times.tolist(), rows.tolist()] for times, rows in self._part],
         }
 
@@ -315,6 +323,8 @@ class CycleClock:
         if clock.is_running:
             clock._weights = clock._weights_of(clock._waveform, clock._variances)
             clock._template = _template(clock._waveform)
+        if "other_tempo" in fields:
+            clock.other_tempo.take_fields(fields["other_tempo"])
         clock._time = np.array(fields["time_s"], dtype=np.float64)
         clock._part = [(np.array(times, dtype=float), np.array(rows, dtype=float)) for times, rows in fields["part"]]
         return clock

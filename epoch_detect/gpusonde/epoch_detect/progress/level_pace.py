@@ -85,7 +85,6 @@ class LevelPace:
         self._is_sure = is_sure
         self.change: PaceChange | None = None
         self._clock = clock
-        self._tempo = OtherTempo(clock.period_s, clock.tick_s)
         self._begin_s = math.nan  # of the latest cycle
         self._begins: list[float] = []
         self._logs: list[float] = []
@@ -118,15 +117,14 @@ class LevelPace:
 
     def is_of(self, cycle: Cycle) -> bool:
         """Whether a level that is told is this one."""
-        known_s = (self._clock.period_s, self._tempo.period_s)
+        known_s = (self._clock.period_s, self._clock.other_tempo.period_s)
         return any(abs(cycle.period_s / period_s - 1) < _SAME_LEVEL for period_s in known_s)
 
     def update(self, time_s: FloatArray, rows: FloatArray, starts_s: FloatArray | None = None) -> None:
         """Take ticks, as :meth:`CycleClock.update` does."""
-        self._tempo.update(time_s, rows)
-        begins_s = self._clock.update(time_s, rows, starts_s)
-        if math.isfinite(self._tempo.period_s):
-            self._note_other_tempo(self._tempo)
+        begins_s, other = self._clock.update(time_s, rows, starts_s), self._clock.other_tempo
+        if math.isfinite(other.period_s):
+            self._note_other_tempo(other)
             return
         for begin_s in begins_s:
             # A waveform that is learned anew finds the cycles of its ticks again.
@@ -147,8 +145,10 @@ class LevelPace:
         self._begin_s = math.nan
         is_known = len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
         if is_known and tempo.lasts_s > max(_OTHER_S, _OTHER * tempo.longest_s):
-            end_s = self._begins[-1] + math.exp(self._logs[-1])
-            since_s = end_s if tempo.earliest_s < end_s < tempo.since_s else tempo.since_s
+            # The last cycle that was found, or the first that was told to take longer, is nearer to where it began.
+            told = self.change
+            near_s = told.since_s if told is not None else self._begins[-1] + math.exp(self._logs[-1])
+            since_s = near_s if tempo.earliest_s < near_s < tempo.since_s else tempo.since_s
             self.change = PaceChange(since_s, math.exp(_median(np.array(self._logs[-_USUAL:]))), tempo.period_s)
 
     def _add(self, begin_s: float, log: float) -> None:

@@ -563,7 +563,9 @@ class StateWatch:
         else:
             # As the load: a second of use, or one between work and rest, does not make an evaluation of a rest.
             rests = _median([0 < each.gpus == each.unused for each, _ in list(self._recent)[around]])
-            word = self._at_rest(second, share, min(map(self._range.share, loads[at + 1 :])), at_rest=bool(rests))
+            # A rest may be too short for the median, and the second in which the load falls to one belongs to it.
+            lowest = min(share, *map(self._range.share, loads[at : at + 2]))
+            word = self._at_rest(second, lowest if lowest < IDLES else share, at_rest=bool(rests))
         self._add(word, second.time_s)
 
     def _before(self, second: JobSecond) -> _Word:
@@ -599,7 +601,7 @@ class StateWatch:
         reason = f"works in steps, and pauses in them: once in {self._pauses.cycle_s:.3g} s"
         return JobState.TRAINING, reason, 0.8
 
-    def _at_rest(self, second: JobSecond, share: float, lowest_after: float, *, at_rest: bool) -> _Word:
+    def _at_rest(self, second: JobSecond, share: float, *, at_rest: bool) -> _Word:
         since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S
         known = self._processes.at(second.time_s, since_s)
         if self._kind_of_run == RunState.SERVING:
@@ -610,7 +612,7 @@ class StateWatch:
         if second.spinning and second.unused and not second.is_partly_used:
             reason = f"{said}: {second.unused} of {second.gpus} GPUs do nothing, the others wait for them"
             return JobState.CHECKPOINTING, reason, 0.6
-        if at_rest or min(share, lowest_after) < IDLES:
+        if at_rest or share < IDLES:
             if at_rest and share >= IDLES:
                 # They have let go of their work, and not yet of their clocks.
                 said = f"its GPUs are hardly in use; {said}"

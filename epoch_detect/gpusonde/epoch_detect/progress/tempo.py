@@ -7,13 +7,13 @@ Whether ticks repeat after that time, and after the usual one no more, says thei
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.ndimage import uniform_filter1d
 
 from gpusonde.telemetry import FloatArray
 
-_FINEST = 24  # parts of a cycle that are told apart
 _PERIODS, _WINDOW_S = 16.0, 60.0  # that are looked at, the longer
 _EVERY_PERIODS, _EVERY_S = 2.0, 15.0  # between two looks, the longer
 _SHORTEST, _LEAST, _MOST = 0.3, 1.4, 2.8  # times the usual period: what is looked at, and what the other tempo may be
@@ -28,11 +28,11 @@ _TINY = 1e-30
 
 
 class OtherTempo:
-    """Looks at the latest ticks of a job now and then; memory is bounded.
+    """Looks at the latest cells of a job's ticks now and then; memory is bounded by how many of them are in a cycle.
 
     Args:
         period_s: Usual period of the cycles.
-        tick_s: Usual distance of ticks.
+        cell_s: Usual distance of cells.
 
     Attributes:
         period_s: What the ticks repeat after instead; NaN while they do after the usual period, or after none.
@@ -40,9 +40,8 @@ class OtherTempo:
         longest_s: Longest stretch of another tempo that the job came back from.
     """
 
-    def __init__(self, period_s: float, tick_s: float) -> None:
-        self._usual_s = period_s
-        self._cell_s = tick_s * max(1, int(period_s / tick_s / _FINEST))
+    def __init__(self, period_s: float, cell_s: float) -> None:
+        self._usual_s, self._cell_s = period_s, cell_s
         self._window_s = max(_PERIODS * period_s, _WINDOW_S)
         self._every_s = max(_EVERY_PERIODS * period_s, _EVERY_S)
         self._time = np.empty(0)
@@ -54,7 +53,12 @@ class OtherTempo:
     @property
     def earliest_s(self) -> float:
         """Since when they may."""
-        return self.since_s - self._window_s / 2
+        return self.since_s - self._window_s
+
+    @property
+    def cells(self) -> int:
+        """How many are held."""
+        return self._time.size
 
     @property
     def lasts_s(self) -> float:
@@ -62,14 +66,12 @@ class OtherTempo:
         return 0.0 if math.isnan(self.period_s) else self._seen_s - self.since_s
 
     def update(self, time_s: FloatArray, rows: FloatArray) -> None:
-        """Take ticks.
+        """Take cells.
 
         Args:
             time_s: Shape (n,), increasing, behind those before.
             rows: Shape (metrics, n), without NaN.
         """
-        if not time_s.size:
-            return
         self._time = np.concatenate([self._time, time_s])
         self._rows = np.concatenate([self._rows, rows], axis=1) if self._rows.size else rows
         now_s = float(time_s[-1])
@@ -78,6 +80,7 @@ class OtherTempo:
         self._next_s = now_s + self._every_s
         first = int(np.searchsorted(self._time, now_s - self._window_s))
         self._time, self._rows = self._time[first:], self._rows[:, first:]
+        # Behind a restart nothing is said before a window is full again.
         if now_s - self._time[0] > self._window_s - self._every_s:
             self._look(now_s)
 
@@ -102,12 +105,7 @@ class OtherTempo:
     def _repeats(self) -> tuple[float, float, float]:
         """How well the ticks repeat after the usual period, after the best other one, and that one."""
         cells = np.arange(self._time[0], self._time[-1], self._cell_s)
-        edges = np.searchsorted(self._time, cells)
-        if self._cell_s > 1.5 * (self._time[-1] - self._time[0]) / self._time.size:
-            counts = np.diff(edges, append=self._time.size)
-            rows = np.add.reduceat(self._rows, np.minimum(edges, self._time.size - 1), axis=1) / np.maximum(counts, 1)
-        else:
-            rows = np.array([np.interp(cells, self._time, row) for row in self._rows])
+        rows = np.array([np.interp(cells, self._time, row) for row in self._rows])
         size, last = rows.shape[1], round(_MOST * self._usual_s / self._cell_s)
         # What changes more slowly than any of these cycles is no cycle.
         rows = rows - uniform_filter1d(rows, 2 * last + 1, axis=1)
@@ -126,3 +124,13 @@ class OtherTempo:
         bend = left - 2 * middle + right
         between = 0.5 * (left - right) / bend if bend < 0 else 0.0
         return float(repeats[:, is_usual].max()), best, (at + between) * self._cell_s
+
+    def fields(self) -> list[float | None]:
+        """What another one needs to go on here, for JSON."""
+        known = (self.period_s, self.since_s, self._seen_s, self.longest_s)
+        return [each if math.isfinite(each) else None for each in known]
+
+    def take_fields(self, fields: Sequence[float | None]) -> None:
+        """Inverse of :meth:`fields`."""
+        known = [math.nan if each is None else float(each) for each in fields]
+        self.period_s, self.since_s, self._seen_s, self.longest_s = known
