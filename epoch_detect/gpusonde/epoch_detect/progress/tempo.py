@@ -16,10 +16,11 @@ from gpusonde.telemetry import FloatArray
 
 _PERIODS, _WINDOW_S = 16.0, 60.0  # that are looked at, the longer
 _EVERY_PERIODS, _EVERY_S = 2.0, 15.0  # between two looks, the longer
-_SHORTEST, _LEAST, _MOST = 0.3, 1.4, 2.8  # times the usual period: what is looked at, and what the other tempo may be
+_SHORTEST, _LEAST, _MOST = 0.3, 1.4, 3.3  # times the usual period: what is looked at, and what the other tempo may be
 _USUAL = 0.12  # by which a period differs at most that is the usual one
 _REPEATS, _NO_MORE = 0.5, 0.6  # correlation at the other tempo; share of it that the usual one may have
-_AS_WELL = 0.9  # share of the highest correlation that is as good
+_GONE = 0.25  # the same of a multiple of the usual one
+_AS_WELL = 0.8  # share of the highest correlation that is as good
 _MULTIPLE = 0.03  # by which a multiple of the usual period differs at most
 _SAME = 0.1  # by which two looks may differ
 _NEWER = 0.2  # weight of a look in the period
@@ -88,9 +89,9 @@ class OtherTempo:
         usual, other, period_s = self._repeats()
         # Others that are longer by less are followed one by one; what repeats sooner does so after its multiples, too.
         times = period_s / self._usual_s
-        is_other = other >= _REPEATS and usual < _NO_MORE * other and times > _LEAST
-        # Cycles of which each second one looks otherwise.
-        is_other &= abs(times / max(round(times), 1) - 1) > _MULTIPLE
+        # Cycles of which each second one looks otherwise repeat a little after the usual period still.
+        is_multiple = abs(times / max(round(times), 1) - 1) < _MULTIPLE
+        is_other = other >= _REPEATS and usual < (_GONE if is_multiple else _NO_MORE) * other and times > _LEAST
         if is_other and abs(period_s / self.period_s - 1) < _SAME:
             self._seen_s = now_s
             self.period_s += _NEWER * (period_s - self.period_s)
