@@ -25,14 +25,15 @@ from tool_files import query_log, ticks, write
 _HEAD = """# Files that people have, mistakes that they make
 
 {date}, by `{command}`, on two cores of a shared cloud machine. The files are made, in layouts that the tools' public
-sources and documents show ([tool_files.py](../../benchmarks/usability/tool_files.py) names them); the tests read a real
-Prometheus, too. *Right* is a cycle length within 4 % of the file's; *wrong* is any other answer with exit code 0. A
-refusal helps where it has the words that [cases.py](../../benchmarks/usability/cases.py) asks of it. Options are those
-that the refusal without them names. *Plans* are what `gpusonde advise` with `{wanted}`
-says of the same files: right where the cycle is, and the plan keeps the deadline.
+sources and documents show ([tool_files.py](../../benchmarks/usability/tool_files.py)). *Right* is a cycle length within
+4 % of the file's, *wrong* any other answer with exit code 0. A refusal helps where it has the words that
+[cases.py](../../benchmarks/usability/cases.py) asks of it; options are those that it names. *Plans* are what
+`gpusonde advise` with `{wanted}` says of the same files:
+right where the cycle is, and the plan keeps the deadline.
 """
 
 _LONGEST_WORDS = 110
+_SHOWN_MISTAKES = 6
 
 
 def main() -> int:
@@ -111,19 +112,23 @@ def _children_s() -> float:
 
 
 def _draw(name: str, cases: Sequence[Case], judged: Sequence[Judgement]) -> str:
+    """What was judged as it should be by name, and the words of all others; of mistakes those of every sixth."""
     amounts = {verdict: sum(each.verdict is verdict for each in judged) for verdict in Verdict}
     said = ", ".join(f"{count} {verdict.value}" for verdict, count in amounts.items() if count)
-    lines = [
-        f"## {len(cases)} {name}: {said}",
-        "",
-        "| " + name.rsplit(maxsplit=1)[-1][:-1] + " | options | verdict | what it says |",
-        "|---|---|---|---|",
-    ]
-    for case, each in zip(cases, judged, strict=True):
-        options = f"`{' '.join(case.options)}`" if case.options else ""
+    hoped = Verdict.HELPED if name == "mistakes" else Verdict.RIGHT
+    named, rows = [], []
+    for index, (case, each) in enumerate(zip(cases, judged, strict=True)):
+        options = f" (`{' '.join(case.options)}`)" if case.options else ""
         told = each.words if len(each.words) <= _LONGEST_WORDS else f"{each.words[:_LONGEST_WORDS]}..."
-        told = told.replace("|", r"\|").replace("*", r"\*")
-        lines.append(f"| {case.name} | {options.replace('|', chr(92) + '|')} | {each.verdict.value} | {told} |")
+        if each.verdict is hoped:
+            named.append(case.name + options)
+        if each.verdict is not hoped or (hoped is Verdict.HELPED and index % _SHOWN_MISTAKES == 0):
+            cells = (case.name + options, each.verdict.value, told.replace("*", r"\*"))
+            rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    lines = [f"## {len(cases)} {name}: {said}", "", f"{hoped.value.capitalize()}: {'; '.join(named)}."]
+    if rows:
+        what = name.rsplit(maxsplit=1)[-1][:-1]
+        lines += ["", f"| {what} | verdict | what it says |", "|---|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
 
