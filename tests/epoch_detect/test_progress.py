@@ -297,7 +297,7 @@ def test_what_was_lost_since_the_last_epoch_may_come_again() -> None:
 # as of the 19 that count.
 @pytest.mark.parametrize(
     ("silent_s", "further_s", "is_known"),
-    [(0.0, 0.0, True), (44.0, 0.0, True), (80.0, 0.7 * 80.0, True), (80.0, 80.0 * (1 + 40 / 19), False)],
+    [(0.0, 0.0, True), (44.0, 0.0, True), (80.0, 0.85 * 80.0, True), (80.0, 80.0 * (1 + 40 / 19), False)],
 )
 def test_the_interval_reaches_further_where_no_epoch_has_been_seen_for_long(
     silent_s: float, further_s: float, *, is_known: bool
@@ -318,7 +318,7 @@ def test_where_longer_epochs_are_known_a_silence_is_not_taken_for_the_first_of_t
     now_s = float(ends[-1]) + 80.0
     estimate = estimate_end(ends - durations, ends, 60, now_s, training_s=np.array([[0.0, now_s]]))
     low_s, high_s = estimate.end_s - estimate.end_low_s, estimate.end_high_s - estimate.end_s
-    assert high_s == pytest.approx(math.hypot(low_s, 0.7 * 80.0))
+    assert high_s == pytest.approx(math.hypot(low_s, 0.85 * 80.0))
 
 
 def test_epochs_of_another_pace_are_told_by_rests_before_anybody_follows_them() -> None:
@@ -331,6 +331,34 @@ def test_epochs_of_another_pace_are_told_by_rests_before_anybody_follows_them() 
     # Rests that do not come once in each tell nothing of those to come.
     halves = np.sort(np.concatenate([training_s, training_s + 5.0]).ravel()).reshape(-1, 2)[2:]
     assert "told by its rests" not in estimate_end(bounds[:8], bounds[1:9], 20, 1420.0, training_s=halves).basis
+
+
+def test_rests_tell_of_another_pace_wherever_the_boundaries_lie_around_them() -> None:
+    bounds = np.concatenate([np.arange(0.0, 801.0, 100.0), 800.0 + 130.0 * np.arange(1, 6)])
+    training_s = np.column_stack([bounds[:-1], bounds[:-1] + 0.8 * np.diff(bounds)])
+    # A boundary is placed a second too early here, and one too late there.
+    placed = bounds[:9] + np.where(np.arange(9) % 2, 1.0, -1.0)
+    estimate = estimate_end(placed[:8], placed[1:9], 20, 1420.0, training_s=training_s)
+    assert estimate.epochs_left == 8
+    assert "told by its rests" in estimate.basis
+
+
+def test_what_is_told_of_training_counts_for_nothing_where_epochs_hardly_train_by_it() -> None:
+    starts = np.arange(0.0, 200.0, 10.0)
+    training_s = np.array([[-400.0, -200.0], *([start, start + 1.0] for start in starts)])
+    estimate = estimate_end(starts, starts + 10.0, 60, 200.0, training_s=training_s)
+    assert estimate == estimate_end(starts, starts + 10.0, 60, 200.0)
+
+
+def test_the_interval_is_wider_where_longer_epochs_are_unlike() -> None:
+    def half_s(*longer_s: float) -> float:
+        durations = np.full(40, 10.0)
+        durations[[5, 14, 30]] = longer_s
+        ends = np.cumsum(durations)
+        estimate = estimate_end(ends - durations, ends, 80, float(ends[-1]))
+        return estimate.end_high_s - estimate.end_s
+
+    assert half_s(12.0, 12.0, 66.0) > 1.2 * half_s(30.0, 30.0, 30.0)
 
 
 def test_shorter_epochs_before_the_first_that_was_seen_are_told_by_rests() -> None:

@@ -31,6 +31,7 @@ _AS_LONG = 0.1  # by which a gap may differ from a longer cycle that was seen, t
 _NEARLY_WHOLE = 0.2  # of a cycle: a gap as long as some cycles, to so much, is cycles that were not seen
 _LEAST_SCATTER = 0.01  # of the duration: cycles alike so far need not stay so
 _RESTS = 0.4  # of what a cycle usually trains: less, and it is something else
+_HARDLY_TRAINS = 0.2  # of most cycles
 _LEAST_TRAINED = 0.3  # of a cycle, that it is taken to train at least
 _SEVERAL = 2  # cycles that rest, in a row or before it is known to train: then what is known of that is wrong
 _LEAST_KNOWN = 0.2  # of what it has trained, in cycles that were seen
@@ -45,7 +46,7 @@ _LOST = 1.0  # of a cycle, that it has not trained since the last one: less, and
 # For how long none is seen where cycles go on as before: so many of them, and a share of those so far, as an
 # ``EpochTracker`` follows them.
 _FOLLOWED, _FOLLOWED_SHARE = 1.5, 0.15
-_LOST_UNSEEN = 0.7  # of a longer time in which none was seen: it may have gone by without any
+_LOST_UNSEEN = 0.85  # of a longer time in which none was seen: it may have gone by without any
 # A rest that marks a cycle: of what it usually rests in one, and of the cycle, at least; cycles that have one, and only
 # one; by how much cycles that are told by rests may differ.
 _HALF_REST, _SHORT_REST, _MARKED, _SAME_LENGTH = 0.5, 0.05, 0.8, 0.2
@@ -115,6 +116,9 @@ def estimate_end(
     training, dropped = None, 0
     if training_s is not None and np.diff(training_s).any():
         training = _Training.with_cycles(training_s, starts_s, ends_s)
+        trained = np.median(training.between(starts_s, ends_s) / (ends_s - starts_s))
+        # Told cycles that hardly train: what is told of its training is wrong, or they are.
+        training = training if trained >= _HARDLY_TRAINS else None
     if training is not None:
         are_cycles = training.are_cycles(starts_s, ends_s)
         if are_cycles.sum() >= FEWEST_EPOCHS:
@@ -155,19 +159,16 @@ def estimate_end(
         late_s = now_s - last_s - since * seen.mean_s - seen.longer_to_come(round(since))[0]
         late_s = late_s if late_s > _LOST * seen.mean_s + seen.longest_s else 0.0
     silent_s = now_s - last_s - late_s
+    # A change of pace shows in rests before anybody follows the new one.
+    since_s = np.append(last_s, bounds_s[bounds_s > last_s + 0.5 * seen.mean_s])
+    lengths = np.diff(since_s[1:])
+    alike = lengths.size >= FEWEST_EPOCHS - 1 and np.ptp(lengths) < _SAME_LENGTH * np.median(lengths)
+    if alike and done + lengths.size + 1 <= total_epochs:
+        starts_s, ends_s = np.append(starts_s, since_s[:-1]), np.append(ends_s, since_s[1:])
+        told = estimate_end(starts_s, ends_s, total_epochs, now_s, training_s=training_s, epochs_before=epochs_before)
+        return replace(told, basis=f"{told.basis}, {since_s.size - 1} of them told by its rests")
     if silent_s < _FOLLOWED * seen.mean_s + seen.longest_s + _FOLLOWED_SHARE * (last_s - first_s):
         silent_s = 0.0
-    elif training is not None:
-        # A change of pace shows so before anybody follows the new one.
-        since_s = np.append(last_s, bounds_s[bounds_s > last_s + 0.5 * seen.mean_s])
-        lengths = np.diff(since_s[1:])
-        alike = lengths.size >= FEWEST_EPOCHS - 1 and np.ptp(lengths) < _SAME_LENGTH * np.median(lengths)
-        if alike and done + lengths.size + 1 <= total_epochs:
-            starts_s, ends_s = np.append(starts_s, since_s[:-1]), np.append(ends_s, since_s[1:])
-            told = estimate_end(
-                starts_s, ends_s, total_epochs, now_s, training_s=training_s, epochs_before=epochs_before
-            )
-            return replace(told, basis=f"{told.basis}, {since_s.size - 1} of them told by its rests")
     # What is left drifts the less, the more of the job has been seen.
     of_left = math.hypot(
         _DRIFT * math.sqrt(min(left / done, 1.0)), _UNKNOWN * (1 - known) ** 2, seen.pace_deviation(left)
@@ -255,11 +256,16 @@ class _Training:
         """Bounds of cycles, those that were not seen, too, where it rests once in each; none where it does not."""
         begins = self._spans_s[1:, 0]
         marks = begins[begins - self._spans_s[:-1, 1] > max(_HALF_REST * seen.rest_s, _SHORT_REST * seen.mean_s)]
+        # Where in a cycle they lie, of which the end is the beginning of the next.
         at = np.searchsorted(starts_s, marks, side="right") - 1
-        inside = (at >= 0) & (marks < ends_s[np.maximum(at, 0)])
-        if np.unique(at[inside]).size < _MARKED * starts_s.size or inside.sum() > starts_s.size / _MARKED:
+        within = (at >= 0) & (marks < ends_s[np.maximum(at, 0)])
+        turns = np.exp(2j * np.pi * (marks[within] - starts_s[at[within]]) / seen.mean_s)
+        bounds_s = marks - float(np.angle(turns.sum())) / (2 * np.pi) * seen.mean_s
+        nearest = np.abs(bounds_s[:, np.newaxis] - starts_s).argmin(axis=1)
+        own = nearest[np.abs(bounds_s - starts_s[nearest]) < 0.5 * seen.mean_s]
+        if np.unique(own).size < _MARKED * starts_s.size or own.size > starts_s.size / _MARKED:
             return np.empty(0)
-        return np.asarray(marks - np.median(marks[inside] - starts_s[at[inside]]))
+        return np.asarray(bounds_s)
 
     def run_up_s(self, begin_s: float, most_s: float) -> tuple[float, float]:
         """Since when it trained up to a time, with rests of so many seconds at most, and for how long."""
@@ -374,7 +380,10 @@ class _SeenCycles:
             # As often as in all so far; some in a row are no rhythm.
             often = left * min((count + 0.5) / (self.last + 1), 1 / float(apart.mean())) if count > 1 else 0.0
         uneven = self.longer_s.sum() / (max(self.last, 1) * self.mean_s)
-        return often * each, max(often, 0.25) * each**2 + (_UNEVEN * uneven * left * self.mean_s) ** 2
+        # How long they are on average is the less known, the less they are alike.
+        unlike = float(self.longer_s.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+        variance = max(often, 0.25) * each**2 + (_UNEVEN * uneven * left * self.mean_s) ** 2 + (often * unlike) ** 2
+        return often * each, variance
 
     def words(self, unseen: int, longer_s: float, silent_s: float) -> str:
         said = [f"the latest {self.count} cycles, {self.mean_s:.3g} s each"]
