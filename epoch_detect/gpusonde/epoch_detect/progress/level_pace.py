@@ -36,6 +36,7 @@ _CLEAR = 0.016  # between the quartiles of cycles that scatter by little more th
 _UNCLEAR = 0.04  # the same, of which no drift is told
 _OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
 _UNLIKE, _LEAST_UNLIKE = 2.5, 0.5  # standard deviations, and shares of the change, that most of the latest may differ
+_WANDERS = 1.5  # standard deviations of a cycle that a change must be: the mean of many wanders as far
 _FALSE_EVERY_S = 2 * 604_800.0  # a false one in so long, at most
 _NEAR, _LEAST_NEAR = 2.0, 0.01  # standard deviations, or at least so much of a cycle, that are as long
 _CHANCE = 3.0  # standard deviations from which on a cycle is a pause
@@ -143,7 +144,7 @@ class LevelPace:
         What the clock finds meanwhile is none of its cycles.
         """
         self._begin_s = math.nan
-        is_known = len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
+        is_known = self._is_sure and len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
         if is_known and tempo.lasts_s > max(_OTHER_S, _OTHER * tempo.longest_s):
             # The last cycle that was found, or the first that was told to take longer, is nearer to where it began.
             told = self.change
@@ -200,7 +201,7 @@ class LevelPace:
             most = middle + max(_OUTLIER * single, _LONG * self._least)
             rise = float(np.minimum(latest, most).mean()) - middle
             is_large = _median(latest) - middle > _LARGE
-            if rise < self._least or (is_large and self._was_lost(int(plain[-count]))):
+            if rise < max(self._least, _WANDERS * single) or (is_large and self._was_lost(int(plain[-count]))):
                 continue
             unlike = float(np.quantile(np.abs(np.minimum(latest, most) - middle - rise), 0.9))
             if unlike > _UNLIKE * single + _LEAST_UNLIKE * rise:
@@ -226,7 +227,8 @@ class LevelPace:
 
     def _look_for_drift(self) -> None:
         unclear = _UNCLEAR if self._is_sure else _CLEAR
-        if len(self._blocks) < _FEWEST_BLOCKS or _most_alike(sorted(self._logs))[1] > unclear:
+        uneven = max(_most_alike(sorted(self._logs))[1], self.scatter)
+        if len(self._blocks) < _FEWEST_BLOCKS or uneven > unclear:
             return
         third = max(2, len(self._blocks) // 6)
         medians = [log for _, log in self._blocks]
