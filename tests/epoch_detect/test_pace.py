@@ -362,3 +362,32 @@ def test_levels_are_those_of_the_tracker_and_a_copy_of_the_state_goes_on_alike()
 def test_a_broken_state_is_refused():
     with pytest.raises(ValueError, match="no state of a pace"):
         PaceWatch.from_state(b'{"version": 1}')
+
+
+def test_another_tempo_says_nothing_beside_a_level_that_is_not_sure():
+    time_s, power = ticks(durations(1.0, 800, 0.65, scatter=0.01, from_cycle=200))
+    pace, told = LevelPace(CycleClock(1.0, TICK_S), is_sure=False), False
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+        told |= pace.change is not None and pace.change.after_s > 1.5
+    assert not told
+
+
+@pytest.mark.parametrize("was_over", [False, True])
+def test_a_drift_that_was_over_is_not_told_again(was_over):
+    each = durations(2.0, 400, scatter=0.003)
+    each[100:200] *= 1.001 ** np.arange(100)
+    each[200:] *= 1.001**100
+    pace, (time_s, power) = LevelPace(CycleClock(2.0, TICK_S)), ticks(each)
+    at = 0
+    while pace.change is None:
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+        at += 10
+    told, fields = pace.change, pace.fields()
+    assert told.drift_per_cycle > 0
+    fields |= {"change": None, "back_s": told.since_s if was_over else None}
+    pace, again = LevelPace.of_fields(json.loads(json.dumps(fields))), False
+    for first in range(at, time_s.size, 10):
+        pace.update(time_s[first : first + 10], power[None, first : first + 10])
+        again |= pace.change is not None and pace.change.since_s <= told.since_s
+    assert again != was_over

@@ -92,6 +92,7 @@ class LevelPace:
         self._blocks: list[tuple[float, float]] = []  # beginning, median of the logarithms
         self._block: list[float] = []
         self._block_size = _BLOCK
+        self._back_s = -math.inf  # when cycles that took longer were last found to be back
         self._least = math.log1p(_LEAST_SLOWER if clock.period_s >= _CLEAR_TICKS * clock.tick_s else _LEAST_OF_SHORT)
         self._least_evidence = math.log(max(_FALSE_EVERY_S / clock.period_s, 1.0))
 
@@ -243,9 +244,14 @@ class LevelPace:
             first = float(np.exp(medians[begin]))
             per_cycle = math.expm1(math.log1p(found.change_per_epoch) / self._block_size)
             short = [i for i, log in enumerate(medians[:-1]) if log - medians[begin] < math.log1p(_LEAST_SLOWER)]
-            self.change = PaceChange(self._blocks[short[-1] + 1][0], first, first * (1 + risen), per_cycle)
+            change = PaceChange(self._blocks[short[-1] + 1][0], first, first * (1 + risen), per_cycle)
         elif self.change is None and last is not None and last.change >= _LEAST_SLOWER:
-            self.change = PaceChange(self._blocks[begin][0], last.before_s, last.after_s)
+            change = PaceChange(self._blocks[begin][0], last.before_s, last.after_s)
+        else:
+            return
+        # What has been over is not told again.
+        if change.since_s > self._back_s:
+            self.change = change
 
     def _follow_change(self, change: PaceChange) -> None:
         first = next((i for i, at in enumerate(self._begins) if at >= change.since_s), 0)
@@ -254,12 +260,11 @@ class LevelPace:
             latest = latest[-_LATEST[2] :]
         back = sum(latest[-_BACK_CYCLES:]) / min(len(latest), _BACK_CYCLES)
         rise = math.log(change.after_s / change.before_s)
-        if len(latest) >= _BACK_CYCLES and back - math.log(change.before_s) < _BACK * rise:
-            self.change = None
-            return
         after_s = math.exp(sorted(latest)[len(latest) // 2])
-        if len(latest) >= _BACK_CYCLES and math.log(after_s / change.before_s) < _BACK * self._least:
-            self.change = None
+        is_back = back - math.log(change.before_s) < _BACK * rise
+        is_back |= math.log(after_s / change.before_s) < _BACK * self._least
+        if len(latest) >= _BACK_CYCLES and is_back:
+            self.change, self._back_s = None, self._begins[-1]
             return
         self.change = PaceChange(change.since_s, change.before_s, after_s, change.drift_per_cycle)
 
@@ -275,6 +280,7 @@ class LevelPace:
             "blocks": self._blocks,
             "block": self._block,
             "block_size": self._block_size,
+            "back_s": finite_or_none(self._back_s),
         }
 
     @classmethod
@@ -286,6 +292,7 @@ class LevelPace:
         pace._begins, pace._logs = list(fields["begins"]), list(fields["logs"])
         pace._blocks, pace._block = [(at, log) for at, log in fields["blocks"]], list(fields["block"])
         pace._block_size = int(fields["block_size"])
+        pace._back_s = -math.inf if fields.get("back_s") is None else float(fields["back_s"])
         return pace
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.fft import next_fast_len
 from scipy.ndimage import uniform_filter1d
 
 from gpusonde.telemetry import FloatArray
@@ -110,8 +111,9 @@ class OtherTempo:
         size, last = rows.shape[1], round(_MOST * self._usual_s / self._cell_s)
         # What changes more slowly than any of these cycles is no cycle.
         rows = rows - uniform_filter1d(rows, 2 * last + 1, axis=1)
-        power = np.abs(np.fft.rfft(rows, 2 * size, axis=1)) ** 2
-        repeats = np.fft.irfft(power, axis=1)[:, : last + 2] / np.arange(size, size - last - 2, -1)
+        padded = next_fast_len(size + last + 2, real=True)
+        power = np.abs(np.fft.rfft(rows, padded, axis=1)) ** 2
+        repeats = np.fft.irfft(power, padded, axis=1)[:, : last + 2] / np.arange(size, size - last - 2, -1)
         repeats = repeats / np.maximum(repeats[:, :1], _TINY)
         lags = np.arange(last + 2) * self._cell_s / self._usual_s
         is_usual = np.abs(lags - 1) < max(_USUAL, 1.01 * self._cell_s / self._usual_s)
