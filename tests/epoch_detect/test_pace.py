@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -44,6 +45,22 @@ def followed(durations_s, cycle_s, **options):
     return pace, told
 
 
+class Begins(CycleClock):
+    """A clock that is told where cycles begin."""
+
+    def update(self, time_s, rows, starts_s=None):
+        return [float(time_s[0])]
+
+
+def told_of(durations_s):
+    """What the pace of cycles of about 2 s says behind each of them."""
+    pace, told = LevelPace(Begins(2.0, TICK_S)), []
+    for begin_s in np.concatenate([[0.0], np.cumsum(durations_s)]):
+        pace.update(np.array([begin_s]), np.zeros((1, 1)))
+        told.append(pace.change)
+    return told
+
+
 @pytest.mark.parametrize("cycle_s", [1.0, 1.37, 6.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_five_percent_are_told_within_five_cycles_where_they_have_ten_ticks(cycle_s, seed):
@@ -79,17 +96,10 @@ def test_cycles_with_an_evaluation_in_them_hide_no_change(seed):
     each = durations(2.0, 90, 0.05, scatter=0.006, seed=seed)
     each[4::8] += 0.9
 
-    class Known(CycleClock):
-        def update(self, time_s, rows, starts_s=None):
-            return [float(time_s[0])]
-
-    pace, told = LevelPace(Known(2.0, TICK_S)), math.nan
-    for cycle, begin_s in enumerate(np.concatenate([[0.0], np.cumsum(each)])):
-        pace.update(np.array([begin_s]), np.zeros((1, 1)))
-        if pace.change is not None and math.isnan(told):
-            told = cycle - 60
+    changes = told_of(each)
+    told = next(cycle for cycle, change in enumerate(changes) if change is not None) - 60
     assert 0 < told <= 4
-    assert pace.change.after_s / pace.change.before_s == pytest.approx(1.05, abs=0.01)
+    assert changes[-1].after_s / changes[-1].before_s == pytest.approx(1.05, abs=0.01)
 
 
 @pytest.mark.parametrize("longer", [0.5, 0.8])
@@ -148,16 +158,9 @@ def test_the_noise_of_an_evaluation_holds_no_cycle_whatever_it_looks_like(noise)
 
 
 def test_a_change_that_has_dwindled_is_over():
-    class Known(CycleClock):
-        def update(self, time_s, rows, starts_s=None):
-            return [float(time_s[0])]
-
-    pace, told = LevelPace(Known(2.0, TICK_S)), []
     each = durations(2.0, 120, 0.1, scatter=0.003)
     each[66:] = 2.0 * (1 + np.maximum(0.1 * 0.93 ** np.arange(54), 0.013))
-    for begin_s in np.concatenate([[0.0], np.cumsum(each)]):
-        pace.update(np.array([begin_s]), np.zeros((1, 1)))
-        told.append(pace.change is not None)
+    told = [change is not None for change in told_of(each)]
     assert any(told[60:70])
     assert not any(told[-30:])
 
@@ -293,7 +296,7 @@ def test_what_is_kept_to_see_another_tempo_does_not_grow_with_the_length_of_a_cy
     clock, hours = CycleClock(3600.0, TICK_S), TICK_S * np.arange(int(20 * 3600 / TICK_S))
     for at in range(0, hours.size, 36_000):
         clock.update(hours[at : at + 36_000], np.sin(hours[at : at + 36_000])[None])
-    assert clock.other_tempo.cells < 1000
+    assert len(pickle.dumps(clock)) < 100_000
 
 
 def test_the_batches_of_an_evaluation_are_not_the_cycles_of_the_job():
@@ -330,6 +333,20 @@ def test_what_comes_little_by_little_is_told_as_drift():
     assert "more with each" in pace.change.reason
     # Not from the beginning of what is known: the first 100 cycles take no longer, and 20 more of them less than 4 %.
     assert each[:112].sum() < pace.change.since_s < each[:152].sum()
+
+
+@pytest.mark.parametrize(("slower", "told"), [(0.05, range(4)), (0.09, range(10, 13))])
+def test_a_change_is_more_than_cycles_scatter_by(slower, told):
+    jobs = [durations(2.0, 400, slower, scatter=0.045, from_cycle=200, seed=seed) for seed in range(12)]
+    assert sum(any(told_of(each)) for each in jobs) in told
+
+
+@pytest.mark.parametrize(("scatter", "is_told"), [(0.01, True), (0.03, True), (0.045, False), (0.06, False)])
+def test_a_drift_is_told_of_even_cycles_alone(scatter, is_told):
+    growing = 1 + 0.0001 * np.arange(800)
+    told = [change for change in told_of(growing * durations(2.0, 800, scatter=scatter)) if change is not None]
+    assert any(change.drift_per_cycle > 0 for change in told) is is_told
+    assert bool(told) is is_told
 
 
 def test_a_metric_without_a_repeated_waveform_says_nothing():

@@ -58,11 +58,6 @@ class OtherTempo:
         return self.since_s - self._window_s
 
     @property
-    def cells(self) -> int:
-        """How many are held."""
-        return self._time.size
-
-    @property
     def lasts_s(self) -> float:
         """For how long it is known to last; 0 where there is none."""
         return 0.0 if math.isnan(self.period_s) else self._seen_s - self.since_s
