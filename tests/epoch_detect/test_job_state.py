@@ -330,6 +330,22 @@ def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
     assert "a kernel is on all 8 GPUs all the time" in watch.report.reason
 
 
+@pytest.mark.parametrize("worked", range(1, 10))
+def test_a_second_between_work_and_rest_is_no_state_of_its_own(worked: int) -> None:
+    watch, now_s = working(60)
+    rng = np.random.default_rng(worked)
+    for _ in range(12):
+        for second in range(30):
+            is_work = np.full(10, 3 < second < 28)
+            if second in (3, 28):
+                is_work = (np.arange(10) < worked) != (second == 3)
+            watts = np.where(is_work, WORKS[0], IDLE[0]) * np.exp(rng.normal(0, 0.01, (watch.gpus, 10)))
+            use = np.tile(np.where(is_work, 1.0, 0.0), (watch.gpus, 1))
+            watch.update(now_s + np.arange(10) / 10, {"power_watts": watts, "gpu_utilization": use})
+            now_s += 1.0
+    assert {span.state for span in watch.spans if span.start_s > 60} == {JobState.TRAINING, JobState.IDLE}
+
+
 def epochs_of(period_s: float, now_s: float, role: CycleRole = CycleRole.EVALUATION) -> EpochDetection:
     starts_s = np.arange(now_s % period_s, now_s, period_s)
     cycle = Cycle(period_s, period_s, period_s, 5, starts_s, 0.95, role, 0.9, confirmed=True)

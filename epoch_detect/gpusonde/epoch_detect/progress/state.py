@@ -563,9 +563,13 @@ class StateWatch:
         else:
             # As the load: a second of use, or one between work and rest, does not make an evaluation of a rest.
             rests = _median([0 < each.gpus == each.unused for each, _ in list(self._recent)[around]])
-            # A rest may be too short for the median, and the second in which the load falls to one belongs to it.
-            lowest = min(share, *map(self._range.share, loads[at : at + 2]))
-            word = self._at_rest(second, lowest if lowest < IDLES else share, at_rest=bool(rests))
+            # The second in which work ends is in use for a part of it.
+            spins = all(0 < each.gpus == each.spinning for each, _ in list(self._recent)[at : at + 2])
+            # A rest may be too short for the median, and the seconds in which the load falls to one and leaves it
+            # belong to it.
+            before, own, after = map(self._range.share, (loads[max(at - 1, 0)], *loads[at : at + 2]))
+            lowest = min(share, own, after, before if after > WORKS else share)
+            word = self._at_rest(second, lowest if lowest < IDLES else share, at_rest=bool(rests), spins=spins)
         self._add(word, second.time_s)
 
     def _before(self, second: JobSecond) -> _Word:
@@ -585,7 +589,9 @@ class StateWatch:
         longest_s = _PERIODS_OF_DIP * cycles.period_s if holds_evaluations else math.inf
         after, mean = loads[at + 1 : at + 1 + _AROUND], sum(loads) / len(loads)
         depth = self._level.depth(time_s, loads[at], smooth, mean, after, longest_s)
-        if depth:
+        # A part of the second in which the load falls to a rest is one, too.
+        falls = self._range.share(after[0]) < IDLES and self.report.state != JobState.EVALUATING
+        if depth and not falls:
             return JobState.EVALUATING, f"the load is {percent(depth)} below that of its training", 0.7
         if self._slower:
             return JobState.SLOWER, self._slower, _SURE_SLOWER
@@ -601,7 +607,7 @@ class StateWatch:
         reason = f"works in steps, and pauses in them: once in {self._pauses.cycle_s:.3g} s"
         return JobState.TRAINING, reason, 0.8
 
-    def _at_rest(self, second: JobSecond, share: float, *, at_rest: bool) -> _Word:
+    def _at_rest(self, second: JobSecond, share: float, *, at_rest: bool, spins: bool) -> _Word:
         since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S
         known = self._processes.at(second.time_s, since_s)
         if self._kind_of_run == RunState.SERVING:
@@ -616,7 +622,7 @@ class StateWatch:
             if at_rest and share >= IDLES:
                 # They have let go of their work, and not yet of their clocks.
                 said = f"its GPUs are hardly in use; {said}"
-            if 0 < second.gpus == second.spinning:
+            if spins:
                 return JobState.UNKNOWN, f"{said}, while a kernel is on all {second.gpus} GPUs all the time", 0.3
             if known.processors > max(1.0, 0.5 * known.usual_processors):
                 return JobState.UNKNOWN, f"{said}, while its processes take {known.processors:.1f} processors", 0.3
