@@ -204,6 +204,22 @@ def test_a_job_without_processes_has_ended_and_is_never_stalled() -> None:
     assert watch.report.start_s == pytest.approx(230, abs=4)
 
 
+@pytest.mark.parametrize(("gpus", "state"), [(WAITS, JobState.HUNG), ([IDLE] * GPUS, JobState.IDLE)])
+def test_the_end_does_not_take_back_what_a_job_did_before_it(gpus: Second | tuple[float, float], state: str) -> None:
+    # A watchdog ends a job that hangs; one that has nothing to do keeps its GPUs for an hour.
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)
+    for work_s in (20, 9, 200, 3):  # as somebody at a notebook does, whose pauses are none
+        now_s = show(watch, now_s, work_s, WORKS, framebuffer_used_bytes=40e9)
+        now_s = show(watch, now_s, 5 * work_s if state == JobState.IDLE else 1, IDLE, framebuffer_used_bytes=40e9)
+    now_s = show(watch, now_s, 400, gpus, framebuffer_used_bytes=40e9)
+    assert watch.report.state == state
+    show(watch, now_s, 20, IDLE, framebuffer_used_bytes=1e8)
+    before, ended = watch.spans[-2:]
+    assert (before.state, ended.state) == (state, JobState.ENDED)
+    assert ended.start_s == pytest.approx(now_s, abs=3)
+
+
 def test_memory_that_is_let_go_of_is_an_end_and_memory_taken_again_a_start() -> None:
     watch = StateWatch(GPUS)
     show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)

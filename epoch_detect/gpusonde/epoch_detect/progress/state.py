@@ -53,6 +53,7 @@ _USUAL_RATE = 0.05  # at which what it takes while it trains is followed
 _LOOKS_OLD_S = 45.0  # after which what the processes did is not known any more; agents tell it twice a minute
 _SETTLED_S = 2.0  # of pause, in which a look still sees the work before it
 _WITHOUT_S = 10.0  # of work, that go on without some of the processes: those are not needed
+_CLOSES_S = 60.0  # at most, from the last work to the end
 _LOST_S = 5.0  # of pause, after which a lost process is a hang
 _RELEASED = 0.15  # of the memory that it held: the job has let go of its GPUs
 _DEAD_METER = 0.5  # of the power of an idle GPU
@@ -635,8 +636,10 @@ class StateWatch:
 
     def _end(self, time_s: float, reason: str) -> None:
         self._ended, self._ended_s = reason, time_s
-        begin_s = self._pause.begin_s if self._pause is not None else time_s
-        self._replace_from(begin_s, (JobState.ENDED, reason, 0.95))
+        pause = self._pause
+        # What it did between its last work and its end, but for closing, was told and stays.
+        closes = pause is not None and not pause.alarm and time_s - pause.begin_s < _CLOSES_S
+        self._replace_from(pause.begin_s if pause is not None and closes else time_s, (JobState.ENDED, reason, 0.95))
         self._extend(time_s)
 
     def _begin_anew(self) -> None:
