@@ -306,3 +306,17 @@ def test_one_epoch_more_than_told_leaves_the_end_open(capsys: pytest.CaptureFixt
     assert code == 0
     assert answer["epochs"] == 12
     assert "more than the 11" in answer["estimate_reason"]
+
+
+def test_what_a_job_lost_to_a_long_rest_is_no_epoch_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Taken off its GPU for four minutes after twelve epochs, it has done six more since.
+    epoch, rest = [500.0] * 150 + [300.0] * 40 + [80.0] * 10, [70.0] * 2400
+    power = np.array(rest[:100] + epoch * 12 + rest + epoch * 6 + epoch[:80])
+    power *= np.exp(np.random.default_rng(0).normal(0, 0.02, power.size))
+    path = tmp_path / "rested.csv"
+    write_trace(Trace(0.1 * np.arange(power.size), {"power_watts": power}), path)
+    code, answer = run_json(capsys, "detect", str(path), "--running", "--total-epochs", "30")
+    assert code == 0
+    assert answer["estimate"]["epochs_done"] == pytest.approx(18, abs=1)
+    # Another such rest may be to come.
+    assert answer["estimate"]["end_low_s"] < 0.1 * (power.size - 80) + 12 * 20 < answer["estimate"]["end_high_s"]

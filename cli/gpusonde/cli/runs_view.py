@@ -184,15 +184,18 @@ class Progress:
     estimate_reason: str | None = None
 
 
-def summarise_trace(trace: Trace, detection: EpochDetection, total_epochs: int | None) -> Progress:
-    """Work out what the epochs of a trace tell; where the total does not fit them, why there is no estimate."""
+def summarise_trace(gpus: Sequence[Trace], detection: EpochDetection, total_epochs: int | None) -> Progress:
+    """Work out what the epochs of the traces of a job tell; where the total does not fit, why there is no estimate."""
+    from gpusonde.cli.trace_states import training_spans
     from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
 
+    trace = gpus[0]
     starts, ends = detection.epoch_starts_s, detection.epoch_ends_s
     estimate = reason = None
     if total_epochs is not None:
         try:
-            end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]))
+            training_s = training_spans(gpus, detection) if starts.size else None
+            end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]), training_s=training_s)
             estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s, end.basis)
         except TotalEpochsError as error:
             reason = str(error)

@@ -108,7 +108,7 @@ def run_advise(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot(args.plot, job[0], detection, _summary(plan))
     payload: AdvisePayload = {
-        "detection": detect_payload(args, job, detection, summarise_trace(job[0], detection, args.total_epochs)),
+        "detection": detect_payload(args, job, detection, summarise_trace(job, detection, args.total_epochs)),
         "predictions": None if predictions is None else predictions.payload(),
         "plan": plan,
         "missing": missing,

@@ -232,7 +232,7 @@ def run_detect(args: argparse.Namespace) -> int:
     job = read_job(args)
     trace = job[0]
     detection = detect_job(args, job, output, running=args.running, mode=args.mode, metrics=args.metric)
-    progress = summarise_trace(trace, detection, args.total_epochs)
+    progress = summarise_trace(job, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
     output.result(
