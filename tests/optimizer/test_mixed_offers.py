@@ -10,6 +10,7 @@ from instances import mixed_offers
 from gpusonde.optimizer import Objective, Status
 from gpusonde.optimizer.problem import Group, Plan
 from gpusonde.optimizer.search import exact, subproblem
+from gpusonde.optimizer.search.anchors import make_anchors
 from gpusonde.optimizer.search.price_bounds import DualPrices, LatencyLimit, Lots
 from gpusonde.optimizer.search.space import brute_force, every_plan, make_space
 from gpusonde.optimizer.solve import solve
@@ -138,3 +139,32 @@ def test_no_plan_costs_less_than_the_bounds_of_its_gpus(seed):
         assert max(bounds) <= min(costs) * (1 + 1e-9)
         nearest = max(nearest, max(bounds) / min(costs))
     assert nearest > 0.9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_plan_is_a_node_s_own_and_takes_no_less_than_its_bounds(seed):
+    problem, steps = mixed_offers(4, 3, 48, 60 + seed)
+    space = make_space(problem, steps)
+    made = make_anchors(space, steps, lambda step_s: np.full(step_s.shape, np.inf))
+    nodes = [each for _, anchors in made for anchor in anchors for each in (anchor, *anchor.halves(space.samples))]
+    options = {each.offer.name: each for each in space.options}
+    plans = [plan for plan in every_plan(problem) if plan.machines > 1]
+    for chosen in np.random.default_rng(seed).permutation(len(plans))[:150]:
+        plan = plans[chosen]
+        devices, taken = plan.devices(problem.offers), [(options[group.offer], group) for group in plan.groups]
+        slowest_s, mean_s = steps.slowest_s(plan)[0], steps.estimate(plan).mean_s
+        network = min(each.network for each, _ in taken)
+        alike = [each for each in nodes if each.network == network and devices in each.world_sizes]
+        # On an edge up to rounding it is that of two.
+        holding = [each for each in alike if each.holds(slowest_s) and slowest_s < each.end_s * (1 - 1e-9)]
+        assert holding
+        for node in holding:
+            limit, load = LatencyLimit(node.end_s, node.end_s), 0.0
+            for each, group in taken:
+                is_it = (each.machines == group.machines) & (each.batch_sizes == group.batch_size)
+                place = int(np.flatnonzero(is_it)[0])
+                assert place < node.counts[node.options.index(each)]
+                load += each.devices[place] * limit.load(each.gpu_s[place], each.gpu_spread[place])
+            assert load <= subproblem.MOST_LOAD
+            assert steps.bound_s(node.latency_s, np.array([devices]), network)[0] <= mean_s
+            assert node.usd_per_hour[node.world_sizes == devices][0] <= plan.usd_per_hour(problem.offers) * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""``Anchor``: all plans of one network class and some slowest latencies close together, by world size.
+"""``Anchor``: all plans of one network class whose slowest GPU takes alike, by world size.
 
 Each world size is a subproblem. Srifty anchors its search at a slowest latency as well, but then fixes the batch of
 every offer and asks for few machines; here an anchor only says what may be taken.
@@ -26,6 +26,8 @@ IntArray = npt.NDArray[np.int64]
 # Latencies that depend on the number of machines are many; those within this share of each other are one, and an
 # anchor holds those within the larger one until it is its turn.
 _SAME_LATENCY, _ALIKE_LATENCY = 0.002, 0.02
+# Draws of latencies and of placements meet evenly, but for so much.
+SURELY = 0.999
 # Runs whose logarithms of time lie in one interval of this length share their bounds of prices with tolls.
 _SAME_HOURS = 0.05
 
@@ -74,8 +76,17 @@ class Anchor:
 
     @property
     def latency_s(self) -> float:
-        """Least latency of the slowest GPU."""
+        """Least latency of the slowest GPU that an iteration follows."""
         return float(self.limits.latencies_s[self.begin])
+
+    @property
+    def end_s(self) -> float:
+        """Latency of the slowest GPU from which on plans are another anchor's."""
+        return float(self.limits.edges_s[self.end])
+
+    def holds(self, latency_s: float) -> bool:
+        """Return whether plans with such a latency of the slowest GPU are its own, up to rounding."""
+        return bool(self.limits.edges_s[self.begin] <= latency_s * (1 + SAME) and latency_s < self.end_s)
 
     @property
     def counts(self) -> list[int]:
@@ -251,7 +262,7 @@ def make_anchors(
         latencies = np.unique(np.concatenate([each.latency_s for each in options]))
         # Without an option on this network, the plans are those of a faster one.
         ranges = [each for each in _ranges(latencies, 0.0 if steps.exact else _SAME_LATENCY) if each[1] >= min(own)]
-        limits = _Limits.of(options, ranges, space)
+        limits = _Limits.of(options, ranges, space, SURELY if hasattr(steps, "slowest_s") else 1.0)
         worlds = limits.world_sizes[limits.kinds(-1).reachable(limits.world_sizes, space.samples)]
         anchors = _anchors(network, options, limits, ceiling(limits.latencies_s), space, 0, len(ranges))
         yield len(ranges) * worlds.size, anchors
@@ -307,8 +318,9 @@ class _Limits:
     """Limits of k offers over their options up to each of m latencies.
 
     Attributes:
-        latencies_s: Shape (m,), ascending.
-        most_s: Shape (m,), the largest latency that counts as each.
+        edges_s: Shape (m + 1,), from which on the slowest GPU of a plan counts as each, infinite at the end.
+        latencies_s: Shape (m,), that an iteration follows at least, ascending.
+        most_s: Shape (m,), the largest latency of an option that counts as each.
         counts: Shape (k, m), how many options are not too slow.
         usd_per_device_hour: Shape (k,).
         toll_usd_per_device: Shape (k,).
@@ -322,6 +334,7 @@ class _Limits:
         world_sizes: Those that there are.
     """
 
+    edges_s: FloatArray
     latencies_s: FloatArray
     most_s: FloatArray
     counts: IntArray
@@ -337,8 +350,10 @@ class _Limits:
     world_sizes: IntArray
 
     @classmethod
-    def of(cls, options: Sequence[Options], ranges: Sequence[tuple[float, float]], space: Space) -> _Limits:
-        """Return them up to the end of each range of latencies, which goes by its beginning."""
+    def of(
+        cls, options: Sequence[Options], ranges: Sequence[tuple[float, float]], space: Space, surely: float
+    ) -> _Limits:
+        """Return them up to the end of each range of latencies, of which iterations follow such a share at least."""
         least, most_s = np.array(ranges).T
         per_device = [each.samples / each.devices for each in options]
         most = min(
@@ -362,7 +377,8 @@ class _Limits:
         gpu_s.flat[cells] = np.concatenate([each.gpu_s for each in options])[order][begins]
         gpu_spread.flat[cells] = np.concatenate([each.gpu_spread for each in options])[order][begins]
         return cls(
-            least,
+            np.append(least, np.inf),
+            least * surely,
             most_s,
             np.stack([np.searchsorted(each.latency_s, most_s, side="right") for each in options]),
             np.array([each.offer.usd_per_hour / each.offer.devices for each in options]),

@@ -1,16 +1,17 @@
 """The exact search over heterogeneous offers.
 
 What an iteration takes depends on the slowest latency of a plan, its world size and its slowest network. So the plans
-fall into subproblems, one per network class, latency that may not be exceeded, and world size; in a subproblem all
-that counts is the price. Bounds of time and price order the subproblems; the most promising one is searched exactly,
-and the search ends when no subproblem that is left can hold anything better. (A table over GPUs and samples for every
-network and latency costs seconds at a batch of 4,096.) Where iterations depend on more than that, the same
-subproblems are the nodes of a branch and bound, and their plans are listed and estimated one by one: with scatter the
-slowest GPU depends on how many of each kind there are. The subproblems' bounds stay bounds, but the cheapest plan of
-a subproblem need not be its best one: its price is a bound of the others. Where that still promises something better,
-all plans of the subproblem below its ceiling are listed in rounds of growing price, each with the bound of its own
-latency, and estimated as long as that bound promises something better than the best one. A subproblem with very many
-plans waits until the others are done.
+fall into subproblems, one per network class, latency that may not be exceeded, and world size; in a subproblem all that
+counts is the price. Bounds of time and price order the subproblems; the most promising one is searched exactly, and the
+search ends when no subproblem that is left can hold anything better. (A table over GPUs and samples for every network
+and latency costs seconds at a batch of 4,096.) Where iterations depend on more than that, the same subproblems are the
+nodes of a branch and bound, and their plans are listed and estimated one by one: with scatter the slowest GPU depends
+on how many of each kind there are, and a node holds the plans whose slowest GPU of all takes between two latencies, no
+longer than a load allows (``LatencyLimit``) and no shorter than an iteration follows. The subproblems' bounds stay
+bounds, but the cheapest plan of a subproblem need not be its best one: its price is a bound of the others. Where that
+still promises something better, all plans of the subproblem below its ceiling are listed in rounds of growing price,
+each with the bound of its own latency, and estimated as long as that bound promises something better than the best one.
+A subproblem with very many plans waits until the others are done.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.optimizer.problem import Group, Plan, Problem
-from gpusonde.optimizer.search.anchors import Anchor, make_anchors
+from gpusonde.optimizer.search.anchors import SURELY, Anchor, make_anchors
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.price_bounds import LatencyLimit
 from gpusonde.optimizer.search.space import Space
@@ -211,8 +212,6 @@ def _ramps(counts: IntArray) -> IntArray:
 _MOST_AT_ONCE = 256
 # So many plans are estimated in the time in which some are made, or so many are dismissed.
 _PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 100
-# Draws of latencies and of placements meet evenly, but for so much.
-_SURELY = 0.999
 # How far the slowest GPU scatters where it is steady, as a share of the most, and where the limit is tried.
 _STEADY, _SHARES_OF_SPREAD = 0.25, (0.5, 0.75)
 # Latencies that are tried, as multiples of the least of a subproblem.
@@ -404,11 +403,12 @@ class ExactSearch:
         place = anchor.best_place(self._objective)
         if place not in anchor.tight:
             limit = self._limit(anchor, place)
-            beyond = [
-                self._most_usds(anchor, slice(None), latency_s * _SURELY, spread) < anchor.usd_per_hour
-                for latency_s, spread in ((limit.most_s, None), (limit.steady_s, _STEADY * limit.spread))
-            ]
-            if anchor.tighten(place, self._space, limit, np.flatnonzero(anchor.open & beyond[0] & beyond[1])):
+            alike = anchor.open
+            if limit.steady_s < anchor.end_s:
+                for latency_s, spread in ((limit.most_s, None), (limit.steady_s, _STEADY * limit.spread)):
+                    most_usd = self._most_usds(anchor, slice(None), latency_s * SURELY, spread)
+                    alike = alike & (most_usd < anchor.usd_per_hour)
+            if anchor.tighten(place, self._space, limit, np.flatnonzero(alike)):
                 return
         try:
             if self._space.exact or not anchor.priced[place]:
@@ -472,16 +472,21 @@ class ExactSearch:
         return self._plan(anchor.options[offer].group(index) for offer, index in options), usd_per_hour
 
     def _limit(self, anchor: Anchor, place: int) -> LatencyLimit:
-        """Return the mean of the slowest GPU beyond which a subproblem's plans are late or too dear."""
+        """Return the mean of the slowest GPU beyond which plans are late, too dear or another anchor's."""
+        spread, end_s = anchor.limits.most_spread, anchor.end_s
+        own = LatencyLimit(end_s, end_s)
+        if not self._space.exact and not self._is_useless(anchor, place, end_s * SURELY, _STEADY * spread):
+            return own
         most_s = self._most_s(anchor, place)
         steady = LatencyLimit(most_s, most_s)
         if self._space.kept_s is None or math.isinf(most_s):
             return steady
-        spread = anchor.limits.most_spread
         limit = LatencyLimit(most_s, min(most_s, self._most_s(anchor, place, _STEADY * spread)), spread)
-        tried = ((limit.at(share * spread) * _SURELY, share * spread) for share in _SHARES_OF_SPREAD)
+        tried = ((limit.at(share * spread) * SURELY, share * spread) for share in _SHARES_OF_SPREAD)
         is_kept = all(self._is_useless(anchor, place, *each) for each in tried)
-        return limit if is_kept else steady
+        found = limit if is_kept else steady
+        # Both hold; the nearer one of the two is taken where the slowest scatters as it mostly does.
+        return own if end_s < found.at(_SHARES_OF_SPREAD[0] * spread) else found
 
     def _most_s(self, anchor: Anchor, place: int, spread: float | None = None) -> float:
         exact = self._space.exact
@@ -492,7 +497,7 @@ class ExactSearch:
             key=lambda count: self._is_useless(anchor, place, float(latencies[count]), spread),
         )
         # Between two that are tried the mean may be anything.
-        return float(latencies[used] if exact else np.append(latencies / _SURELY, np.inf)[used + 1])
+        return float(latencies[used] if exact else np.append(latencies / SURELY, np.inf)[used + 1])
 
     def _is_useless(self, anchor: Anchor, place: int, latency_s: float, spread: float | None) -> bool:
         return self._most_usd(anchor, place, latency_s, spread) < float(anchor.usd_per_hour[place])
@@ -519,7 +524,8 @@ class ExactSearch:
 
         A subproblem may hold millions of plans, so that one turns to others before all of them are made.
         """
-        subproblem = anchor.subproblem(place, self._space, self._limit(anchor, place))
+        limit = self._limit(anchor, place)
+        subproblem = anchor.subproblem(place, self._space, limit)
         world_size = anchor.world_sizes[place : place + 1]
         cell_step_s, dismissed = float(anchor.step_s[place]), 0
         for listed in list_plans(
@@ -529,10 +535,13 @@ class ExactSearch:
             self._check_time,
         ):
             # Plans that are faster or on a faster network belong to other anchors.
-            own = np.flatnonzero((listed.latency_s >= anchor.latency_s) & (listed.network == anchor.network))
+            is_own = listed.network == anchor.network
+            if self._slowest_s is None:
+                is_own &= listed.latency_s >= anchor.latency_s
+            own = np.flatnonzero(is_own)
             latencies, which = np.unique(listed.latency_s[own], return_inverse=True)
             bounds = [float(self._steps.bound_s(each, world_size, anchor.network)[0]) for each in latencies.tolist()]
-            step_s = np.array(bounds)[which]
+            step_s = np.maximum(np.array(bounds)[which], cell_step_s)
             price = listed.usd_per_hour[own] + self._space.hourly(step_s) * listed.toll_usd[own]
             useful = np.flatnonzero(price <= self._ceilings(step_s))
             order = np.lexsort((price[useful], self._objective.bound(step_s[useful], price[useful])))
@@ -548,7 +557,8 @@ class ExactSearch:
                 # Of groups that are nearly alike the slowest GPU of all takes longer than that of each.
                 if self._slowest_s is not None:
                     latency_s, spread = self._slowest_s(plan)
-                    if price[index] > self._most_usd(anchor, place, latency_s * _SURELY, spread):
+                    may_be = anchor.holds(latency_s) and latency_s <= limit.at(spread)
+                    if not may_be or price[index] > self._most_usd(anchor, place, latency_s * SURELY, spread):
                         dismissed += 1
                         if dismissed % _DISMISSED_PER_LISTING == 0:
                             yield None
