@@ -36,7 +36,7 @@ def section(args: argparse.Namespace) -> list[str]:
         lines.append((str(kept), *cells))
         print(*lines[-1], flush=True)
     met = all(_LEAST <= share <= _MOST for share in shares)
-    measured = ", ".join(f"{share:.0%}" for share in shares)
+    measured = ", ".join(f"{share:.1%}" for share in shares)
     bar(
         args,
         f"coverage at a place with {', '.join(map(str, _KEPT))} rows",

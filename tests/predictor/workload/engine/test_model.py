@@ -86,6 +86,23 @@ def test_a_place_with_few_measurements_counts_as_unknown_until_its_own_errors_sa
             assert there.high_s / there.low_s == pytest.approx(new.high_s / new.low_s)
 
 
+@pytest.mark.parametrize(("own", "elsewhere"), [(5, 0), (5, 4), (9, 0)])
+def test_a_gpu_that_only_a_place_with_few_measurements_tells_of_counts_as_unknown(
+    catalog, measurements, own, elsewhere
+):
+    at_t4 = [each for each in measurements if each.request.cluster.device == "T4"]
+
+    def on_a_new_gpu(place, rows):
+        cluster = Cluster("L4", environment=place)
+        return [dataclasses.replace(row, request=dataclasses.replace(row.request, cluster=cluster)) for row in rows]
+
+    few = [*on_a_new_gpu("far/L4", at_t4[:own]), *on_a_new_gpu("near/L4", at_t4[own : own + elsewhere])]
+    fitted = WorkloadModel(catalog).fit([*measurements, *few], regressor="svr")
+    (found,) = fitted.predict([WorkloadRequest(chain(32, 8), 16, Cluster("L4", environment="far/L4"))])
+    assert found.out_of_distribution == (own + elsewhere < 9)
+    assert any("too few, were measured on L4" in reason for reason in found.reasons) == found.out_of_distribution
+
+
 def at_hosts(request, **free):
     """The same where the hosts have that much free."""
     return dataclasses.replace(request, cluster=dataclasses.replace(request.cluster, host=HostResources(**free)))

@@ -344,7 +344,7 @@ def fit_state(
         estimators=estimators,
         roofline=roofline,
         roofline_errors=calibrate_errors(roofline_errors, coverage),
-        ood_detector=OutOfDistributionDetector.fit(table, architectures.tolist(), gpus),
+        ood_detector=OutOfDistributionDetector.fit(table, architectures.tolist(), gpus, coverage),
         intervals=Intervals(coverage, _calibrate_new(table, log_seconds, measurements, roofline, gpus, coverage)),
         rows=len(measurements),
         encoder=encoder if trial is not None and trial.kept else None,

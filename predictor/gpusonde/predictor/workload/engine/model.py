@@ -277,8 +277,10 @@ class WorkloadModel:
         known = self.state.ood_detector
         reasons = [*ood_score.unlike_network, *ood_score.unlike_cluster]
         if ood_score.unknown_device:
-            names = ", ".join(each.name for each in known.gpus.gpus)
-            reasons.append(f"nothing was measured on {gpu.name}: extrapolated by its data sheet from {names}")
+            names = ", ".join(each.name for each in known.gpus.gpus) or "those of others"
+            reasons.append(
+                f"no steps, or too few, were measured on {gpu.name}: extrapolated by its data sheet from {names}"
+            )
         if falls_back:
             reasons.append("answered by the calibrated roofline, which has few features and extrapolates best")
         if ood_score.new_in_environment:

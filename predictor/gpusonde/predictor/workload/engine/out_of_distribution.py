@@ -30,6 +30,7 @@ from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_CO
 from gpusonde.predictor.workload.engine.request import Cluster
 
 FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
 
 # A host may have twice as much free as any that was measured, or half.
 _BEYOND = 2.0
@@ -109,7 +110,7 @@ class OodScore:
         unlike_network: How the network is unlike those that were measured.
         distance: How far the nearest measured network is; 1 is what a new one usually has.
         unlike_cluster: What of the cluster or the batch was never measured, its device and environment aside.
-        unknown_device: Its device was never measured.
+        unknown_device: Its device was never measured, or hardly.
         device_inflation: Factor, at least 1, by which errors on left-out devices are too small for this one.
         unknown_environment: It is to run in no environment that the model knows, or on a device or in a precision that
             was not measured there.
@@ -143,7 +144,7 @@ class OutOfDistributionDetector:
         batches: Least and largest batch size per device.
         devices: Most devices.
         nodes: Most hosts.
-        gpus: The devices.
+        gpus: The devices with enough measurements of their own, or at a place that has.
         precisions: That were used.
         parallelisms: That were used.
         batches_by_environment: The known environments, and the least and largest batch size per device in each.
@@ -171,7 +172,7 @@ class OutOfDistributionDetector:
 
     @classmethod
     def fit(
-        cls, table: FeatureTable, architectures: Sequence[str], gpus: Sequence[GpuSpec]
+        cls, table: FeatureTable, architectures: Sequence[str], gpus: Sequence[GpuSpec], coverage: float
     ) -> OutOfDistributionDetector:
         """Note what was measured.
 
@@ -179,7 +180,10 @@ class OutOfDistributionDetector:
             table: The measurements.
             architectures: Of each row.
             gpus: The devices in the table.
+            coverage: Share of intervals that should hold the truth.
         """
+        enough = np.maximum(_count_alike(table.device), _count_alike(table.environment)) >= count_fewest(coverage)
+        told = set(table.device[enough].tolist())
         labels = np.asarray(architectures, dtype=np.str_)
         keys = [f"{label}\0{row.tobytes().hex()}" for label, row in zip(labels.tolist(), table.network, strict=True)]
         chosen = np.sort(np.unique(keys, return_index=True)[1])
@@ -195,7 +199,7 @@ class OutOfDistributionDetector:
             batches=(float(sizes[:, _BATCH].min()), float(sizes[:, _BATCH].max())),
             devices=float(sizes[:, _DEVICES].max()),
             nodes=float(sizes[:, _NODES].max()),
-            gpus=GpuNeighbourhood(tuple(TrainedGpu.from_spec(gpu) for gpu in gpus)),
+            gpus=GpuNeighbourhood(tuple(TrainedGpu.from_spec(gpu) for gpu in gpus if gpu.name in told)),
             precisions=tuple(np.unique(table.precision).tolist()),
             parallelisms=tuple(np.unique(table.parallelism).tolist()),
             batches_by_environment={
@@ -301,6 +305,13 @@ class OutOfDistributionDetector:
         return reasons + explain_unlike_hosts(self.hosts, table.cluster[row])
 
 
+def _count_alike(names: npt.NDArray[np.str_]) -> IndexArray:
+    """Return how many rows have the name that each has, shape (n,)."""
+    _, position, sizes = np.unique(names, return_inverse=True, return_counts=True)
+    counts: IndexArray = sizes[position]
+    return counts
+
+
 def _name_settings(table: FeatureTable) -> list[str]:
     columns = (table.environment.tolist(), table.device.tolist(), table.precision.tolist())
     return [_name_setting(*each) for each in zip(*columns, strict=True)]
@@ -378,8 +389,13 @@ def calibrate_errors(errors: FloatArray, coverage: float) -> Calibration:
     return calibrate(LeftOut(errors, np.ones(len(errors))), coverage)
 
 
+def count_fewest(coverage: float) -> int:
+    """Return how many errors it takes for the largest to cover the wanted share: nine for nine tenths."""
+    return math.ceil(coverage / (1 - coverage) - _ROUNDING)
+
+
 def calibrate_environments(errors: FloatArray, environments: Groups, coverage: float) -> Mapping[str, Calibration]:
-    """Return the quantile for every known environment with enough errors, nine for nine tenths.
+    """Return the quantile for every known environment with enough errors.
 
     Some are measured with more noise, or need more extrapolation. One with fewer counts as unknown.
 
@@ -388,12 +404,10 @@ def calibrate_environments(errors: FloatArray, environments: Groups, coverage: f
         environments: Of each; "" is none that is known.
         coverage: Share of intervals that should hold the truth.
     """
-    # Of fewer, not even the largest error covers the wanted share.
-    fewest = coverage / (1 - coverage) - _ROUNDING
     return {
         environment: calibrate_errors(errors[environments == environment], coverage)
         for environment in np.unique(environments).tolist()
-        if environment and (environments == environment).sum() >= fewest
+        if environment and (environments == environment).sum() >= count_fewest(coverage)
     }
 
 
