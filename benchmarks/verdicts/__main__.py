@@ -1,17 +1,19 @@
 """Verdicts on jobs against what is true of them: ``python benchmarks/verdicts --out docs/results/verdicts.md``.
 
-Each table is a section of the page. ``--only`` makes some of them anew and keeps the others as they stand there.
+Each table is a section of the page. ``--only`` makes some of them anew and keeps the others as they stand there, and
+of each what is written from its first ``###`` on.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -25,6 +27,7 @@ import slower
 import states
 import watch_cost
 import weeks
+from kinds import KINDS
 from playing import Told, follow_cycles
 
 _HEADER = """# Verdicts on jobs
@@ -38,10 +41,11 @@ their names, and gpt3/64, llama2_70b_lora/64, ssd/8, resnet/8, unet3d/9 as a who
 
 Recorded = list[tuple[recordings.JobRecording, Told]]
 _BARE_SHARE = 0.2  # of the weeks, to be watched without marks as well
-_ETA_JOBS = 12  # generated of each kind
-_WITHOUT_CYCLES = {"slow", "slower", "weeks", "cost"}
-_JOBS_PER_KIND = 2  # for what got slower
-_PACE_SHARE = 0.5  # of the weeks, likewise
+_ETA_JOBS = 3  # generated of each kind
+_GENERATED = {"hangs", "weeks", "slower", "paces", "eta"}
+_WITH_RECORDINGS = {"states", "hangs", "healthy", "slow", "eta"}
+_JOBS_PER_KIND = 20  # for what got slower
+_PACE_WEEKS = 2.8  # of a seed
 _HANGS_PER_KIND = 2  # generated jobs
 _TRIALS = 3  # of each kind of hang in each recording
 
@@ -51,18 +55,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--only", action="append", choices=[*_SECTIONS], help="this table only; may be repeated")
+    parser.add_argument("--seed", type=int, action="append", help="generated jobs of it only; may be repeated")
     parser.add_argument("--weeks", type=float, default=30.0, help="job-weeks to generate")
     parser.add_argument("--days", type=int, default=10_000, help="job-days before the reaper")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write into this Markdown page, else print")
     arguments = parser.parse_args()
     chosen = arguments.only or [*_SECTIONS]
+    if arguments.seed and {*chosen} - _GENERATED:
+        parser.error(f"--seed is for {', '.join(sorted(_GENERATED))}")
     made = {}
     recorded: Recorded = []
-    if set(chosen) - {"weeks", "cost", "reaper"}:
+    if not arguments.seed and _WITH_RECORDINGS & {*chosen}:
         sources = (recordings.mlperf, recordings.h100_checkpoints, recordings.llm_lora)
-        # What is slow is asked without the tracker, or with its own.
-        asks = bool(set(chosen) - _WITHOUT_CYCLES)
+        asks = bool(_WITH_RECORDINGS & {*chosen} - {"slow"})  # that is asked without the tracker
         recorded = [
             (each, follow_cycles(each) if asks else ()) for source in sources for each in source(arguments.data)
         ]
@@ -75,6 +81,9 @@ def main() -> None:
         print(made[title], flush=True)
     if arguments.out:
         known = _sections(arguments.out.read_text()) if arguments.out.exists() else {}
+        for title in made.keys() & known.keys():
+            _, notes, written = known[title].partition("\n### ")
+            made[title] += notes + written
         arguments.out.write_text("\n".join([_HEADER, *(known | made).values()]).rstrip() + "\n")
 
 
@@ -101,6 +110,11 @@ def _states(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     ]
 
 
+def _tasks(kinds: Iterable[str], seeds: Sequence[int], per_kind: int) -> list[tuple[str, int, int]]:
+    """Kinds, seeds and numbers of generated jobs."""
+    return list(itertools.product(kinds, seeds, range(per_kind)))
+
+
 def _hangs(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
     lines = [
         "Bar: 97 % in 60 s, and in 3 cycles (25 s where those are shorter) once 3 pauses are known. A hang at any time",
@@ -110,7 +124,8 @@ def _hangs(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
         "rank dead). Marks: nothing written, a processor per device that spins, all processes there: made up.",
         "",
     ]
-    for with_marks, title in ((False, "nothing known of processes"), (True, "with marks of processes")):
+    ways = ((False, "nothing known of processes"), (True, "with marks of processes"))
+    for with_marks, title in ways if recorded else ():
         rng = np.random.default_rng(1)
         trials = [
             trial
@@ -121,9 +136,8 @@ def _hangs(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
         ]
         lines += [*hangs.table(trials, title, kinds=with_marks), ""]
     with ProcessPoolExecutor(arguments.processes) as pool:
-        made = [
-            trial for found in pool.map(hangs.of_generated, slower.every_generated(_HANGS_PER_KIND)) for trial in found
-        ]
+        tasks = _tasks(KINDS, arguments.seed or [hangs.SEED], _HANGS_PER_KIND)
+        made = [trial for found in pool.map(hangs.of_generated, tasks) for trial in found]
     return [*lines, "Nothing known of processes, and the tracker goes on:", "", *hangs.generated_table(made)]
 
 
@@ -147,9 +161,9 @@ def _healthy(recorded: Recorded, _: argparse.Namespace) -> list[str]:
     return [*lines, "", "| recording | s | alarm | reason |", "|---|---|---|---|", *found] if found else lines
 
 
-def _watched(task: tuple[str, int, bool]) -> weeks.Played:
-    kind, number, looks = task
-    return weeks.watched(kind, number, looks=looks)
+def _watched(task: tuple[str, int, int, bool]) -> weeks.Played:
+    *made, looks = task
+    return weeks.watched(*made, looks=looks)
 
 
 def _weeks(_: Recorded, arguments: argparse.Namespace) -> list[str]:
@@ -161,7 +175,11 @@ def _weeks(_: Recorded, arguments: argparse.Namespace) -> list[str]:
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
         for looks, share in ((True, 1.0), (False, _BARE_SHARE)):
-            tasks = [(*job, looks) for job in weeks.every_job(share * arguments.weeks * hangs.WEEK_H)]
+            tasks = [
+                (*job, looks)
+                for seed in arguments.seed or [weeks.SEED]
+                for job in weeks.every_job(share * arguments.weeks * hangs.WEEK_H, seed)
+            ]
             lines += ["With marks of processes:" if looks else "Only the end of the processes known:", ""]
             lines += [*weeks.table(list(pool.map(_watched, tasks)), kinds=looks), ""]
     return lines
@@ -188,36 +206,34 @@ def _cost(_: Recorded, __: argparse.Namespace) -> list[str]:
     return watch_cost.table()
 
 
-def _slower(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
-    lines = [
-        "Bars: 5 % in 5 cycles of 10 ticks or more that scatter by 1 % at most, 10 % in those of 5 to 10; one",
-        "false per job and week. From 0.7 of a job on its cycles take longer (`throttled`: power and clock fall),",
-        "a tenth of each is a wait for data (`loader`), each takes 0.5 % longer than the one before (`drift`), or",
-        "one device is shared (`tenant`). Shares that were told, and in five cycles; causes named. Jobs without",
-        "nine followed cycles by then are left out. Set aside: recorded gpt3/64, ssd/1, llama2/1; the generated",
-        "kinds in `BLIND`.",
-        "",
-        "| " + " | ".join(slower.COLUMNS) + " |",
-        "|" + "---|" * len(slower.COLUMNS),
-    ]
-    measured = [trial for recording, _ in recorded for trial in slower.trials(recording)]
+def _slower(_: Recorded, arguments: argparse.Namespace) -> list[str]:
+    tasks = _tasks(slower.KINDS, arguments.seed or [slower.SEED], _JOBS_PER_KIND)
     with ProcessPoolExecutor(arguments.processes) as pool:
-        made = [
-            trial for each in pool.map(slower.of_generated, slower.every_generated(_JOBS_PER_KIND)) for trial in each
-        ]
-        found = {
-            "recorded": [trial for trial in measured if trial.kind not in slower.HELD_BACK],
-            "recorded, set aside": [trial for trial in measured if trial.kind in slower.HELD_BACK],
-            "generated": [trial for trial in made if trial.kind.removeprefix("generated ") not in slower.BLIND],
-            "generated, set aside": [trial for trial in made if trial.kind.removeprefix("generated ") in slower.BLIND],
-        }
-        for name, chosen in found.items():
-            lines += slower.table(chosen, name)
-        tasks = list(weeks.every_job(_PACE_SHARE * arguments.weeks * hangs.WEEK_H))
-        lines += ["", "Healthy jobs of 4 to 48 h, a tick every 4 s, every beginning of `slower` counted:", ""]
-        lines += slower.weeks_table(list(pool.map(slower.of_weeks, tasks)))
-    early = sorted({trial.kind for trial in [*measured, *made] if trial.early})
-    return [*lines, "", f"Told before the fault, and left out: {', '.join(early) or 'none'}."]
+        found = [trial for trial in pool.map(slower.of_generated, tasks) if trial is not None]
+    return [
+        "Bar: 5 % in 5 cycles of 10 ticks or more that scatter by 1 % at most. Generated jobs of up to 20 minutes, of",
+        "kinds that are not set aside, but `warm_up`; of each the shortest true level of that kind, 5 % slower from",
+        "0.7 of the job on; 4 s of ticks at a time, as an agent sends them. Causes: each cycle takes a tenth longer,",
+        "since all clocks fall, data are waited for, or somebody else is on one device.",
+        "",
+        *slower.table(found),
+    ]
+
+
+def _paces(_: Recorded, arguments: argparse.Namespace) -> list[str]:
+    tasks = [
+        task
+        for seed in arguments.seed or [slower.WEEKS_SEED]
+        for task in weeks.every_job(_PACE_WEEKS * hangs.WEEK_H, seed, slower.ONE_TEMPO)
+    ]
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        played = list(pool.map(slower.of_weeks, tasks))
+    return [
+        "Bar: one per job and week. Healthy jobs of 4 to 48 h, a tick every 4 s, eight kinds of one tempo; every",
+        "beginning of `slower` counts.",
+        "",
+        *slower.weeks_table(played),
+    ]
 
 
 def _slow(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
@@ -244,7 +260,11 @@ def _looked_at(task: tuple[str, int, int]) -> list[eta.Look]:
 def _eta(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
     found = [look for each in recorded for look in eta.of_recording(*each)]
     with ProcessPoolExecutor(arguments.processes) as pool:
-        found += [look for looks in pool.map(_looked_at, eta.tasks(_ETA_JOBS)) for look in looks]
+        found += [
+            look
+            for looks in pool.map(_looked_at, _tasks(KINDS, arguments.seed or [eta.SEED], _ETA_JOBS))
+            for look in looks
+        ]
     return [
         "Bars: median error 3 % and 2 %, 86 to 94 % in the interval, 80 % in every kind. Three looks at 38 to 42 %",
         "of each job and three at 68 to 72 %; errors and widths are relative to the time that is left; the total",
@@ -261,6 +281,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[Recorded, argparse.Namespace], list[st
     "healthy": ("False alarms in healthy recordings", _healthy),
     "weeks": ("False alarms in weeks of generated jobs", _weeks),
     "slower": ("What got slower", _slower),
+    "paces": ("What is called slower falsely", _paces),
     "slow": ("The device that makes the others wait", _slow),
     "eta": ("When a job will be done", _eta),
     "reaper": ("Taking idle GPUs back", _reaper),

@@ -32,7 +32,7 @@ _TILING = frozenset({CycleRole.EPOCH, CycleRole.STEP, CycleRole.TRIAL})
 # a kind that is set aside, and half of the recordings, of which the others were seen, too. Of 907, 7,307, 8,311,
 # 9,467, 12,011, 13,577, 15,101 and 17,203 there were tables; what came of them was chosen on others again, of the last
 # and of 907 on these, too.
-_SEED = 1_009
+SEED = 1_009
 
 
 @dataclass(frozen=True)
@@ -152,22 +152,19 @@ def of_job(kind: str, seed: int, number: int) -> list[Look]:
     return list(looks(recording, follow_cycles(recording), began, units, held_back=True))
 
 
-def tasks(per_kind: int) -> list[tuple[str, int, int]]:
-    """Generated jobs that nothing was chosen by: others of the kinds that were looked at, and of kinds set aside."""
-    return [(kind, _SEED, number) for number in range(per_kind) for kind in jobs.KINDS]
-
-
 def table(found: Sequence[Look]) -> list[str]:
     """Lines of a Markdown table: jobs, looks at which there was an estimate, errors and intervals; what falls short."""
     cells = " | ".join(f"{share:.0%}: estimates | median error | p90 | in the interval | its width" for share in SHARES)
     lines = [f"| jobs | | {cells} |", "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     kinds: dict[str, list[Look]] = defaultdict(list)
+    seeds: dict[str, list[Look]] = defaultdict(list)
     for look in found:
         kinds[look.kind].append(look)
+        if look.kind.startswith("generated"):
+            seeds[f"**generated, seed {look.name.split('-')[-2]}**"].append(look)
     rows = [
         *sorted((kind, mine) for kind, mine in kinds.items() if not kind.startswith("generated")),
-        ("**recordings chosen by**", [look for look in found if not look.held_back]),
-        ("**held back**", [look for look in found if look.held_back]),
+        *sorted(seeds.items()),
     ]
     for name, mine in rows:
         if any(look.estimate() is not None for look in mine):

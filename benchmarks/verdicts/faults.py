@@ -128,17 +128,6 @@ def slower_cycles(
     return replace(made, values=values)
 
 
-def drifting(recording: JobRecording, per_cycle: float, cycle_s: float, at_s: float) -> JobRecording:
-    """Make every cycle from a time on take ``per_cycle`` longer than the one before."""
-    rate = np.log1p(per_cycle) / cycle_s  # of healthy time
-
-    def old(fine: FloatArray) -> FloatArray:
-        gone = np.maximum(fine - at_s, 0.0)
-        return np.asarray(np.where(fine < at_s, fine, at_s + np.log1p(rate * gone) / rate))
-
-    return _warped(recording, old)
-
-
 def loader_stalls(recording: JobRecording, extra_s: float, at_s: float) -> JobRecording:
     """Let all devices wait for data, idle, for so long at the end of every cycle from a time on."""
     ends = recording.log.cycle_ends_s
@@ -218,10 +207,11 @@ def _warped(recording: JobRecording, old_of_new: Callable[[FloatArray], FloatArr
     time_s = recording.time_s
     fine = _fine_grid(time_s)
     old = old_of_new(fine)
-    common = np.nanmedian(recording.power, axis=0)
     nearest = _nearest(time_s, _ticks(old))
     values = {metric: column[:, nearest] for metric, column in recording.values.items()}
-    values[_POWER] = _ticks(np.interp(old, time_s, common)) * (recording.power / common)[:, nearest]
+    if _POWER in values:
+        common = np.nanmedian(recording.power, axis=0)
+        values[_POWER] = _ticks(np.interp(old, time_s, common)) * (recording.power / common)[:, nearest]
     return replace(recording, values=values, log=_moved(recording, old, fine))
 
 

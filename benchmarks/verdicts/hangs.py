@@ -28,7 +28,7 @@ LEVELS = {
 EARLIEST_S, _LASTS_S = 40.0, 320.0
 LEAST_S = 25.0  # that three cycles are given
 WEEK_H = 168.0
-_SEED = 9603  # of generated jobs, by which no rule was chosen
+SEED = 9603  # of generated jobs, by which no rule was chosen
 WAYS = ("at any time", "behind an evaluation")
 
 
@@ -92,14 +92,14 @@ def hang(recording: JobRecording, told: Told, how: str, rng: np.random.Generator
     return Trial(recording.kind, recording.name, how, named_s, state, pauses, cycle_s)
 
 
-def of_generated(task: tuple[str, int]) -> list[Trial]:
+def of_generated(task: tuple[str, int, int]) -> list[Trial]:
     """Hangs of a generated job that trains, in which the tracker goes on and may find cycles in noise."""
-    kind, number = task
-    made = job(kind, _SEED, number, blind=True, longest_s=1800.0)
+    kind, seed, number = task
+    made = job(kind, seed, number, blind=True, longest_s=1800.0)
     if made.run_state != "training" or "power_watts" not in made.traces[0].values:
         return []
     recording = generated(made)
-    rng = np.random.default_rng([_SEED, number])
+    rng = np.random.default_rng([seed, number])
     first_s, stop_s = working(recording)
     begins_s = [float(rng.uniform(first_s + EARLIEST_S, max(stop_s, first_s + EARLIEST_S + 1.0)))]
     ends_s = [
@@ -123,20 +123,21 @@ def of_generated(task: tuple[str, int]) -> list[Trial]:
 
 
 def generated_table(trials: Sequence[Trial]) -> list[str]:
-    """Lines of a Markdown table: hangs with the tracker, by when they begin."""
+    """Lines of a Markdown table: hangs with the tracker, by seed and when they begin."""
     lines = [
-        "| hung | trials | in 60 s | 3 pauses | in 60 s | in 3 cycles | fewer | in 60 s | never | still after 320 s |",
+        "| seed, hung | trials | in 60 s | 3 pauses | in 60 s | in 3 cycles | fewer | in 60 s | never | after 320 s |",
         "|" + "---|" * 10,
     ]
-    for way in WAYS:
-        mine = [trial for trial in trials if trial.how == way]
+    seeds = sorted({trial.name.split("-")[-2] for trial in trials})
+    for seed, way in itertools.product(seeds, WAYS):
+        mine = [trial for trial in trials if trial.how == way and trial.name.split("-")[-2] == seed]
         known = [trial for trial in mine if trial.pauses >= 3]
         fresh = [trial for trial in mine if trial.pauses < 3]
         in_cycles = _share([trial.delay_s <= max(3 * trial.cycle_s, LEAST_S) for trial in known])
         counts = [f"{len(some)} | {_share([trial.delay_s <= 60 for trial in some])}" for some in (mine, known, fresh)]
         never = _share([np.isinf(trial.delay_s) for trial in mine])
         stays = _share([trial.stays for trial in mine])
-        lines.append(f"| {way} | {counts[0]} | {counts[1]} | {in_cycles} | {counts[2]} | {never} | {stays} |")
+        lines.append(f"| {seed}, {way} | {counts[0]} | {counts[1]} | {in_cycles} | {counts[2]} | {never} | {stays} |")
     missed = Counter(trial.kind for trial in trials if not trial.stays).most_common()
     return [*lines, "", f"Not named at the end: {', '.join(f'{kind} {count}' for kind, count in missed) or 'none'}."]
 

@@ -1,9 +1,8 @@
 """What got slower: how soon a change of the cycle time is told, what is told of healthy jobs, and which cause is named.
 
-A job runs until 0.7 of its time; from there on it goes on healthy and with each of the faults. The tracker
-and the watch are those of a collector: ticks come four seconds at a time, levels as ``EpochTracker`` told them by then.
-Set aside from every choice: the recorded kinds gpt3/64, ssd/1 and llama2_70b_lora/1, and the blind kinds of
-``benchmarks/epochs``.
+A generated job runs until 0.7 of its time; from there on it goes on with each of the faults. The tracker and the watch
+are those of a collector: ticks come four seconds at a time, levels as ``EpochTracker`` told them by then. What is
+looked for is the shortest true level that is even, whether the tracker lists it or not.
 """
 
 from __future__ import annotations
@@ -16,56 +15,56 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import weeks
-from faults import drifting, loader_stalls, other_tenant, slower_cycles
+from faults import loader_stalls, other_tenant, slower_cycles
 from hangs import WEEK_H, upper_bound
-from jobs import BLIND, job
-from kinds import KINDS
+from jobs import FIT, Job, job
 from recordings import JobRecording, generated
 
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.epoch_detect.progress import PaceChange, PaceWatch, slowdown_causes
 
-HELD_BACK = frozenset({"gpt3/64", "ssd/1", "llama2_70b_lora/1"})
-FAULTS = ("healthy", "5 %", "10 %", "throttled 5 %", "throttled 10 %", "throttled 20 %", "loader", "drift", "tenant")
-_GENERATED_FAULTS = ("healthy", "5 %", "10 %", "throttled 10 %", "loader", "tenant")
+# Its tempo changes by design: what is told of it may be right.
+KINDS = tuple(kind for kind in FIT if kind != "warm_up")
+# In weeks, where others are repeated with another tempo; in data_parallel one GPU is slower now and then.
+ONE_TEMPO = (
+    "cnn_validation", "checkpoint_every_k", "input_shards", "k_fold", "validation_interval", "gan_evaluation_every_k",
+    "llm_fine_tuning", "nest",
+)  # fmt: skip
+SEED, WEEKS_SEED = 310, 13_031  # of no job that a rule was chosen by
+_FAULT = "5 %"
 _CAUSES = {
-    "throttled": ("SM clock", "less power"), "loader": ("wait for data", "pause in"), "tenant": ("another process",),
+    "throttled 10 %": ("SM clock", "less power"), "loader 10 %": ("wait for data", "pause in"),
+    "tenant 10 %": ("another process",),
 }  # fmt: skip
-COLUMNS = ("jobs", "cycles", "trials", *FAULTS, *(f"cause of {fault}" for fault in _CAUSES))
-# Whose tempo changes by design: what is told of them may be right. In data_parallel one GPU is slower now and then.
-_CHANGING = weeks.REPEATED | {
-    "progressive_resizing", "speech_buckets", "warm_up", "growing_checkpoints", "data_parallel",
-}  # fmt: skip
-_SEED = 5
+_AT = 0.7  # of a job
+_LONGEST_S = 1200.0  # of jobs, as planned
+_IN_CYCLES = (5, 6, 8)
 _TRACKED_TICKS = 15  # of a week's job that go to tracker and watch together
 _BATCH_S = 4.0
-_IN_CYCLES = 5.0
-_CLEAR_TICKS, _CLEAR_SCATTER, _SHORT_SCATTER = 10.0, 0.01, 0.03
-_LOOKED_CYCLES, _LEAST_LOOKED_S = 40, 120.0
-_FEWEST_BEFORE = 9  # cycles before the fault, of the level that is followed
+_FEWEST = 30  # cycles of a job: eight behind the fault
+_CLEAR_TICKS, _CLEAR_SCATTER = 10.0, 0.01
+_LOOKED_CYCLES, _LOOKED_S = 12, 120.0
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault in one job.
+    """One job that gets slower.
 
     Attributes:
-        kind: Of the job.
-        fault: One of :data:`FAULTS`.
-        followed: Whether the level is clear (``10 ticks, 1 %``), short (``5 to 10 ticks``) or scatters more.
-        cycles: Until it was told; infinite if it was not.
-        error: Of the change that was told.
-        early: Whether something was told before the fault.
-        cause: Whether the first cause that is told is the fault's; None where none was asked for.
+        name: Of the job.
+        seed: Of the job.
+        hours: Before the fault.
+        early: Changes that were told in them.
+        cycles: From 5 % slower on until that was told; infinite where it was not, or something had been told already.
+        causes: Of each other fault that was told, whether the first cause that is named is its own.
     """
 
-    kind: str
-    fault: str
-    followed: str
+    name: str
+    seed: int
+    hours: float
+    early: int
     cycles: float
-    error: float
-    early: bool
-    cause: bool | None = None
+    causes: dict[str, bool]
 
 
 class _Player:
@@ -96,92 +95,68 @@ class _Player:
             yield float(trace.time_s[part][-1])
 
 
-def _faulty(recording: JobRecording, fault: str, at_s: float, cycle_s: float) -> tuple[JobRecording, float]:
-    """A recording with a fault, and by how much its cycles take longer."""
-    share = float(fault.split()[-2]) / 100 if fault.endswith("%") else 0.1
-    if fault == "healthy":
-        return slower_cycles(recording, 0.0, at_s), 0.0
-    if fault.startswith("throttled"):
-        return slower_cycles(recording, share, at_s, power_exponent=2.0), share
-    if fault == "loader":
-        ends = recording.log.cycle_ends_s
-        first = float(ends[ends < at_s][-1]) if (ends < at_s).any() else at_s
-        log = replace(recording.log, cycle_ends_s=np.arange(first + cycle_s, recording.time_s[-1], cycle_s))
-        return loader_stalls(replace(recording, log=log), share * cycle_s, at_s), share
-    if fault == "drift":
-        return drifting(recording, 0.005, cycle_s, at_s), 0.2
-    if fault == "tenant":
-        return other_tenant(recording, 0, share, at_s), share
-    return slower_cycles(recording, share, at_s), share
+def _faulty(recording: JobRecording, fault: str, at_s: float, cycle_s: float) -> JobRecording:
+    name, share = fault.split(maxsplit=1)[0], float(fault.split()[-2]) / 100
+    if name == "throttled":
+        return slower_cycles(recording, share, at_s, power_exponent=2.0)
+    if name == "loader":
+        ends = np.arange(at_s, recording.time_s[-1], cycle_s)
+        waits = replace(recording, log=replace(recording.log, cycle_ends_s=ends))
+        return loader_stalls(waits, share * cycle_s, at_s)
+    if name == "tenant":
+        return other_tenant(recording, 0, share, at_s)
+    return slower_cycles(recording, share, at_s)
 
 
-def _followed(watch: PaceWatch, tick_s: float) -> tuple[float, str] | None:
-    """The shortest level that the watch has known for long enough, and how clear it is."""
-    known = [(pace.period_s, pace.scatter) for pace in watch.paces if pace.cycles >= _FEWEST_BEFORE]
-    if not known:
+def _even_period_s(made: Job, tick_s: float) -> float | None:
+    """Of the shortest level that the bar speaks of."""
+    for level in made.levels:
+        if level.period_s >= _CLEAR_TICKS * tick_s and len(level.starts_s) > _FEWEST:
+            logs = np.log(np.diff(level.starts_s))
+            if 1.4826 * float(np.median(np.abs(logs - np.median(logs)))) <= _CLEAR_SCATTER:
+                return level.period_s
+    return None
+
+
+def of_generated(task: tuple[str, int, int]) -> Trial | None:
+    """A trial of one generated job; None where it has no such level."""
+    made = job(*task, longest_s=_LONGEST_S)
+    recording = generated(made)
+    cycle_s = _even_period_s(made, recording.interval_s)
+    if cycle_s is None:
         return None
-    clear = [each for each in known if each[0] >= _CLEAR_TICKS * tick_s and each[1] <= _CLEAR_SCATTER]
-    period_s, scatter = min(clear or known)
-    if period_s >= _CLEAR_TICKS * tick_s:
-        return period_s, "10 ticks or more" if scatter <= _CLEAR_SCATTER else "scatters more"
-    return period_s, "5 to 10 ticks" if scatter <= _SHORT_SCATTER else "scatters more"
-
-
-def trials(recording: JobRecording, at_share: float = 0.7, faults: Sequence[str] = FAULTS) -> list[Trial]:
-    """Play a job up to a time, and from there on with each fault; empty where nothing is followed by then."""
     log = recording.log
-    at_s = log.start_s + at_share * (min(log.stop_s, float(recording.time_s[-1])) - log.start_s)
+    at_s = log.start_s + _AT * (log.stop_s - log.start_s)
+    until_s = at_s + max(_LOOKED_S, _LOOKED_CYCLES * cycle_s)
     player = _Player(recording)
-    told_early = False
+    early, before = 0, None
     for _ in player.play(recording, at_s):
-        told_early |= player.watch.change is not None
-    followed = _followed(player.watch, recording.interval_s)
-    if followed is None:
-        return []
-    cycle_s, clarity = followed
-    found = []
-    for fault in faults:
-        made, slower = _faulty(recording, fault, at_s, cycle_s)
-        each = player.copy()
-        until_s = min(
-            at_s + max(_LEAST_LOOKED_S, _LOOKED_CYCLES * cycle_s * (3 if fault == "drift" else 1)), made.log.stop_s
-        )
-        told: PaceChange | None = None
-        cycles = math.inf
-        before = each.watch.change
-        for now_s in each.play(made, until_s):
-            change = each.watch.change
-            if change is not None and told is None and before is None:
-                cycles = (now_s - at_s) / (cycle_s * (1 + slower))
-                told = change
-            if told is not None and now_s > at_s + 12 * cycle_s:
-                break
-        last = each.watch.change or told
-        error = math.nan if last is None else last.after_s / last.before_s - 1 - slower
-        cause = None if told is None else _cause(made, told, fault, now_s)
-        found.append(Trial(recording.kind, fault, clarity, cycles, error, before is not None or told_early, cause))
-    return found
+        early += before is None and player.watch.change is not None
+        before = player.watch.change
+    cycles, causes = math.inf, {}
+    for fault in (_FAULT, *(_CAUSES if "power_watts" in recording.values else ())):
+        faulty, each = _faulty(recording, fault, at_s, cycle_s), player.copy()
+        for now_s in each.play(faulty, min(until_s, faulty.log.stop_s)):
+            told = each.watch.change
+            if told is None or before is not None:
+                continue
+            if fault == _FAULT:
+                cycles = (now_s - at_s) / (cycle_s * 1.05)
+            elif not fault.startswith("tenant") or "framebuffer_used_bytes" in faulty.values:
+                causes[fault] = _is_named(faulty, told, fault, now_s)
+            break
+    return Trial(made.name, task[1], at_s / 3600, early, cycles, causes)
 
 
-def _cause(recording: JobRecording, told: PaceChange, fault: str, now_s: float) -> bool | None:
-    expected = _CAUSES.get(fault.split(maxsplit=1)[0])
-    if expected is None or (fault == "tenant" and "framebuffer_used_bytes" not in recording.values):
-        return None
+def _is_named(recording: JobRecording, told: PaceChange, fault: str, now_s: float) -> bool:
     stop = int(np.searchsorted(recording.time_s, now_s))
     values = {name: column[:, :stop] for name, column in recording.values.items()}
     said = slowdown_causes(recording.devices, recording.time_s[:stop], values, told.since_s)
-    return bool(said) and any(word in said[0] for word in expected)
+    return bool(said) and any(word in said[0] for word in _CAUSES[fault])
 
 
-def of_generated(task: tuple[str, int]) -> list[Trial]:
-    """Trials of one generated job; empty where its power is not metered, which the faults are made of."""
-    kind, number = task
-    recording = generated(job(kind, _SEED, number, blind=kind in BLIND, longest_s=2400.0))
-    return trials(recording, faults=_GENERATED_FAULTS) if "power_watts" in recording.values else []
-
-
-def of_weeks(task: tuple[str, int]) -> tuple[str, float, list[str]]:
-    """Kind, hours and what was told of a healthy job of hours to days."""
+def of_weeks(task: tuple[str, int, int]) -> tuple[int, float, list[str]]:
+    """Seed, hours and what was told of a healthy job of hours to days."""
     played = weeks.made(*task)
     mean = played.trace().values
     rows = np.array(list(mean.values()))
@@ -196,50 +171,38 @@ def of_weeks(task: tuple[str, int]) -> tuple[str, float, list[str]]:
         watch.update(played.time_s[part], rows[:, part])
         change = watch.change
         if change is not None and not was_told:
-            told.append(change.reason)
+            told.append(f"{task[0]}: {change.reason}")
         was_told = change is not None
-    return task[0], float(played.time_s[-1]) / 3600, told
+    return task[1], float(played.time_s[-1]) / 3600, told
 
 
-def table(found: Sequence[Trial], name: str) -> Iterator[str]:
-    """Lines of a Markdown table: rows of :data:`COLUMNS`."""
-    for clarity in ("10 ticks or more", "5 to 10 ticks", "scatters more"):
-        mine = [each for each in found if each.followed == clarity and not each.early]
-        if not mine:
-            continue
-        cells = []
-        for fault in FAULTS:
-            cycles = np.array([each.cycles for each in mine if each.fault == fault])
-            told, soon = np.isfinite(cycles), cycles <= _IN_CYCLES
-            cell = f"{told.mean():.2f}" if fault == "healthy" else f"{told.mean():.2f}, {soon.mean():.2f}"
-            cells.append(cell if cycles.size else "-")
-        for fault in _CAUSES:
-            causes = [each.cause for each in mine if each.fault.startswith(fault) and each.cause is not None]
-            cells.append(f"{np.mean(causes):.2f} of {len(causes)}" if causes else "-")
-        trials = sum(each.fault == "healthy" for each in mine)
-        yield "| " + " | ".join((name, clarity, str(trials), *cells)) + " |"
+def table(found: Sequence[Trial]) -> list[str]:
+    """Lines of Markdown tables: how soon 5 % is told, by seed; which causes are named."""
+    lines = [
+        "| seed | jobs | " + " | ".join(f"in {count} cycles" for count in _IN_CYCLES) + " | told before the fault |",
+        "|---|---|" + "---|" * len(_IN_CYCLES) + "---|",
+    ]
+    seeds = sorted({trial.seed for trial in found})
+    for name, mine in [*((str(seed), [t for t in found if t.seed == seed]) for seed in seeds), ("all", list(found))]:
+        shares = [f"{np.mean([trial.cycles <= count for trial in mine]):.2f}" for count in _IN_CYCLES]
+        early, hours = sum(trial.early for trial in mine), sum(trial.hours for trial in mine)
+        lines.append(f"| {name} | {len(mine)} | {' | '.join(shares)} | {early} in {hours:.1f} h |")
+    lines += ["", "| cause | told | of these named |", "|---|---|---|"]
+    for fault in _CAUSES:
+        named = [trial.causes[fault] for trial in found if fault in trial.causes]
+        lines.append(f"| {fault} | {len(named)} | {sum(named)} |")
+    return lines
 
 
-def weeks_table(played: Sequence[tuple[str, float, list[str]]]) -> Iterator[str]:
-    """Lines of a Markdown table: changes told of healthy jobs."""
-    yield "| jobs | job-weeks | told | per job and week | upper bound (95 %) |"
-    yield "|---|---|---|---|---|"
-    for name, chosen in (
-        ("one tempo", [each for each in played if each[0] not in _CHANGING]),
-        ("tempo changes by design", [each for each in played if each[0] in _CHANGING]),
-    ):
-        hours, told = sum(each[1] for each in chosen), sum(len(each[2]) for each in chosen)
-        if chosen:
-            rate = told / hours * WEEK_H
-            yield (
-                f"| {name} ({len(chosen)}) | {hours / WEEK_H:.1f} | {told} | {rate:.2f} | "
-                f"{upper_bound(told, hours):.2f} |"
-            )
-    counts = Counter(kind for kind, _, told in played for _ in told).most_common()
-    yield ""
-    yield f"Told in: {', '.join(f'{kind} {count}' for kind, count in counts) or 'none'}."
-
-
-def every_generated(per_kind: int) -> list[tuple[str, int]]:
-    """Kinds and numbers of generated jobs."""
-    return [(kind, number) for kind in KINDS for number in range(per_kind)]
+def weeks_table(played: Sequence[tuple[int, float, list[str]]]) -> list[str]:
+    """Lines of a Markdown table: changes told of healthy jobs, by seed."""
+    lines = ["| seed | jobs | job-weeks | told | per job and week | upper bound (95 %) |", "|---|---|---|---|---|---|"]
+    for seed in sorted({seed for seed, _, _ in played}):
+        mine = [(hours, told) for each, hours, told in played if each == seed]
+        hours, told = sum(each[0] for each in mine), sum(len(each[1]) for each in mine)
+        lines.append(
+            f"| {seed} | {len(mine)} | {hours / WEEK_H:.1f} | {told} | {told / hours * WEEK_H:.2f} | "
+            f"{upper_bound(told, hours):.2f} |"
+        )
+    counts = Counter(each.partition(":")[0] for _, _, told in played for each in told).most_common()
+    return [*lines, "", f"Told in: {', '.join(f'{kind} {count}' for kind, count in counts) or 'none'}."]

@@ -42,7 +42,7 @@ REPEATED = frozenset(
      "cron", "hpc_iterations", "visible_steps", "two_stages", "repeated_program"}
 )  # fmt: skip
 _TRACKED_TICKS = 15  # a minute's go to the tracker together: a third of the work, and what it tells comes as rarely
-_SEED = 12_611  # of no job that a threshold was chosen by
+SEED = 12_611  # of no job that a threshold was chosen by
 # Processors, per GPU for the first two, and whether it writes.
 PROCESSORS = {"training": 1.2, "other": 1.2, "evaluating": 1.5, "checkpointing": 1.0, "starting": 1.0, "serving": 0.3}
 RESTING_PROCESSORS = 0.01
@@ -129,9 +129,9 @@ class Played:
     ended: bool
 
 
-def made(kind: str, number: int) -> JobRecording:
+def made(kind: str, seed: int, number: int) -> JobRecording:
     """Generate a job."""
-    rng = _rng(kind, number)
+    rng = _rng(kind, seed, number)
     script = _LongScript(rng, _budget_s(rng))
     recording = replace(Recording.drawn(rng, script.budget_s), interval_s=TICK_S)
     script.tick_s = recording.interval_s
@@ -186,9 +186,9 @@ def process_marks(job: JobRecording, *, looks: bool) -> Marks:
     return marks
 
 
-def watched(kind: str, number: int, *, looks: bool) -> Played:
+def watched(kind: str, seed: int, number: int, *, looks: bool) -> Played:
     """Watch a job, with what its processes do or only with their end."""
-    job = made(kind, number)
+    job = made(kind, seed, number)
     mean = job.trace().values
     names = tuple(mean)
     rows = np.array([mean[name] for name in names])
@@ -226,20 +226,20 @@ def watched(kind: str, number: int, *, looks: bool) -> Played:
     )
 
 
-def every_job(hours: float) -> Iterator[tuple[str, int]]:
-    """Kinds and numbers of jobs in turn, until they have lasted for so long, as planned."""
+def every_job(hours: float, seed: int, kinds: Sequence[str] = ALL_KINDS) -> Iterator[tuple[str, int, int]]:
+    """Kinds, seed and numbers of jobs in turn, until they have lasted for so long, as planned."""
     planned_h, number = 0.0, 0
     while planned_h < hours:
-        for kind in _KINDS:
-            planned_h += _budget_s(_rng(kind, number)) / 3600
-            yield kind, number
+        for kind in kinds:
+            planned_h += _budget_s(_rng(kind, seed, number)) / 3600
+            yield kind, seed, number
             if planned_h >= hours:
                 return
         number += 1
 
 
-def _rng(kind: str, number: int) -> Generator:
-    return np.random.default_rng([_SEED, number, list(_KINDS).index(kind)])
+def _rng(kind: str, seed: int, number: int) -> Generator:
+    return np.random.default_rng([seed, number, list(_KINDS).index(kind)])
 
 
 def _budget_s(rng: Generator) -> float:
