@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import EpochTracker
+from gpusonde.epoch_detect import Cycle, EpochTracker
 from gpusonde.epoch_detect.progress import PaceWatch
 from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
 from gpusonde.epoch_detect.progress.level_pace import LevelPace
@@ -59,6 +59,10 @@ def told_of(durations_s):
         pace.update(np.array([begin_s]), np.zeros((1, 1)))
         told.append(pace.change)
     return told
+
+
+def cycle_of(period_s):
+    return Cycle(period_s, period_s, period_s, 20, np.empty(0), 0.9, confirmed=True)
 
 
 @pytest.mark.parametrize("cycle_s", [1.0, 1.37, 6.0])
@@ -388,6 +392,21 @@ def test_another_tempo_says_nothing_beside_a_level_that_is_not_sure():
         pace.update(time_s[at : at + 10], power[None, at : at + 10])
         told |= pace.change is not None and pace.change.after_s > 1.5
     assert not told
+
+
+def test_another_tempo_beside_a_level_that_is_not_sure_keeps_no_level_from_being_followed():
+    time_s, power = ticks(durations(2.0, 200, scatter=0.004))
+    pace = LevelPace(CycleClock(1.0, TICK_S), is_sure=False)
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+    assert pace._clock.other_tempo.period_s == pytest.approx(2.0, rel=0.02)
+    assert not pace.is_of(cycle_of(2.0))
+
+
+def test_cycles_that_got_slower_are_still_those_of_their_level():
+    pace, _ = followed(durations(4.0, 120, 0.05), 4.0)
+    assert pace.is_of(cycle_of(4.0 * 1.05 * 1.07))
+    assert not pace.is_of(cycle_of(4.0 * 1.25))
 
 
 @pytest.mark.parametrize("was_over", [False, True])

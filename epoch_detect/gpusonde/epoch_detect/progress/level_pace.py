@@ -119,8 +119,19 @@ class LevelPace:
 
     def is_of(self, cycle: Cycle) -> bool:
         """Whether a level that is told is this one."""
-        known_s = (self._clock.period_s, self._clock.other_tempo.period_s)
+        known_s = [self._clock.period_s]
+        # Where they get slower, the tracker's mean, with pauses in it, is nearer to the latest.
+        if self._logs:
+            known_s.append(math.exp(_median(np.array(self._logs[-_BLOCK:]))))
+        # Of a level that is none, what the ticks repeat after instead is the job's own.
+        if self._is_known:
+            known_s.append(self._clock.other_tempo.period_s)
         return any(abs(cycle.period_s / period_s - 1) < _SAME_LEVEL for period_s in known_s)
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether its cycles are known well enough for another tempo to be a change of them."""
+        return self._is_sure and len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
 
     def update(self, time_s: FloatArray, rows: FloatArray, starts_s: FloatArray | None = None) -> None:
         """Take ticks, as :meth:`CycleClock.update` does."""
@@ -145,8 +156,7 @@ class LevelPace:
         What the clock finds meanwhile is none of its cycles.
         """
         self._begin_s = math.nan
-        is_known = self._is_sure and len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
-        if is_known and tempo.lasts_s > max(_OTHER_S, _OTHER * tempo.longest_s):
+        if self._is_known and tempo.lasts_s > max(_OTHER_S, _OTHER * tempo.longest_s):
             # The last cycle that was found, or the first that was told to take longer, is nearer to where it began.
             told = self.change
             near_s = told.since_s if told is not None else self._begins[-1] + math.exp(self._logs[-1])
