@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpusonde.errors import EncoderError
+from gpusonde.predictor.workload.training import datasets
 from gpusonde.predictor.workload.training.datasets import (
     FolderLimits,
     ImageDataset,
@@ -110,31 +111,31 @@ def test_dataset_types_have_names_that_can_be_files(image_folder, name):
         read_folder(image_folder, name)
 
 
-def write_cifar10(folder):
+def write_cifar10(folder, images_per_file=10_000):
     generator = np.random.default_rng(0)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
-        rows = np.zeros((10_000, 3073), np.uint8)
-        rows[:, 0] = generator.integers(0, 10, 10_000)
+        rows = np.zeros((images_per_file, 3073), np.uint8)
+        rows[:, 0] = generator.integers(0, 10, images_per_file)
         # Red of each image tells its label.
         rows[:, 1:1025] = 20 * rows[:, :1]
         (folder / name).write_bytes(rows.tobytes())
 
 
-@pytest.fixture(scope="module")
-def cifar10(tmp_path_factory):
-    path = tmp_path_factory.mktemp("cifar")
-    (path / "cifar-10-batches-bin").mkdir()
-    write_cifar10(path / "cifar-10-batches-bin")
-    return path
-
-
-def test_cifar10_is_read_from_its_binary_version(cifar10):
-    dataset = read_cifar10(cifar10)
+def test_cifar10_is_read_from_its_binary_version(tmp_path):
+    write_cifar10(tmp_path)
+    dataset = read_cifar10(tmp_path)
     assert (dataset.channels, dataset.side) == (3, 32)
     assert (len(dataset.train_images), len(dataset.test_images)) == (50_000, 10_000)
     assert np.allclose(dataset.test_images[:, 0, 0, 0], dataset.test_labels * 20 / 127.5 - 1)
     assert (dataset.train_images[:, 1:] == -1).all()
-    assert read_cifar10(cifar10 / "cifar-10-batches-bin").fingerprint == dataset.fingerprint
+
+
+def test_cifar10_is_found_in_its_folder_and_in_the_one_around_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "_IMAGES_PER_FILE", 10)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    write_cifar10(folder, 10)
+    assert read_cifar10(folder).fingerprint == read_cifar10(tmp_path).fingerprint
 
 
 class Exploit:

@@ -118,8 +118,9 @@ def read_cifar10(path: str | Path) -> ImageDataset:
     train_labels = np.empty(len(train_images), np.int64)
     for number, name in enumerate(_TRAIN_FILES):
         part = slice(number * _IMAGES_PER_FILE, (number + 1) * _IMAGES_PER_FILE)
-        train_images[part], train_labels[part] = _read(folder / name)
-    test_images, test_labels = _read(folder / _TEST_FILE)
+        train_labels[part] = _read(folder / name, train_images[part])
+    test_images = np.empty((_IMAGES_PER_FILE, *_SHAPE), np.float32)
+    test_labels = _read(folder / _TEST_FILE, test_images)
     return ImageDataset(CIFAR10, train_images, train_labels, test_images, test_labels, _CLASSES)
 
 
@@ -132,7 +133,8 @@ def _describe_missing(folder: Path) -> str:
     )
 
 
-def _read(path: Path) -> tuple[Images, Labels]:
+def _read(path: Path, images: Images) -> Labels:
+    """Fill ``images`` with those of a file and return their labels."""
     if not path.is_file():
         raise EncoderError(f"{path} is missing; unpack the binary version of CIFAR-10 again")
     expected = _IMAGES_PER_FILE * _ROW_BYTES
@@ -144,7 +146,9 @@ def _read(path: Path) -> tuple[Images, Labels]:
     labels = rows[:, 0].astype(np.int64)
     if labels.max() >= len(_CLASSES):
         raise EncoderError(f"{path}: a label is above 9; unpack the binary version of CIFAR-10 again")
-    return (rows[:, 1:].astype(np.float32) / 127.5 - 1).reshape(-1, *_SHAPE), labels
+    np.divide(rows[:, 1:], 127.5, out=images.reshape(_IMAGES_PER_FILE, -1), dtype=np.float32)
+    images -= 1
+    return labels
 
 
 #: Dataset type of the encoder that is shipped.
