@@ -246,7 +246,7 @@ def _read(
         kind, records = Format.API, read_prometheus(os.fspath(path))
     else:
         # The names of columns that the user tells make a table of what is none by its header.
-        headless = bool(rules) and all(rule.name.pattern.isdigit() for rule in rules)
+        headless = bool(rules) and all(rule.name.isdigit() for rule in rules)
         kind = Format.TABLE if headless else _sniff_with(path, bool(rules), interval_s, max_bytes)
         if rules and kind in (Format.DCGMI_DMON, Format.SMI_DMON):
             raise TraceFormatError(path, f"the columns of a {kind.value} are known; leave --column out")

@@ -486,14 +486,11 @@ def _find(records: Records, rules: Sequence[ColumnRule], users: Sequence[ColumnR
     metrics: dict[str, dict[str, tuple[str, tuple[float, float]]]] = {}
     taken: set[str] = set()
     for rule in rules:
-        matches = [
-            (name, match) for name in records.cells if name not in taken and (match := rule.name.fullmatch(name))
-        ]
+        matches = [(name, match) for name in records.cells if name not in taken and (match := rule.match(name))]
         if not matches and rule in users:
             raise TraceFormatError(
                 records.path,
-                f"--column: no column is called {shown(rule.name.pattern)}; there are "
-                f"{shown(', '.join(records.cells))}",
+                f"--column: no column is called {shown(rule.name)}; there are {shown(', '.join(records.cells))}",
                 line=records.lines[0],
             )
         for name, match in matches:
@@ -531,7 +528,7 @@ def _rules_of_units(records: Records) -> list[ColumnRule]:
             gpu = legend[1] if legend else name
             at = name.find(gpu)
             pattern = f"{re.escape(name[:at])}(?P<gpu>{re.escape(gpu)}){re.escape(name[at + len(gpu) :])}"
-            found.append(ColumnRule(re.compile(pattern), metric))
+            found.append(ColumnRule(pattern, metric))
     return found
 
 
