@@ -1,4 +1,6 @@
-"""What all tests share: one thread of arithmetic, logs that one does not leave to the next, and the one ClickHouse."""
+"""What all tests share: one thread of arithmetic, files in memory, logs that one does not leave to the next, and the
+one ClickHouse.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,12 @@ os.environ.pop("COLUMNS", None)
 # Every process compiles all modules where none may keep what it compiled, and tests start hundreds of processes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# In memory where there is plenty of it that may hold programs: tests sync thousands of files and lose no power.
+_memory = Path("/dev/shm")
+if os.access(_memory, os.W_OK):
+    _found = os.statvfs(_memory)
+    if not _found.f_flag & os.ST_NOEXEC and _found.f_bavail * _found.f_frsize > 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_memory))
 # Nobody's own prices are in what is tested.
 os.environ["GPUSONDE_OFFERS"] = ""
 
