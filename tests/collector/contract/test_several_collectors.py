@@ -178,7 +178,7 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
     cut = len(records) // 5
     for i, tracked in enumerate([first, second, first, second, first]):
         tracked.store.samples.register_agents([agent()])
-        tracked.feed(records[i * cut : (i + 1) * cut if i < 4 else None], 10)
+        tracked.feed(records[i * cut : (i + 1) * cut if i < 4 else None], 25)
         for other in (first, second):
             # What each does on its own every few seconds.
             other.store.check_owners()
@@ -187,7 +187,7 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
     second.pipeline.finish()
     first.pipeline.finish()
     alone = TrackedStore(tmp_path / "alone")
-    alone.feed(records, 10)
+    alone.feed(records, 25)
     (run,), (expected,) = second.runs(), alone.runs()
     assert run == first.runs()[0]
     assert run.ended
@@ -210,13 +210,13 @@ def test_a_job_that_moves_between_collectors_ends_with_the_same_epochs_on_all_it
     cut = len(records) // 5
     for i, tracked in enumerate([first, second, first, second, first]):
         tracked.store.samples.register_agents([agent()])
-        tracked.feed(records[i * cut : (i + 1) * cut if i < 4 else None], 10)
+        tracked.feed(records[i * cut : (i + 1) * cut if i < 4 else None], 25)
         for other in (first, second):
             other.store.check_owners()
             other.now += 10.0
             other.pipeline.round()
     alone = TrackedStore(tmp_path / "alone")
-    alone.feed(records, 10)
+    alone.feed(records, 25)
 
     def found(tracked):
         return {
@@ -283,7 +283,7 @@ def test_an_agent_that_comes_home_after_its_last_record_has_its_run_whole(tracke
     half = len(records) // 2
     if followed != "not":
         home.store.samples.register_agents([agent()])
-        home.feed(records[:half], 10)
+        home.feed(records[:half], 25)
     other.store.samples.register_agents([agent()])
     save = other.results.save
     late = []
@@ -291,7 +291,7 @@ def test_an_agent_that_comes_home_after_its_last_record_has_its_run_whole(tracke
         # The agent goes home while the other collector is about to store what it found.
         other.results.save = lambda *words: late.append(words)
     if followed != "not":
-        other.feed(records[: half + half // 2], 10)
+        other.feed(records[: half + half // 2], 25)
     other.results.save = save
     other.store.samples.append(records)
     assert durable_after(home.store, [agent()]) == [len(records)]
@@ -303,7 +303,7 @@ def test_an_agent_that_comes_home_after_its_last_record_has_its_run_whole(tracke
     other.store.check_owners()
     other.pipeline.round()
     alone = TrackedStore(tmp_path / "alone")
-    alone.feed(records, 10)
+    alone.feed(records, 25)
     bounds, expected = epochs_of(alone)
     for tracked in (home, other):
         assert [run.end_reason for run in tracked.runs()] == ["the source has ended"]
@@ -317,7 +317,7 @@ def test_mean_metrics_that_a_collector_left_undone_at_its_death_come_from_the_ag
     home, other, records = tracked_pair
     home.store.samples.register_agents([agent()])
     home.summaries.work = lambda _: None
-    home.feed(records, 10)
+    home.feed(records, 25)
     (run,) = home.runs()
     assert run.ended
     assert other.results.count_to_summarise(run.run_id) > 1
