@@ -29,7 +29,7 @@ from gpusonde.simulator.iteration import BusBandwidth
 
 _INSTANCES, _QUICK_INSTANCES = 400, 40
 _FIRST_SEED = 10_000  # others than those of the seed's search
-_SIX, _QUICK_SIX = 50, 5
+_SIX, _QUICK_SIX = 50, 2
 _RUNS = 3
 _SCATTERING, _QUICK_SCATTERING = 20, 2
 _MOST_CPU_S = {1024: 0.1, 4096: 0.5}
