@@ -51,6 +51,8 @@ from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, averag
 _NOTHING_TOLD = Told()
 _LIKELIER = 0.1  # by how much another level must be likelier than that of the template matching to be the best guess
 _LEAST_GUESS = 0.65  # of a level where the template matching finds none
+# What guesses was fitted to jobs of at most some hours, and takes so many cycles for none of epochs, however long.
+_MANY, _NO_STEP_S, _SURE = 100, 30.0, 0.97
 _TOLD = 0.98  # confidence of what follows from what was told
 _SAME = 0.06  # of the logarithm of the period: such a hypothesis is the level
 
@@ -156,7 +158,8 @@ def analyse_in_steps(
     if likeliest is None and detection.verdict != Verdict.NONE and detection.hypotheses:
         # Pauses lengthen the mean epoch, not the usual one.
         likeliest = level_of(detection.hypotheses[0].period_s, cycles)
-    level = choose_level(settled, likeliest if detection.verdict != Verdict.NONE else None)
+    likeliest_told = likeliest if detection.verdict != Verdict.NONE else None
+    level = choose_level(settled, likeliest_told, trains=ended and run_state[0] == RunState.TRAINING)
     if level is None and (likeliest in settled.refuted or told.excludes(detection.epoch_starts_s.size)):
         detection, cached = _find_nothing(detection, told.refute(detection)), None
     elif level is not None and (level != likeliest or detection.verdict == Verdict.NONE):
@@ -199,12 +202,15 @@ def name_anew(found: EpochDetection, marks: Marks) -> EpochDetection:
     return found if found.level is not None and level is None else replace(found, cycles=cycles, level=level)
 
 
-def choose_level(settled: Settled, likeliest: int | None) -> int | None:
+def choose_level(settled: Settled, likeliest: int | None, *, trains: bool = False) -> int | None:
     """Choose the level that is the best guess of the epoch: that of the template matching unless something refutes it.
+
+    Where none is likely, a training of many long cycles that are sure is told those: they count its progress.
 
     Args:
         settled: The levels.
         likeliest: That of the template matching; None if it gives none.
+        trains: Whether the run is a training, and over.
     """
     if settled.epoch is not None:
         return settled.epoch
@@ -212,11 +218,20 @@ def choose_level(settled: Settled, likeliest: int | None) -> int | None:
     guess[list(settled.refuted)] = 0.0
     if likeliest is None or likeliest in settled.refuted:
         best = int(np.argmax(guess)) if guess.size else None
-        return best if best is not None and guess[best] >= _LEAST_GUESS else None
+        if best is not None and guess[best] >= _LEAST_GUESS:
+            return best
+        return next((i for i in reversed(range(guess.size)) if _counts_progress(settled, i)), None) if trains else None
     # What template matching chose is refuted by events or lines only, not by another template.
     guess[[not level.measured for level in settled.levels]] = 0.0
     guess[likeliest] = settled.levels[likeliest].guess + _LIKELIER
     return int(np.argmax(guess))
+
+
+def _counts_progress(settled: Settled, index: int) -> bool:
+    level, cycle = settled.levels[index], settled.levels[index].cycle
+    if index in settled.refuted or not level.measured or cycle.role == CycleRole.STEP:
+        return False
+    return cycle.confidence >= _SURE and cycle.count >= _MANY and cycle.period_s >= _NO_STEP_S
 
 
 def _find_levels(

@@ -6,7 +6,7 @@ Its order statistics are its own: NumPy's spend ten times as long on bookkeeping
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,7 @@ def medians(rows: FloatArray) -> FloatArray:
 
 _CELLS_PER_TICK = 4  # at most; a trace with long holes or mixed rates gets a coarser grid instead of a longer one
 _LEAST_SAMPLES = 24  # shortest signal that a level may have
+_FAINT = 0.01  # of the variance
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,13 @@ class Signal:
         cells = len(self) // 2
         values = 0.5 * (self.values[:, : 2 * cells : 2] + self.values[:, 1 : 2 * cells : 2])
         return Signal(self.start_s, 2 * self.step_s, values, self.rows, self.zeros)
+
+    def halved_widely(self) -> Signal:
+        """The same, with a quarter of the weight on the neighbours of those cells."""
+        cells = np.pad(self.values, ((0, 0), (1, 2)), mode="edge")
+        left, own, other, right = (cells[:, i : i + len(self) : 2] for i in range(4))
+        wide = 0.125 * (left + right) + 0.375 * (own + other)
+        return replace(self.halved(), values=wide[:, : len(self) // 2])
 
 
 def resample_ticks(ticks: Ticks) -> tuple[float, FloatArray]:
@@ -142,10 +150,17 @@ def scale_signal(ticks: Ticks) -> Signal | None:
 
 
 def pyramid(signal: Signal) -> list[Signal]:
-    """The signal at its own resolution and at 1/2, 1/4, ... of it, as long as three cycles could fit."""
-    levels = [signal]
+    """The signal at its own resolution and at 1/2, 1/4, ... of it, as long as three cycles could fit.
+
+    Cells beat with cycles that are shorter: the mean over 409.6 s of cycles of 200.7 s goes up and down every 10,000 s.
+    Where hardly anything but such a beat may be left, cells reach over their neighbours, too, and beat far less.
+    """
+    levels, wide = [signal], signal
+    power = signal.values.var(axis=1)
     while len(levels[-1]) >= 4 * _LEAST_SAMPLES:
-        levels.append(levels[-1].halved())
+        plain, wide = levels[-1].halved(), wide.halved_widely()
+        is_faint = (plain.values.var(axis=1) < _FAINT * power).all()
+        levels.append(wide if is_faint else plain)
     return levels
 
 

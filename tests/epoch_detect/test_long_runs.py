@@ -1,0 +1,27 @@
+"""Runs of half a day: hundreds of even cycles are told as what they are."""
+
+import numpy as np
+import pytest
+
+from gpusonde.epoch_detect import detect
+from gpusonde.telemetry import Trace
+
+
+def run_of(cycle_s: float, hours: float, scatter: float = 0.005) -> Trace:
+    """Power of cycles of work, an evaluation and a pause, at 10 Hz."""
+    rng = np.random.default_rng(0)
+    count = int(1.1 * 3600 * hours / cycle_s)
+    ends_s = np.concatenate([[0.0], np.cumsum(cycle_s * np.exp(rng.normal(0, scatter, count)))])
+    time_s = np.arange(0, 3600 * hours, 0.1)
+    place = np.interp(time_s, ends_s, np.arange(ends_s.size)) % 1
+    power = np.where(place < 0.75, 500.0, np.where(place < 0.95, 300.0, 80.0))
+    values = {"power_watts": power * np.exp(rng.normal(0, 0.02, power.size)), "gpu_utilization": (place < 0.95) * 1.0}
+    return Trace(time_s, values)
+
+
+@pytest.mark.parametrize("cycle_s", [97.3, 200.7])
+def test_cycles_of_half_a_day_are_told_and_not_their_beat_with_what_is_remembered(cycle_s: float) -> None:
+    found = detect([run_of(cycle_s, 12)])
+    assert found.period_s == pytest.approx(cycle_s, rel=0.01)
+    assert found.epoch_starts_s.size == pytest.approx(12 * 3600 / cycle_s, abs=2)
+    assert all(cycle.period_s < 1.1 * cycle_s for cycle in found.cycles)
