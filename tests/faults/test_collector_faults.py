@@ -1,6 +1,11 @@
-"""Real processes, killed and starved: every sample the agent took is in the store once."""
+"""Real processes, killed and starved: every sample the agent took is in the store once.
+
+``GPUSONDE_FAULT_RECORDS=12000 GPUSONDE_FAULT_KILLS=20`` makes the chaos test as long as a release wants it.
+"""
 
 import json
+import os
+import random
 import subprocess
 import sys
 import threading
@@ -13,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.faulty_files import FaultyFiles, flip_byte
 from support.running_collector import ProcessCollector, ThreadCollector
-from support.spooling_agent import ResumingAgent
+from support.spooling_agent import ResumingAgent, Spool, kill_by_turns
 from support.store_records import EVER
 from support.trace_records import trace_records
 from support.uplink_rig import SteadyRig, assert_every_record_once
@@ -28,6 +33,9 @@ from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import read_trace
 
 DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+SUPPORT = Path(__file__).parents[1] / "support"
+CHAOS_RECORDS = int(os.environ.get("GPUSONDE_FAULT_RECORDS", "1500"))
+CHAOS_KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "3"))
 
 
 def sequences_and_ticks(directory, agent_id="agent-1", gpu_uuid="GPU-a"):
@@ -54,6 +62,38 @@ def assert_every_record_once_and_in_order(directory, records):
     sequences, ticks = sequences_and_ticks(directory)
     assert ticks.tolist() == list(range(10 * (records - 1)))
     assert sequences.tolist() == [tick // 10 + 2 for tick in range(10 * (records - 1))]
+
+
+def test_a_collector_killed_in_the_middle_of_a_demo_sized_stream_has_every_sample_once(tmp_path):
+    trace = read_trace(DEMO_TRACE)
+    records = trace_records(trace, ticks_per_record=5)
+    with ProcessCollector(tmp_path / "data", store__segment_interval="500ms") as collector:
+        sent = []
+        agent = ResumingAgent(collector.target, hello, sent, len(records))
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        for i, record in enumerate(records):
+            sent.append(record.SerializeToString())
+            if i in (len(records) // 3, 2 * len(records) // 3):
+                # More than what the stream before the last kill could have brought.
+                wait_until(lambda: agent.acked > i - len(records) // 6, what="acknowledgements")  # noqa: B023
+                collector.kill()
+                collector.start()
+        thread.join(240)
+        assert agent.acked == len(records)
+        assert agent.streams >= 3
+        with Client(collector.target) as client:
+            stored = client.read_samples(trace.gpu_uuid)
+            wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, what="end of the run")
+            (run,) = client.list_runs()
+            epochs = client.list_epochs(run.run_id)
+    assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=1e-6)
+    for name in trace.metrics:
+        assert np.array_equal(stored.values[name], trace.values[name].astype(np.float32)), name
+    offline = detect(trace)
+    starts = [(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs.epochs]
+    assert starts == pytest.approx(offline.epoch_starts_s.tolist(), abs=1e-6)
+    assert run.period_s == pytest.approx(offline.period_s, abs=1e-8)
 
 
 def test_a_killed_collector_goes_on_tracking_where_it_stood_and_ends_with_the_same_epochs(tmp_path):
@@ -93,6 +133,16 @@ def test_a_killed_collector_goes_on_tracking_where_it_stood_and_ends_with_the_sa
     assert run.period_s == pytest.approx(offline.period_s, abs=1e-8)
     assert all(epoch.energy_joules > 0 for epoch in epochs.epochs)
     assert list((tmp_path / "data" / "tracking").iterdir()) == []
+
+
+def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tmp_path):
+    spool = tmp_path / "spool"
+    with ProcessCollector(tmp_path / "data", store__segment_interval="700ms") as collector:
+        kill_by_turns(collector, spool, CHAOS_RECORDS, "0.002", CHAOS_KILLS, random.Random(7))
+        assert collector.terminate() == 0
+    taken = len(Spool(spool).records)
+    assert taken >= CHAOS_RECORDS
+    assert_every_record_once_and_in_order(tmp_path / "data", taken)
 
 
 def test_a_collector_killed_among_records_that_came_together_has_every_one_once(tmp_path):
@@ -139,7 +189,7 @@ def real_agent(collector, directory, trace_path, speed):
 
 def test_the_real_agent_rides_out_a_killed_collector(tmp_path):
     trace = read_trace(DEMO_TRACE)
-    with ProcessCollector(tmp_path / "data", store__segment_interval="500ms") as collector:
+    with ProcessCollector(tmp_path / "data") as collector:
         agent = real_agent(collector, tmp_path / "spool", DEMO_TRACE, 40)
         with Client(collector.target) as client:
             for share in (0.2, 0.6):
