@@ -84,6 +84,19 @@ def test_longer_pauses_are_waits_for_data_or_within_a_kernel_for_the_others():
     assert others.endswith("within a kernel: they wait for communication")
 
 
+@pytest.mark.parametrize("use_in_pause", [0.0, 1.0])
+@pytest.mark.parametrize("known", [["power_watts"], ["power_watts", "gpu_utilization"]])
+def test_a_checkpoint_on_one_side_is_no_wait_in_every_cycle(known, use_in_pause):
+    everything = healthy(use_in_pause=use_in_pause)
+    for begin_s in (SINCE_S + 1, SINCE_S + 280):
+        values = {name: everything[name].copy() for name in known}
+        saves = (begin_s <= TIME_S) & (begin_s + 60 > TIME_S)
+        for name, low in (("power_watts", 120.0), ("gpu_utilization", use_in_pause)):
+            if name in values:
+                values[name][:, saves] = low
+        assert causes(values) == []
+
+
 def test_links_memory_of_others_growth_and_faults_are_told():
     values = healthy()
     values["pcie_replay_count"][1, AFTER] = np.arange(AFTER.sum())

@@ -139,7 +139,7 @@ def _heat(before: _Side, after: _Side, slow: npt.NDArray[np.bool_]) -> str:
 
 def _pauses(before: _Side, after: _Side) -> str:
     """Time in which no GPU works: without a kernel it waits for data, within one for the others."""
-    said = ""
+    said, after = "", _without_longest_rest(before, after)
     if UTILIZATION in before:
         old, new = (float(mean_of_known(side[UTILIZATION])) for side in (before, after))
         if old - new >= _LEAST_WAITS:
@@ -158,6 +158,22 @@ def _pauses(before: _Side, after: _Side) -> str:
             if float(mean_of_known(use)) >= _WAITS_IN_KERNEL:
                 said += ", within a kernel: they wait for communication"
     return said
+
+
+def _without_longest_rest(before: _Side, after: _Side) -> _Side:
+    """Leave out the longest pause: a checkpoint or a restart that falls on one side alone is no wait in every cycle."""
+    name = POWER if POWER in before else UTILIZATION
+    if name not in before:
+        return after
+    old, new = (mean_of_known(side[name], axis=0) for side in (before, after))
+    if not (np.isfinite(old).any() and np.isfinite(new).any()):
+        return after
+    rests = new < (np.nanmin(new) + np.nanquantile(old, 0.75)) / 2
+    edges = np.flatnonzero(np.diff(rests.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    if not edges.size:
+        return after
+    begin, end = edges[np.diff(edges, axis=1).argmax()]
+    return {metric: np.delete(column, slice(begin, end), axis=1) for metric, column in after.items()}
 
 
 def _links(devices: Sequence[str], before: _Side, after: _Side) -> str:
