@@ -139,7 +139,7 @@ def _heat(before: _Side, after: _Side, slow: npt.NDArray[np.bool_]) -> str:
 
 def _pauses(before: _Side, after: _Side) -> str:
     """Time in which no GPU works: without a kernel it waits for data, within one for the others."""
-    said, after = "", _without_longest_rest(before, after)
+    said, after = "", _without_single_rest(before, after)
     if UTILIZATION in before:
         old, new = (float(mean_of_known(side[UTILIZATION])) for side in (before, after))
         if old - new >= _LEAST_WAITS:
@@ -160,19 +160,23 @@ def _pauses(before: _Side, after: _Side) -> str:
     return said
 
 
-def _without_longest_rest(before: _Side, after: _Side) -> _Side:
-    """Leave out the longest pause: a checkpoint or a restart that falls on one side alone is no wait in every cycle."""
+def _without_single_rest(before: _Side, after: _Side) -> _Side:
+    """Leave out the longest pause where there is one more as long than before: a checkpoint falls on one side alone."""
     name = POWER if POWER in before else UTILIZATION
     if name not in before:
         return after
-    old, new = (mean_of_known(side[name], axis=0) for side in (before, after))
-    if not (np.isfinite(old).any() and np.isfinite(new).any()):
+    common = [mean_of_known(side[name], axis=0) for side in (before, after)]
+    if not all(np.isfinite(each).any() for each in common):
         return after
-    rests = new < (np.nanmin(new) + np.nanquantile(old, 0.75)) / 2
-    edges = np.flatnonzero(np.diff(rests.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    if not edges.size:
+    limit = (np.nanmin(common[1]) + np.nanquantile(common[0], 0.75)) / 2
+    changes = (np.diff((each < limit).astype(np.int8), prepend=0, append=0) for each in common)
+    old, new = (np.flatnonzero(each).reshape(-1, 2) for each in changes)
+    if not new.size:
         return after
-    begin, end = edges[np.diff(edges, axis=1).argmax()]
+    begin, end = new[np.diff(new, axis=1).argmax()]
+    as_long_before, as_long = (int((2 * np.diff(each, axis=1) >= end - begin).sum()) for each in (old, new))
+    if as_long != as_long_before + 1:
+        return after
     return {metric: np.delete(column, slice(begin, end), axis=1) for metric, column in after.items()}
 
 
