@@ -1,13 +1,15 @@
 """Cycles that take longer are told within a few of them, and what is as long as ever is not."""
 
+import itertools
 import json
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import Cycle, EpochTracker
+from gpusonde.epoch_detect import Cycle, EpochDetection, EpochTracker, Verdict
 from gpusonde.epoch_detect.progress import PaceWatch
 from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
 from gpusonde.epoch_detect.progress.level_pace import LevelPace
@@ -46,17 +48,17 @@ def followed(durations_s, cycle_s, **options):
 
 
 class Begins(CycleClock):
-    """A clock that is told where cycles begin."""
+    """A clock that is told where cycles begin, and before which ones it had lost them."""
 
     def update(self, time_s, rows, starts_s=None):
-        return [float(time_s[0])]
+        return [math.nan, float(time_s[0])] if rows.any() else [float(time_s[0])]
 
 
-def told_of(durations_s):
-    """What the pace of cycles of about 2 s says behind each of them."""
+def told_of(durations_s, longest_s=math.inf):
+    """What the pace of cycles of about 2 s says behind each of them; longer ones are none."""
     pace, told = LevelPace(Begins(2.0, TICK_S)), []
-    for begin_s in np.concatenate([[0.0], np.cumsum(durations_s)]):
-        pace.update(np.array([begin_s]), np.zeros((1, 1)))
+    for begin_s, before_s in zip(np.cumsum([0.0, *durations_s]), [0.0, *durations_s], strict=True):
+        pace.update(np.array([begin_s]), np.full((1, 1), before_s > longest_s))
         told.append(pace.change)
     return told
 
@@ -276,6 +278,31 @@ def test_what_was_told_of_cycles_that_have_ended_is_over_in_time():
         pace.update(time_s, np.full((1, 600), 500.0))
         told.append(pace.change is not None)
     assert told == [True] * 9 + [False] * 3
+
+
+def test_what_was_told_is_over_where_hardly_any_cycle_is_found_any_more():
+    rng = np.random.default_rng(1)
+    # Two of them in a minute, here and there.
+    gaps = [[rng.uniform(45, 75), *np.full(2, 2.2)] for _ in range(40)]
+    told = told_of(np.concatenate([durations(2.0, 100, 0.1, scatter=0.002), *gaps]), longest_s=10.0)
+    assert told[99] is not None
+    assert told[-1] is None
+
+
+def test_a_change_of_cycles_that_scatter_is_not_over_by_chance():
+    last = [told_of(durations(2.0, 160, 0.1, scatter=0.045, from_cycle=80, seed=seed))[85:] for seed in range(30)]
+    over = [one is not None and other is None for each in last for one, other in itertools.pairwise(each)]
+    assert sum(over) <= 2
+
+
+@pytest.mark.parametrize(("confidence", "is_sure"), [(0.9, True), (0.55, True), (0.3, False)])
+def test_a_level_that_is_unlikely_later_on_is_sure_no_more(confidence, is_sure):
+    time_s, power = ticks(durations(2.0, 60, scatter=0.004))
+    watch = PaceWatch(["power_watts"])
+    watch.update(time_s, power[None])
+    for each in (0.9, confidence):
+        watch.note_detection(EpochDetection(Verdict.NONE, "", cycles=(replace(cycle_of(2.0), confidence=each),)))
+    assert [pace.is_sure for pace in watch.paces] == [is_sure]
 
 
 @pytest.mark.parametrize("slower", [0.65, 0.9, 1.0, 1.4, 2.0])

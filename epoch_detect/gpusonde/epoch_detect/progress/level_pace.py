@@ -6,6 +6,7 @@ may differ. A change that comes little by little is sought in medians of many cy
 
 from __future__ import annotations
 
+import bisect
 import math
 import operator
 from dataclasses import asdict, dataclass
@@ -43,7 +44,8 @@ _CHANCE = 3.0  # standard deviations from which on a cycle is a pause
 _BACK_CYCLES, _BACK = 5, 0.5  # cycles, the fewest, that are back at less than this share of the change
 _SURELY_BACK = 3.0  # standard deviations of their mean, which that share is
 _OTHER_S, _OTHER, _FEWEST_OF_OTHER = 300.0, 2.0, 12  # that another tempo lasts, times the longest before, cycles before
-_LOST_CYCLES, _LOST_S = 64, 600.0  # so long without a cycle, what was told of the last ones holds no longer
+# So long with cycles in hardly any of the time, what was told of the last ones holds no longer.
+_LOST_CYCLES, _LOST_S, _HARDLY_ANY = 64, 600.0, 0.1
 _BLOCK, _MOST_BLOCKS, _FEWEST_BLOCKS = 8, 32, 6
 
 
@@ -77,14 +79,15 @@ class LevelPace:
 
     Args:
         clock: Finds their beginnings.
-        is_sure: Whether the level is likely; of another only even cycles count.
+        is_sure: Whether the level is likely.
 
     Attributes:
+        is_sure: The same, by what the tracker has said since; of another only even cycles count.
         change: By how much they take longer than before; None if they do not.
     """
 
     def __init__(self, clock: CycleClock, *, is_sure: bool = True) -> None:
-        self._is_sure = is_sure
+        self.is_sure = is_sure
         self.change: PaceChange | None = None
         self._clock = clock
         self._begin_s = math.nan  # of the latest cycle
@@ -132,7 +135,7 @@ class LevelPace:
     @property
     def _is_known(self) -> bool:
         """Whether its cycles are known well enough for another tempo to be a change of them."""
-        return self._is_sure and len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
+        return self.is_sure and len(self._logs) >= _FEWEST_OF_OTHER and self.scatter < _UNCLEAR
 
     def update(self, time_s: FloatArray, rows: FloatArray, starts_s: FloatArray | None = None) -> None:
         """Take ticks, as :meth:`CycleClock.update` does."""
@@ -147,8 +150,10 @@ class LevelPace:
                 self._add(self._begin_s, math.log(begin_s - self._begin_s))
             self._begin_s = math.nan if again else begin_s
         if self.change is not None and time_s.size:
-            lost_s = float(time_s[-1]) - self._begins[-1]
-            if lost_s > max(_LOST_CYCLES * self.change.after_s, _LOST_S):
+            lost_s, now_s = max(_LOST_CYCLES * self.change.after_s, _LOST_S), float(time_s[-1])
+            latest = bisect.bisect_left(self._begins, now_s - lost_s)
+            found_s = sum(math.exp(log) for log in self._logs[latest:])
+            if now_s - self.change.since_s > lost_s and found_s < _HARDLY_ANY * lost_s:
                 self.change = None
 
     def _note_other_tempo(self, tempo: OtherTempo) -> None:
@@ -192,7 +197,7 @@ class LevelPace:
         # Most cycles are as long as ever; the rest is for those that are not.
         middle, half = _most_alike(usual)
         clear = half <= _CLEAR
-        if not (clear or self._is_sure):
+        if not (clear or self.is_sure):
             return
         newest = logs[-_NEWEST:]
         rise = (sorted(newest)[_NEWEST // 2] if clear else sum(newest) / _NEWEST) - middle
@@ -238,7 +243,7 @@ class LevelPace:
         return self._begins[-1] + math.exp(self._logs[-1]) - self._begins[first - 1] > _WHOLE * known_s
 
     def _look_for_drift(self) -> None:
-        unclear = _UNCLEAR if self._is_sure else _CLEAR
+        unclear = _UNCLEAR if self.is_sure else _CLEAR
         uneven = max(_most_alike(sorted(self._logs))[1], self.scatter)
         if len(self._blocks) < _FEWEST_BLOCKS or uneven > unclear:
             return
@@ -269,12 +274,18 @@ class LevelPace:
         latest = self._logs[max(first, len(self._logs) - _LATEST[-1]) :]
         if change.drift_per_cycle:
             latest = latest[-_LATEST[2] :]
-        back = sum(latest[-_BACK_CYCLES:]) / min(len(latest), _BACK_CYCLES)
         rise = math.log(change.after_s / change.before_s)
         after_s = math.exp(sorted(latest)[len(latest) // 2])
+        count = _BACK_CYCLES
+        if len(latest) > count and rise > 0 and not change.drift_per_cycle:
+            # The mean of a few cycles that scatter comes near to those before by chance.
+            single = 1.4826 / math.sqrt(2) * _median(np.abs(np.diff(latest)))
+            needed = (_SURELY_BACK * single / (_BACK * rise)) ** 2
+            count = min(max(count, math.ceil(needed)), _LATEST[-1])
+        back = sum(latest[-count:]) / min(len(latest), count)
         is_back = back - math.log(change.before_s) < _BACK * rise
         is_back |= math.log(after_s / change.before_s) < _BACK * self._least
-        if len(latest) >= _BACK_CYCLES and is_back:
+        if len(latest) >= count and is_back:
             self.change, self._back_s = None, self._begins[-1]
             return
         self.change = PaceChange(change.since_s, change.before_s, after_s, change.drift_per_cycle)
@@ -283,7 +294,7 @@ class LevelPace:
         """What another one needs to go on here, for JSON."""
         return {
             "clock": self._clock.fields(),
-            "sure": self._is_sure,
+            "sure": self.is_sure,
             "change": None if self.change is None else asdict(self.change),
             "begin_s": finite_or_none(self._begin_s),
             "begins": self._begins,

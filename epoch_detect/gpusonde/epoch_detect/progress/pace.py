@@ -25,7 +25,7 @@ _MOST_RECENT = 4096  # ticks from before a level is known
 _COARSEST = 1 / 24  # of a period, ticks among which its cycles can still be told
 _MOST_LEVELS = 4
 _SHORTEST, _CLEAR = 5.0, 10.0  # ticks of a cycle that can be followed, that is followed gladly
-_LIKELY_LEVEL = 0.65
+_LIKELY_LEVEL, _STILL_LIKELY = 0.65, 0.5  # confidence from which on a level is likely, and below which it is so no more
 _STATE_VERSION = 1
 
 
@@ -81,6 +81,10 @@ class PaceWatch:
             if not any(pace.is_of(cycle) for pace in kept):
                 kept.append(self._begin(cycle))
         self._paces = kept[-_MOST_LEVELS:]
+        for pace in self._paces:
+            told = [cycle.confidence for cycle in detection.cycles if cycle.confirmed and pace.is_of(cycle)]
+            if told:
+                pace.is_sure &= max(told) >= _STILL_LIKELY
 
     @property
     def change(self) -> PaceChange | None:
