@@ -568,10 +568,12 @@ def test_a_short_rest_behind_an_evaluation_is_told_where_it_is_and_with_its_own_
         assert rest.reason == "the load is at 0 % of its range"
 
 
-def test_pauses_in_every_step_are_no_states_of_their_own() -> None:
+@pytest.mark.parametrize("known", ["cycles", "that it trains"])
+def test_pauses_in_every_step_are_no_states_of_their_own(known: str) -> None:
     """Steps of 10 s of which the GPUs wait for data for 4 s: a loader that became slow."""
     watch, now_s = working(300)
-    watch.note_detection(cycles_of(6.0, now_s))
+    trains = EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=0.7)
+    watch.note_detection(cycles_of(6.0, now_s) if known == "cycles" else trains)
     seen = []
     for step in range(30):
         now_s = show(watch, now_s, 6, WORKS)
@@ -605,16 +607,19 @@ def test_what_was_called_training_since_the_cycles_take_longer_is_slower_once_th
     assert slower.reason == "cycles take 44 s, 40 s before"
 
 
-@pytest.mark.parametrize("step_s", [1.2, 1.33, 2.3])
-def test_steps_that_beat_with_the_seconds_are_no_evaluations(step_s: float) -> None:
+# An exchange takes a fifth of a step; waiting for data a third, or half.
+@pytest.mark.parametrize(
+    ("step_s", "gap", "watts_in_it"),
+    [(1.2, 0.2, 230.0), (1.33, 0.2, 230.0), (2.3, 0.2, 230.0), (1.1, 0.55, 90.0), (1.9, 0.3, 230.0), (3.3, 0.3, 90.0)],
+)
+def test_steps_that_beat_with_the_seconds_are_no_evaluations(step_s: float, gap: float, watts_in_it: float) -> None:
     watch, now_s = StateWatch(GPUS), 0.0
     now_s = show(watch, now_s, 30, IDLE)
     rng = np.random.default_rng(4)
     time_s = now_s + np.sort(np.arange(4000) / 10 + rng.uniform(0, 0.06, 4000))
     lengths_s = step_s * np.exp(rng.normal(0, 0.015, 400))
     place = np.interp(time_s, now_s + np.concatenate([[0.0], np.cumsum(lengths_s)]), np.arange(401)) % 1
-    # An exchange takes a fifth of a step.
-    watts = np.tile(np.where(place < 0.2, 230.0, 620.0), (GPUS, 1)) * np.exp(rng.normal(0, 0.01, (GPUS, 4000)))
+    watts = np.tile(np.where(place < gap, watts_in_it, 620.0), (GPUS, 1)) * np.exp(rng.normal(0, 0.01, (GPUS, 4000)))
     edges = np.searchsorted(time_s, np.arange(now_s, time_s[-1] + 1))
     for begin, stop in pairwise(edges):
         watch.update(time_s[begin:stop], {"power_watts": watts[:, begin:stop]})

@@ -50,9 +50,10 @@ def follow_states(gpus: Sequence[Trace], detection: EpochDetection) -> list[Stat
     spans: dict[float, StateSpan] = {}
     slowdowns: dict[float, tuple[PaceChange, float]] = {}  # by their beginning, with their end so far
     step_s = max(_LEAST_STEP_S, (time_s[-1] - time_s[0]) / _STEPS)
+    tick_s = gpus[0].interval_s if len(gpus[0]) > 1 else 0.0
     begin = 0
     while begin < time_s.size:
-        stop = max(begin + 1, int(np.searchsorted(time_s, time_s[begin] + step_s)))
+        stop = max(begin + 1, int(np.searchsorted(time_s, time_s[begin] + step_s - 0.5 * tick_s)))
         part, begin = slice(begin, stop), stop
         tracker.update(time_s[part], together[:, part])
         if tracker.detection is not None:

@@ -23,6 +23,7 @@ _LEAST_DIP, _FIRST_DIP = 0.05, 0.08  # of the logarithm of the load: less is the
 _DIP = 4.0  # times the usual deviation
 _DEEPEST = -0.5  # of the logarithm: what lies deeper is a pause
 _MEAN_DIP = 0.75  # of the least dip, by which the mean of several seconds lies below that of training
+_GAPS = 0.14  # of the logarithm, by which the highest ticks lie above the level of a job whose steps hold gaps
 _RECOVERED = 0.5  # of the depth of a dip: it is over
 _AT_LEVEL = 0.5  # of the least dip, below which the load has come back to its level
 _LONGEST_DIP_S = 600.0  # beyond which a lower level is another level
@@ -111,8 +112,9 @@ class TrainingLevel:
     def __init__(self) -> None:
         self._logs: deque[float] = deque(maxlen=_LEVEL_CELLS)
         self._means: deque[float] = deque(maxlen=_LEVEL_CELLS)  # likewise, of several seconds
+        self._peaks: deque[float] = deque(maxlen=_LEVEL_CELLS)  # of the highest ticks
         self._deviations: deque[float] = deque(maxlen=_NOISE_CELLS)
-        self._level = self._mean_level = math.nan
+        self._level = self._mean_level = self._peak_level = math.nan
         self._least_dip = _FIRST_DIP
         self._bottom = 0.0
         self._at_level_s = math.nan
@@ -124,7 +126,14 @@ class TrainingLevel:
         return len(self._logs) >= _LEAST_LEVEL_CELLS
 
     def depth(
-        self, time_s: float, load: float, smooth: float, mean: float, after: Sequence[float], longest_s: float
+        self,
+        time_s: float,
+        load: float,
+        smooth: float,
+        mean: float,
+        after: Sequence[float],
+        peak: float,
+        longest_s: float,
     ) -> float:
         """Take a second of work and say how deep it lies below the level, 0..1; 0 where it is no dip.
 
@@ -134,12 +143,12 @@ class TrainingLevel:
             smooth: Median of it and those around it.
             mean: Of the same and a few more: steps beat with the seconds, and a median of seconds with them.
             after: Loads of the two seconds after it: a dip lasts.
+            peak: Its highest tick, or that of those beside it.
             longest_s: Time without a second at the level, beyond which a lower one is another level; 600 s at most.
         """
-        log, mean_log = (math.log(max(value, 1e-9)) for value in (smooth, mean))
+        log, mean_log, peak_log = (math.log(max(value, 1e-9)) for value in (smooth, mean, peak))
         if not self.is_known:
-            self._logs.append(log)
-            self._means.append(mean_log)
+            self._note_level(log, mean_log, peak_log)
             return 0.0
         self._renew()
         off = log - self._level
@@ -152,6 +161,7 @@ class TrainingLevel:
             limit = math.exp(self._level - self._least_dip)
             dips = off < -self._least_dip and all(value < limit for value in (load, *after))
             dips &= mean_log - self._mean_level < -_MEAN_DIP * self._least_dip
+            dips &= not self.is_of_steps(peak)
         if dips and time_s - self._at_level_s > min(longest_s, _LONGEST_DIP_S):
             self.forget()
             return 0.0
@@ -159,14 +169,24 @@ class TrainingLevel:
         self._deviations.append(max(off, _DEEPEST))
         if dips:
             return 1 - math.exp(off)
+        self._note_level(log, mean_log, peak_log)
+        return 0.0
+
+    def is_of_steps(self, peak: float) -> bool:
+        """Whether steps with gaps in them go on: seconds beat with them, and their highest ticks do not."""
+        has_gaps = self._peak_level - self._mean_level > _GAPS
+        return has_gaps and math.log(max(peak, 1e-9)) - self._peak_level > -_AT_LEVEL * self._least_dip
+
+    def _note_level(self, log: float, mean_log: float, peak_log: float) -> None:
         self._logs.append(log)
         self._means.append(mean_log)
-        return 0.0
+        self._peaks.append(peak_log)
 
     def forget(self) -> None:
         """Begin anew, at another level."""
         self._logs.clear()
         self._means.clear()
+        self._peaks.clear()
         self._deviations.clear()
         self._bottom, self._at_level_s = 0.0, math.nan
         self._least_dip, self._until_renewed = _FIRST_DIP, 0
@@ -179,6 +199,8 @@ class TrainingLevel:
         self._until_renewed = _RENEWED
         self._level = sorted(self._logs)[2 * len(self._logs) // 3]
         self._mean_level = sorted(self._means)[len(self._means) // 2]
+        # A state from before they were kept has none.
+        self._peak_level = sorted(self._peaks)[len(self._peaks) // 2] if self._peaks else math.nan
         off = sorted(self._deviations)
         if len(off) >= 2 * _LEAST_LEVEL_CELLS:
             # The upper half alone: the lower one holds the dips.

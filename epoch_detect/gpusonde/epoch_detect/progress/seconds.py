@@ -37,6 +37,7 @@ class JobSecond:
         computes: Whether tensor pipes or memory work, as they do not for a kernel that waits.
         swing: How far power goes up and down within it, over the mean, or use, whatever is more; mean of the GPUs, 0
             for a single tick.
+        crest: Highest tick over the mean, of power, or of use where that is not given; mean of the GPUs.
     """
 
     time_s: float
@@ -49,6 +50,7 @@ class JobSecond:
     gpus: int
     computes: bool
     swing: float = 0.0
+    crest: float = 1.0
 
     @classmethod
     def measure(
@@ -78,6 +80,7 @@ class JobSecond:
         mean = {name: _mean(of_each[i]) if math.isnan(means[i]) else means[i] for i, name in enumerate(metrics)}
         use = next((name for name in USE if name in mean), "")
         spinning = unused = gpus = 0
+        load = POWER if POWER in mean else use
         busy = UTILIZATION if UTILIZATION in mean else use
         for share in of_each[metrics.index(busy)].tolist() if busy else ():
             spinning += share >= _FULL
@@ -94,6 +97,7 @@ class JobSecond:
             gpus,
             any(mean[name] > least for name, least in _COMPUTING.items() if name in mean),
             _swing(dict(zip(metrics, values, strict=True))) if with_swing and values.shape[2] > 1 else 0.0,
+            _crest(values[metrics.index(load)], mean[load]) if load and values.shape[2] > 1 else 1.0,
         )
 
     @property
@@ -112,6 +116,11 @@ def _of_each(columns: FloatArray) -> FloatArray:
     count = known.sum(axis=-1)
     of_known = np.where(known, columns, 0.0).sum(axis=-1) / np.where(count, count, np.nan)
     return np.where(np.isnan(means), of_known, means)
+
+
+def _crest(column: FloatArray, mean: float) -> float:
+    highest = _mean(np.fmax.reduce(column, axis=1))
+    return highest / mean if mean > 0 else 1.0
 
 
 def _swing(values: Mapping[str, FloatArray]) -> float:

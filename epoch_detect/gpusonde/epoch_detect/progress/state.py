@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -392,9 +393,8 @@ class StateWatch:
         self._recent.append((second, load))
         loads = [each for _, each in self._recent]
         middle = _median(loads[-2 * _AROUND - 1 :]) if len(loads) >= _BEGINS else math.nan
-        cycles = self._cycles
-        trains = cycles.run_state == RunState.TRAINING and cycles.run_confidence >= _SURE_RUN
-        self._range.add(load, middle, second.use, self._cell_s, cyclic=cycles.cyclic, trains=trains)
+        cyclic = self._cycles.cyclic
+        self._range.add(load, middle, second.use, self._cell_s, cyclic=cyclic, trains=self._likely_trains)
         if self._range.has_begun:
             self._follow_pause(second, load, _median(loads[-_BEGINS:]))
         if len(self._recent) > _LOOK_AHEAD:
@@ -495,6 +495,10 @@ class StateWatch:
         return cycles.run_state if sure and not cycles.cyclic else ""
 
     @property
+    def _likely_trains(self) -> bool:
+        return self._cycles.run_state == RunState.TRAINING and self._cycles.run_confidence >= _SURE_RUN
+
+    @property
     def _surely_trains(self) -> bool:
         """Whether the run as a whole is surely a training: somebody at a notebook works in bursts that may look so."""
         return self._kind_of_run == RunState.TRAINING and self._cycles.run_confidence >= _SURE_TRAINING
@@ -554,13 +558,16 @@ class StateWatch:
         around = slice(max(0, at - _AROUND), at + _AROUND + 1)
         smooth = _median(loads[around])
         share = self._range.share(smooth)
-        trains = self._cycles.cyclic or self._surely_trains
+        # A gap in a step may take a second, but has the highest ticks on either side of it.
+        peaks = [each.crest * load for each, load in list(self._recent)[max(at - 1, 0) : at + 2]]
+        peak = min(max(pair) for pair in pairwise(peaks))
+        trains = self._cycles.cyclic or self._likely_trains
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
             word = self._before(second)
-        elif trains and not self._kind_of_run and self._pauses.are_of_steps(second.time_s):
+        elif trains and self._kind_of_run in ("", RunState.TRAINING) and self._pauses.are_of_steps(second.time_s):
             word = self._in_steps()
-        elif share > WORKS:
-            word = self._at_work(second.time_s, loads, at, smooth)
+        elif share > WORKS or (share > IDLES and self._level.is_of_steps(peak)):
+            word = self._at_work(second.time_s, loads, at, smooth, peak)
         else:
             # As the load: a second of use, or one between work and rest, does not make an evaluation of a rest.
             rests = _median([0 < each.gpus == each.unused for each, _ in list(self._recent)[around]])
@@ -578,7 +585,7 @@ class StateWatch:
             return JobState.IDLE, "its GPUs have done nothing since it got them", 0.8
         return JobState.STARTING, "its GPUs have not begun to work", 0.8
 
-    def _at_work(self, time_s: float, loads: Sequence[float], at: int, smooth: float) -> _Word:
+    def _at_work(self, time_s: float, loads: Sequence[float], at: int, smooth: float, peak: float) -> _Word:
         cycles, kind = self._cycles, self._kind_of_run
         if kind == RunState.SERVING:
             return JobState.SERVING, "its load comes and goes as requests do", cycles.run_confidence
@@ -589,7 +596,7 @@ class StateWatch:
         holds_evaluations = cycles.cyclic and cycles.role != CycleRole.STEP and cycles.period_s > _LONGER_THAN_STEPS_S
         longest_s = _PERIODS_OF_DIP * cycles.period_s if holds_evaluations else math.inf
         after, mean = loads[at + 1 : at + 1 + _AROUND], sum(loads) / len(loads)
-        depth = self._level.depth(time_s, loads[at], smooth, mean, after, longest_s)
+        depth = self._level.depth(time_s, loads[at], smooth, mean, after, peak, longest_s)
         # A part of the second in which the load falls to a rest is one, too.
         falls = self._range.share(after[0]) < IDLES and self.report.state != JobState.EVALUATING
         if depth and not falls:
