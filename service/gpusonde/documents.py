@@ -108,7 +108,10 @@ class Number:
         above = self.least is not None or self.above is None or found > self.above
         least = self.least is None or found >= self.least
         if not (math.isfinite(found) and above and least and found <= self.most):
-            raise DocumentError(path, f"must be {self.words()}, not {_shown(value)}")
+            # "24h" and a date are what people write for a time.
+            is_time = path.endswith("_s") and not isinstance(value, (int, float))
+            words = self.words().replace("a number", "a number of seconds") if is_time else self.words()
+            raise DocumentError(path, f"must be {words}, not {_shown(value)}")
         return found
 
     def words(self) -> str:
@@ -518,7 +521,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     try:
-        text = repr(value)
+        text = repr(value) if isinstance(value, str) else str(value)
     except ValueError:  # Python refuses to print whole numbers of thousands of digits
         return "that"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -54,6 +54,13 @@ def test_a_skypilot_task_names_machine_place_and_batch() -> None:
         made("skypilot", MIXED)
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_plan_that_reckons_with_checkpoints_says_how_often_the_script_saves_them(launcher: str) -> None:
+    for interval_s, said in ((667.5, True), (math.inf, False)):
+        text = launch_file(launcher, LONE, (G5, SPOT), name="x", at_most_s=7200.0, checkpoint_interval_s=interval_s)
+        assert ("# the script itself saves a checkpoint after every 11.1 min of work" in text) is said
+
+
 @pytest.mark.parametrize(
     ("name", "region", "place"),
     [

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpusonde.errors import ProblemError
+from gpusonde.formatting import duration
 from gpusonde.optimizer.problem import Billing, MachineOffer, Plan
 
 LAUNCHERS = ("skypilot", "slurm", "aws-cli", "k8s-job")
@@ -70,7 +71,14 @@ class _Machines:
 
 
 def launch_file(
-    launcher: str, plan: Plan, offers: Sequence[MachineOffer], *, name: str, at_most_s: float, warning: str = ""
+    launcher: str,
+    plan: Plan,
+    offers: Sequence[MachineOffer],
+    *,
+    name: str,
+    at_most_s: float,
+    checkpoint_interval_s: float = math.inf,
+    warning: str = "",
 ) -> str:
     """Return the text of a file that starts a plan's machines and the job on them.
 
@@ -80,6 +88,7 @@ def launch_file(
         offers: Offers of its problem.
         name: The job's; what names may not hold is left out, and one that begins with no letter gets ``job-``.
         at_most_s: Seconds in which the job ends with the wanted confidence; infinite for one that may not end.
+        checkpoint_interval_s: Seconds of work between two checkpoints that this reckons with; infinite for none.
         warning: What is to be known before the file is run.
 
     Raises:
@@ -99,6 +108,8 @@ def launch_file(
     head = [f"# {_comment(f'gpusonde: {plan}')}", f"# {_ends(at_most_s)}"]
     if str(plan.mode):
         head.append(f"# BATCH_PER_GPU is that of a micro-batch; the script itself runs {plan.mode} per iteration")
+    if math.isfinite(checkpoint_interval_s):
+        head.append(f"# the script itself saves a checkpoint after every {duration(checkpoint_interval_s)} of work")
     if warning:
         head.insert(0, f"# WARNING: {_comment(warning)}")
     return makers[launcher](groups, short, head, at_most_s)

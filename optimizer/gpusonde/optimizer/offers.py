@@ -243,7 +243,7 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> MachineOffer | Exclud
     if quota == 0:
         return ExcludedOffer(candidate.name, "none can be rented: quota or availability is 0")
     if spot and preemptions is None:
-        return ExcludedOffer(candidate.name, "preemption rate unknown; give preemptions_per_hour, or of '*' for all")
+        return ExcludedOffer(candidate.name, "preemption rate unknown; give preemptions_per_hour")
     return MachineOffer(
         name=candidate.name,
         device=machine.gpu_model,

@@ -301,7 +301,9 @@ class _Jobs:
         for number, job in enumerate(self._jobs):
             ends_s = self._share_of_job(number, self._clock() + _END_SHARE / 2 * self._left_s())
             asked = replace(job.problem, objective=Objective.TIME)
-            alone = solve(asked, job.steps, explain=False, time_limit_s=max(ends_s - self._clock(), 1e-3))
+            alone = solve(
+                asked, job.steps, explain=False, time_limit_s=max(ends_s - self._clock(), 1e-3), clock=self._clock
+            )
             low = max(low, alone.proof.bound or 0.0)
         # A better choice is sought among what is at hand, at ends from ``tried`` on; then a better bound, at ends up to
         # ``open_s``, which brings other plans to hand.
@@ -625,7 +627,7 @@ class _Jobs:
         is_proven = low > budget * (1 + SLACK) or (searched and choice is None)
         for job, columns in zip(self._jobs, self._columns, strict=True):
             if not columns.within(math.inf):
-                alone = solve(job.problem, job.steps, explain=False, time_limit_s=self._left_s())
+                alone = solve(job.problem, job.steps, explain=False, time_limit_s=self._left_s(), clock=self._clock)
                 if alone.plan is None:
                     return _no_plans_alone(job, alone)
         if choice is not None:

@@ -3,6 +3,7 @@
 import json
 import math
 from copy import deepcopy
+from datetime import datetime
 
 import pytest
 from support.problem_documents import probes, small_problem
@@ -202,6 +203,8 @@ def test_spot_machines_of_the_catalogue_need_a_rate_of_preemptions():
         (["objective"], "cheap", "objective", "time or cost"),
         (["deadline_s"], -5, "", "one in the past cannot be met"),
         (["deadline_s"], math.nan, "deadline_s", "must be a number"),
+        (["deadline_s"], "24h", "deadline_s", "must be a number of seconds, not '24h'"),
+        (["deadline_s"], datetime(2026, 11, 30, 18), "deadline_s", "of seconds, not 2026-11-30 18:00:00"),
         (["budget_usd"], 0, "", "budget_usd 0"),
         (["confidence"], 1.0, "", "confidence"),
         (["overhead_s"], 7200.0, "", "leaves no time to train"),
@@ -273,6 +276,15 @@ def test_a_name_of_the_catalogue_that_is_misspelt_is_named_with_the_one_that_was
     at, text = refusal(small_problem(catalog=[{key: names, "quota": 2}]))
     assert at == ("catalog[0].gpus" if key == "gpus" else f"catalog[0].{key}[1]")
     assert meant in text
+
+
+@pytest.mark.parametrize(
+    ("key", "names"), [("regions", ["us-east-1", "us-west-2"]), ("gpus", ["T4", "H200-SXM-141GB"])]
+)
+def test_a_name_that_the_catalogue_knows_but_that_adds_no_offer_is_noted(key, names):
+    query = {"providers": ["aws"], "gpus": ["T4"], "instance_types": ["g4dn.xlarge"], "quota": 2, key: names}
+    (said,) = [note for note in parse(catalog=[query]).notes if note.startswith("catalog[0]")]
+    assert said.startswith(f"catalog[0].{key}: the catalogue has nothing of {names[1]} that fits")
 
 
 def test_one_offer_is_counted_as_one():

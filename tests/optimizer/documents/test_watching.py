@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.problem_documents import small_problem
+from support.problem_documents import probes, small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError
@@ -160,6 +160,33 @@ def test_solve_and_monitor_say_the_same_of_the_same_file_at_the_job_s_start(
     assert found["expected_usd"] == solved["estimate"]["cost_usd"]
     assert found["projection"]["end_s"] == solved["estimate"]["time_s"]
     assert found["projection"]["high_s"] == solved["estimate"]["time_at_confidence_s"]
+
+
+def test_where_no_plan_keeps_the_deadline_monitor_names_the_one_that_solve_says_comes_nearest():
+    """On average the V100 is faster, but nobody knows how fast it is."""
+    epoch = {"batch_size": 256, "samples_per_epoch": 256_000, "interval_coverage": 0.9}
+    doubtful = {**epoch, "epoch_latency_s": 650.0, "epoch_latency_low_s": 250.0, "epoch_latency_high_s": 1700.0}
+    document = small_problem(global_batch=256, batch_sizes=[256], deadline_s=10_000.0)
+    document["job"]["curves"] = [
+        {"device": "T4", "largest_batch": 256, "probes": probes(0.003)},
+        {"device": "V100-SXM2-16GB", "largest_batch": 256, "epochs": [doubtful]},
+        {"device": "K80", "largest_batch": 256, "probes": probes(0.012)},
+    ]
+    document["offers"] = [
+        {"name": name, "device": device, "quota": 1, "usd_per_hour": usd}
+        for name, device, usd in (("t4", "T4", 0.5), ("v100", "V100-SXM2-16GB", 2.5), ("k80", "K80", 0.4))
+    ]
+    posed = parse_problem(document, GPUS, OFFERS)
+    nearest = solve_problem(posed)["nearest"]["plan"]
+    assert nearest["groups"][0]["offer"] == "t4"
+    found = start_watch(posed, {}).recommend(0.0)
+    assert (found["plan"], found["at_risk"]) == (nearest, True)
+    slow = start_watch(posed, {"plan": {"groups": [{"offer": "k80", "machines": 1, "batch_size": 256}]}})
+    for now_s in range(0, 1260, 60):
+        take_report(slow, {"elapsed_s": now_s, "completed_iterations": now_s / 3.1})
+    found = slow.recommend(1260.0)
+    assert (found["plan"], found["at_risk"]) == (nearest, True)
+    assert found["why"].endswith("no plan keeps it with confidence, 1 x t4 @ 256 comes nearest")
 
 
 def test_spot_machines_of_a_job_too_short_to_turn_to_others_are_used_as_planned():

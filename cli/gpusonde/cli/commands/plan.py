@@ -387,12 +387,14 @@ def _launch_file(launcher: str, problem: dict[str, Any], solution: dict[str, Any
     plan = parse_plan(solution["plan"], posed, "plan")
     # Documents have null for what is infinite.
     at_most_s = solution["estimate"]["time_at_confidence_s"]
+    interval_s = solution["estimate"]["checkpoint_interval_s"]
     return launch_file(
         launcher,
         plan,
         posed.offers,
         name=problem.get("name") or "job",
         at_most_s=math.inf if at_most_s is None else at_most_s,
+        checkpoint_interval_s=math.inf if interval_s is None else interval_s,
         warning="" if solution["status"] in KEEPS_LIMITS else f"the given plan breaks a limit: {solution['why']}",
     )
 

@@ -216,6 +216,7 @@ class CandidateFinder:
         deadline: bool = True,
         objective: Objective | None = None,
         ready_only: bool = False,
+        or_nearest: bool = False,
     ) -> PlanCandidate | None:
         """Return the best plan that can be had, or None.
 
@@ -225,14 +226,21 @@ class CandidateFinder:
             deadline: Only plans that keep the deadline.
             objective: Another one than the job's.
             ready_only: Only machines that run already.
+            or_nearest: Where none keeps the deadline with confidence, the plan that misses it least or ends first on
+                average, whichever is sooner done with confidence.
         """
         objective = objective or self._problem.objective
-        found = [
-            candidate
-            for offers in self._group_offers(at, on_demand_only, ready_only)
-            for candidate in (self._find_among(offers, at, deadline, objective), *self._measured(offers, at, deadline))
-            if candidate is not None
-        ]
+        found, late = [], []
+        for offers in self._group_offers(at, on_demand_only, ready_only):
+            plan, nearest = self._find_among(offers, at, deadline, objective)
+            found += [self.evaluate(plan, at)] if plan is not None else []
+            found += self._measured(offers, at, deadline)
+            late += [self.evaluate(nearest, at)] if nearest is not None else []
+        if or_nearest and not found:
+            fastest = self.best(at, on_demand_only=on_demand_only, deadline=False, objective=Objective.TIME)
+            late = [candidate for candidate in late if self._is_affordable(candidate, at)]
+            late += [fastest] if fastest is not None else []
+            return min(late, key=lambda candidate: candidate.bound_s, default=None)
         return min(found, key=lambda candidate: score(candidate, objective), default=None)
 
     def planned(self, at: WatchedJob) -> PlanCandidate | None:
@@ -288,9 +296,12 @@ class CandidateFinder:
                 plan = Plan((Group(offer.name, machines, batch_size),), mode)
                 if offer.quota >= plan.machines and self.kind(plan) == kinds:
                     found = self.evaluate(plan, at)
-                    budget = self._problem.budget_usd
-                    if found.bound_s <= limit_s and (budget is None or at.spent_usd + found.usd <= budget):
+                    if found.bound_s <= limit_s and self._is_affordable(found, at):
                         yield found
+
+    def _is_affordable(self, candidate: PlanCandidate, at: WatchedJob) -> bool:
+        budget_usd = self._problem.budget_usd
+        return budget_usd is None or at.spent_usd + candidate.usd <= budget_usd
 
     def _group_offers(self, at: WatchedJob, on_demand_only: bool, ready_only: bool) -> Iterable[list[MachineOffer]]:
         """Yield sets of offers whose machines may work together, with what can be had of each."""
@@ -315,7 +326,8 @@ class CandidateFinder:
 
     def _find_among(
         self, offers: list[MachineOffer], at: WatchedJob, deadline: bool, objective: Objective
-    ) -> PlanCandidate | None:
+    ) -> tuple[Plan | None, Plan | None]:
+        """Return the best plan of some offers, and where there is none the one that breaks the limits least."""
         problem, options = self._problem, self._options
         deadline_s = budget_usd = None
         certain = at.slowdown
@@ -330,11 +342,11 @@ class CandidateFinder:
         if deadline and problem.deadline_s is not None:
             deadline_s = (problem.deadline_s - at.now_s - wait_s) / certain
             if deadline_s <= 0:
-                return None
+                return None, None
         if problem.budget_usd is not None:
             budget_usd = (problem.budget_usd - at.spent_usd) / at.slowdown
             if budget_usd <= 0:
-                return None
+                return None, None
         try:
             asked = replace(
                 problem,
@@ -346,14 +358,17 @@ class CandidateFinder:
                 overhead_s=0.0,
             )
         except ProblemError:
-            return None
-        plan = self._solve(asked)
-        return None if plan is None else self.evaluate(plan, at)
+            return None, None
+        return self._solve(asked)
 
-    def _solve(self, asked: Problem) -> Plan | None:
+    def _solve(self, asked: Problem) -> tuple[Plan | None, Plan | None]:
         if asked.deadline_s is not None or asked.budget_usd is not None:
             self.solved += 1
-            return self._solver(asked, self._steps).plan
+            found = self._solver(asked, self._steps)
+            nearest = found.nearest
+            # One of another global batch is another job.
+            is_same = nearest is not None and nearest.global_batch == asked.global_batch
+            return found.plan, nearest.plan if nearest is not None and is_same else None
         # Without limits the number of iterations does not matter, so the answer is that of last time.
         key = (asked.offers, asked.objective)
         if key not in self._known:
@@ -361,7 +376,7 @@ class CandidateFinder:
                 self._known.clear()
             self.solved += 1
             self._known[key] = self._solver(asked, self._steps).plan
-        return self._known[key]
+        return self._known[key], None
 
     def _interval_s(self, work_s: float, bound_s: float, per_hour: float) -> float | None:
         """Return the time between checkpoints where the deadline asks for less than costs the least; else None.

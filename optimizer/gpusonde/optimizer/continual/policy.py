@@ -198,13 +198,14 @@ class Policy:
     def _rescue(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback | None, certain: bool) -> PolicyDecision:
         sure = "even at its optimistic rate" if certain else "at its mean rate, and later it could not be mended"
         late = f"{stay.plan} misses the deadline {sure}"
-        for other in (self._finder.best(at), fallback.candidate if fallback is not None else None):
+        found = self._finder.best(at, or_nearest=True)
+        nearest = self._guarded(found, at, fallback)
+        for other in (found, fallback.candidate if fallback is not None else None, nearest):
             if other is not None and other.plan != stay.plan and self._safe(other, at, fallback):
                 return PolicyDecision(other, f"{late}; {other.plan} keeps it", fallback=fallback)
-        other = self._finder.best(at, deadline=False, objective=Objective.TIME)
-        if other is not None and other.plan != stay.plan and self._gain(stay.end_s, other.end_s, at.now_s):
-            why = f"{late}; no plan keeps it, {other.plan} ends soonest"
-            return PolicyDecision(other, why, at_risk=True, fallback=fallback)
+        if nearest is not None and nearest.plan != stay.plan and self._gain(stay.end_s, nearest.end_s, at.now_s):
+            why = f"{late}; no plan keeps it with confidence, {nearest.plan} comes nearest"
+            return PolicyDecision(nearest, why, at_risk=True, fallback=fallback)
         return PolicyDecision(stay, f"{late}; no plan would end much sooner", at_risk=True, fallback=fallback)
 
     def _better(self, stay: PlanCandidate, at: WatchedJob, fallback: Fallback | None) -> PolicyDecision | None:
@@ -223,14 +224,19 @@ class Policy:
 
     def _best_effort(self, at: WatchedJob, fallback: Fallback | None, expiry_s: float) -> PolicyDecision:
         limits = "deadline" if self._problem.deadline_s is not None else "limits"
-        fast = self._finder.best(at, deadline=False, objective=Objective.TIME)
-        if fast is None:
+        nearest = self._guarded(self._finder.best(at, or_nearest=True), at, fallback)
+        if nearest is None:
             return PolicyDecision(None, "no plan can be had that does the job", at_risk=True, again_s=expiry_s)
-        if self._options.guard and fallback is not None and fast.spot:
-            # Spot machines that nothing guards would be left at the next review.
-            fast = fallback.candidate
-        why = f"no plan keeps the {limits} with confidence; {fast.plan} comes nearest"
-        return PolicyDecision(fast, why, at_risk=True, fallback=fallback)
+        why = f"no plan keeps the {limits} with confidence; {nearest.plan} comes nearest"
+        return PolicyDecision(nearest, why, at_risk=True, fallback=fallback)
+
+    def _guarded(
+        self, nearest: PlanCandidate | None, at: WatchedJob, fallback: Fallback | None
+    ) -> PlanCandidate | None:
+        """Return it, or on-demand machines: spot machines that nothing guards would be left at the next review."""
+        if nearest is None or not nearest.spot or fallback is None:
+            return nearest
+        return self._finder.best(at, on_demand_only=True, or_nearest=True) or fallback.candidate
 
     def _safe(
         self, candidate: PlanCandidate, at: WatchedJob, fallback: Fallback | None, stay: PlanCandidate | None = None
