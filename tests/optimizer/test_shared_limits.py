@@ -32,6 +32,8 @@ def test_a_shared_quota_counts_machines_of_all_kinds_and_is_named_when_it_binds(
     found = solve(problem, steps)
     assert found.status is Status.OPTIMAL
     assert found.plan == Plan((Group("dear", 8, 32),))
+    # No machine of the east is taken, for six GPUs are too few.
+    assert found.binding == ("quota of 6 T4 in us-east-1",)
     with pytest.raises(ProblemError, match="8 GPUs, more than the quota of 6 T4 in us-east-1"):
         check_plan(problem, Plan((Group("one", 4, 32), Group("two", 2, 32))))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from gpusonde.errors import ProblemError
 from gpusonde.formatting import dollars, duration, percent
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
@@ -273,8 +274,9 @@ def find_relaxations(
 ) -> tuple[tuple[str, ...], tuple[Relaxation, ...]]:
     """Return the limits that bind, and what giving way at them buys.
 
-    A deadline, a budget or a quota binds when the objective is lower without it, which is tried. The limits of batches
-    cannot be tried, for nothing is known beyond them; they count when the plan has reached them.
+    A deadline, a budget or a quota binds when the objective is lower without it, which is tried: of quotas those that
+    the plan has reached, and those for which better machines are not taken at all. The limits of batches cannot be
+    tried, for nothing is known beyond them; they count when the plan has reached them.
 
     Args:
         problem: The problem.
@@ -285,7 +287,7 @@ def find_relaxations(
     binding: list[str] = []
     relaxations: list[Relaxation] = []
     before = objective_value(problem, estimate)
-    for limit, changes in _changes(problem, plan):
+    for limit, changes in _changes(problem, plan, solve_again):
         # The largest change first: when that buys nothing, less of it does not either.
         for change, asked in changes:
             found = solve_again(asked, plan)
@@ -302,7 +304,7 @@ def find_relaxations(
     return (*binding, *reached), tuple(relaxations)
 
 
-def _changes(problem: Problem, plan: Plan) -> Iterator[tuple[str, list[tuple[str, Problem]]]]:
+def _changes(problem: Problem, plan: Plan, solve_again: SolveAgain) -> Iterator[tuple[str, list[tuple[str, Problem]]]]:
     replace = dataclasses.replace
     if problem.deadline_s is not None:
         more = replace(problem, deadline_s=1.1 * problem.deadline_s)
@@ -311,17 +313,39 @@ def _changes(problem: Problem, plan: Plan) -> Iterator[tuple[str, list[tuple[str
         more = replace(problem, budget_usd=1.1 * problem.budget_usd)
         yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10 %", more)]
     reached = find_reached_limits(problem, plan)
-    for quota in problem.quotas:
-        if str(quota) in reached:
-            more_gpus = tuple(replace(each, gpus=2 * each.gpus) if each == quota else each for each in problem.quotas)
-            yield str(quota), [("x 2", replace(problem, quotas=more_gpus))]
-    names = {f"quota of {offer.name}": offer.name for offer in problem.offers}
-    for limit in [limit for limit in reached if limit in names][:_MOST_QUOTAS]:
-        name = names[limit]
-        offers = tuple(
-            replace(offer, quota=2 * offer.quota) if offer.name == name else offer for offer in problem.offers
-        )
-        yield limit, [("x 2", replace(problem, offers=offers))]
+    own = {f"quota of {offer.name}" for offer in problem.offers}
+    tried = [str(quota) for quota in problem.quotas if str(quota) in reached]
+    tried += [limit for limit in reached if limit in own][:_MOST_QUOTAS]
+    for limit in tried:
+        yield limit, [("x 2", _double(problem, {limit}))]
+    try:
+        found = solve_again(_double(problem, own.union(map(str, problem.quotas))), plan)
+    except ProblemError:  # too many ways to choose for a search
+        return
+    if found.plan is not None:
+        for limit in [limit for limit in _exceeded(problem, found.plan) if limit not in tried][:_MOST_QUOTAS]:
+            yield limit, [("x 2", _double(problem, {limit}))]
+
+
+def _double(problem: Problem, limits: set[str]) -> Problem:
+    """The problem with twice some quotas, its own and shared ones."""
+    replace = dataclasses.replace
+    offers = tuple(
+        replace(offer, quota=2 * offer.quota) if f"quota of {offer.name}" in limits else offer
+        for offer in problem.offers
+    )
+    quotas = tuple(replace(each, gpus=2 * each.gpus) if str(each) in limits else each for each in problem.quotas)
+    return replace(problem, offers=offers, quotas=quotas)
+
+
+def _exceeded(problem: Problem, plan: Plan) -> list[str]:
+    """The quotas that a plan does not keep, in words."""
+    shared = [
+        str(quota) for quota in problem.quotas if any(used > quota.gpus for used in problem.used(quota, plan).values())
+    ]
+    return shared + [
+        f"quota of {group.offer}" for group in plan.groups if group.machines > problem.offer(group.offer).quota
+    ]
 
 
 def _relaxation(

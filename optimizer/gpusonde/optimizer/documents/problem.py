@@ -578,12 +578,15 @@ def _list_offers(
         why = "; ".join(left_out) or f"none is {query.billing.value} with {' and '.join(asked)}"
         raise DocumentError(path, f"no offer of the catalogue can be used: {why}; 'gpusonde offers' lists them")
     for key in ("providers", "regions", "gpus", "instance_types"):
-        names = getattr(query, key)
         wanted = query.offer_filter(query.billing)
-        without = [name for name in names if not replace(wanted, **{key: (name,)}).choose(catalog)]
+        without: list[str] = []
+        for one in getattr(query, key):
+            changes: dict[str, Any] = {key: (one,)}
+            if not replace(wanted, **changes).choose(catalog):
+                without.append(one)
         if without:
-            asked = f"{path}.{key}: the catalogue has nothing of {_listed(without)}"
-            notes.append(f"{asked} that fits what else is asked for; offers of your own are planned with, too")
+            said = f"{path}.{key}: the catalogue has nothing of {_listed(without)}"
+            notes.append(f"{said} that fits what else is asked for; offers of your own are planned with, too")
     return [
         replace(
             offer,
