@@ -732,6 +732,27 @@ def test_one_gpu_that_seems_to_train_and_has_paused_as_a_program_does_is_not_giv
     assert watch.report.state == state
 
 
+@pytest.mark.parametrize(("scatter", "hangs"), [(0.2, True), (1.0, False)])
+@pytest.mark.parametrize("processors_at_rest", [np.nan, 0.01])
+def test_one_gpu_whose_pauses_are_alike_hangs_in_a_longer_one_whatever_it_does(
+    scatter: float, processors_at_rest: float, hangs: bool
+) -> None:
+    watch, now_s = StateWatch(1), 30.0
+    show(watch, 0.0, 30, IDLE)
+
+    def rest(seconds: int) -> bool:
+        show(watch, now_s, seconds, IDLE, lambda at_s: watch.note_marks(at_s, processors=processors_at_rest))
+        return watch.report.state in (JobState.STALLED, JobState.HUNG)
+
+    for pause_s in 15 * np.exp(np.random.default_rng(4).normal(0, scatter, 26)):
+        now_s = show(watch, now_s, 40, WORKS, lambda at_s: watch.note_marks(at_s, processors=1.0))
+        watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.OTHER, run_state_confidence=0.8))
+        assert not rest(max(1, round(pause_s)))
+        now_s += max(1, round(pause_s))
+    now_s = show(watch, now_s, 40, WORKS)
+    assert rest(60) is hangs
+
+
 @pytest.mark.parametrize(("confidence", "state"), [(0.7, JobState.STALLED), (0.0, JobState.STARTING)])
 def test_a_node_that_draws_a_quarter_more_has_begun_where_it_is_known_to_train(
     confidence: float, state: JobState

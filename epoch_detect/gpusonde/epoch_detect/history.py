@@ -168,6 +168,10 @@ class History:
 
 def _mean(groups: Float32Array) -> Float32Array:
     """Mean over the last axis of the values that there are."""
+    with np.errstate(invalid="ignore"):
+        means = groups.mean(axis=-1, dtype=np.float64)
+    if not np.isnan(means).any():
+        return np.asarray(means, dtype=np.float32)  # nanmean takes more than twice as long
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a group without any value stays NaN, as it should
         return np.asarray(np.nanmean(groups, axis=-1, dtype=np.float64), dtype=np.float32)

@@ -32,6 +32,7 @@ _SWINGS_WITHIN = 0.2  # of the mean, within a second: more than the noise of ten
 _SHORT = 2 / 3  # of the cells by which it is known: cycles of which each third of them shows something
 _UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
 _UNEVEN_FEWEST = 4
+_ALIKE, _ALIKE_FEWEST = 0.25, 12  # the same, up to which so many are a program's: then 1.5 times the longest is rare
 _OWN_S = 4.0  # of a pause: shorter ones are the program's own, and alike
 _REST_S = 8.0  # of a pause from which somebody came back, not a program
 _UNEVEN_MARGIN = 4.0
@@ -177,7 +178,13 @@ class PauseMemory:
     @property
     def is_uneven(self) -> bool:
         """Whether they are of all lengths, as if somebody sat there and thought."""
-        return self._rests > 0 or self._scatter > _UNEVEN
+        return self._scatter > _UNEVEN or (self._rests > 0 and not self.are_alike)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether there are many, and of one length: nobody thinks so, whatever the job does and its processes do."""
+        many = len(self._lengths_s) >= _ALIKE_FEWEST
+        return many and self._scatter < _ALIKE and statistics.median(self._lengths_s) > _OWN_S
 
     @property
     def are_even(self) -> bool:

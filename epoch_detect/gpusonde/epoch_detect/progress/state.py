@@ -479,7 +479,8 @@ class StateWatch:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
         if self._cycles.cyclic or self._surely_trains:
             return True
-        if self._kind_of_run in (RunState.SERVING, RunState.IDLE, RunState.OTHER):
+        kind = self._kind_of_run
+        if kind in (RunState.SERVING, RunState.IDLE) or (kind == RunState.OTHER and not self._pauses.are_alike):
             return False
         work, pause = self._work, self._pause
         if pause is None or work.even_s < _LEAST_WORK_S:
@@ -510,7 +511,8 @@ class StateWatch:
         # One GPU, at rest, whose processes rest as far as they are known: only its pauses before tell a program from a
         # person.
         busy = known.processors > _COMPUTES
-        as_programs = self._cycles.run_state == RunState.TRAINING and self._pauses.are_even
+        trains = self._cycles.run_state == RunState.TRAINING
+        as_programs = self._pauses.are_alike or (trains and self._pauses.are_even)
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
         patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think, trains=self._surely_trains)
         lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
