@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect import detect
+from gpusonde.epoch_detect import EpochTracker, detect
 from gpusonde.telemetry import Trace
 
 
-def run_of(cycle_s: float, hours: float, scatter: float = 0.005) -> Trace:
-    """Power of cycles of work, an evaluation and a pause, at 10 Hz."""
-    rng = np.random.default_rng(0)
+def run_of(cycle_s: float, hours: float, scatter: float = 0.005, step_s: float = 0.1, seed: int = 0) -> Trace:
+    """Power of cycles of work, an evaluation and a pause."""
+    rng = np.random.default_rng(seed)
     count = int(1.1 * 3600 * hours / cycle_s)
     ends_s = np.concatenate([[0.0], np.cumsum(cycle_s * np.exp(rng.normal(0, scatter, count)))])
-    time_s = np.arange(0, 3600 * hours, 0.1)
+    time_s = np.arange(0, 3600 * hours, step_s)
     place = np.interp(time_s, ends_s, np.arange(ends_s.size)) % 1
     power = np.where(place < 0.75, 500.0, np.where(place < 0.95, 300.0, 80.0))
     values = {"power_watts": power * np.exp(rng.normal(0, 0.02, power.size)), "gpu_utilization": (place < 0.95) * 1.0}
@@ -25,3 +25,18 @@ def test_cycles_of_half_a_day_are_told_and_not_their_beat_with_what_is_remembere
     assert found.period_s == pytest.approx(cycle_s, rel=0.01)
     assert found.epoch_starts_s.size == pytest.approx(12 * 3600 / cycle_s, abs=2)
     assert all(cycle.period_s < 1.1 * cycle_s for cycle in found.cycles)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_cycles_that_are_told_of_a_running_job_keep_up_while_what_is_remembered_gets_coarser(seed: int) -> None:
+    trace = run_of(97.0, 12, step_s=1.0, seed=seed)
+    tracker = EpochTracker(trace.metrics, capacity=4096)
+    values = np.array([trace.values[name] for name in trace.metrics])
+    told = []
+    for i in range(0, len(trace), 300):
+        tracker.update(trace.time_s[i : i + 300], values[:, i : i + 300])
+        ends_s = [e.end_s for e in tracker.epochs if e.status == "confirmed"]
+        if ends_s:
+            told.append((max(ends_s) + 1.5 * 97.0) / min(i + 300.0, len(trace)))
+    assert len(told) > 100
+    assert min(told) > 0.8

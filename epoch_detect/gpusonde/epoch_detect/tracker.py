@@ -486,6 +486,7 @@ class EpochTracker:
             return self._tell(self._go_on(told, latest))
         if told is not None and same:
             self._latest = latest = self._keep_alike(told, latest)
+            cached = cached or self._cached  # a level that the tree alone has chosen comes without
         self._cached = cached if told is not None or real else None
         self._follow_us = None if self._cached is None else self._after(since_us, latest.period_s)
         if told is None and not sure:

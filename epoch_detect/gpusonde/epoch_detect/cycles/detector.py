@@ -251,16 +251,26 @@ def extend_match(ticks: Ticks, cached: CachedMatch, hypotheses: tuple[Hypothesis
     if stop - first < LEAST_TICKS:
         return None
     active, time_map = shorten_holes(ticks.slice(first, stop))
-    among = remove_gaps(active, cached.gap_removal)
-    if among is None or among.signal.rows != cached.rows:
+    # Where there are no gaps to remove, the activity as it is is the same.
+    among = remove_gaps(active, cached.gap_removal) or remove_gaps(active, 0)
+    if among is None:
         return None
-    view = cached.pattern.apply(among.signal)
+    # A metric that hardly varies is in one part of a run and not in another.
+    common = tuple(row for row in cached.rows if row in among.signal.rows)
+    if not common:
+        return None
+    among = replace(among, signal=among.signal.choose(common))
+    pattern, *others = (
+        each.choose([cached.rows.index(row) for row in common]).coarsened(among.signal.step_s)
+        for each in (cached.pattern, *cached.others)
+    )
+    view = pattern.apply(among.signal)
     if view is None:
         return None
-    match = match_template(view.values, float(cached.pattern.template.shape[1]), cached.pattern.template)
+    match = match_template(view.values, float(pattern.template.shape[1]), pattern.template)
     if match is None or match.agreement < _HOLDING * cached.agreement:
         return None
-    epochs = _place(active, among, match, view.step_s, cached.others, ended=False)
+    epochs = _place(active, among, match, view.step_s, tuple(others), ended=False)
     if epochs.regular.sum() < LEAST_CYCLES:
         return None
     return tell_epochs(active.names, time_map, among.signal.step_s, epochs, cached.confidence, hypotheses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ _LEAST_CYCLES = 2
 _LEAST_COVERAGE = 0.6  # of the free stretch
 _LEAST_STRETCH = 1.7  # periods that must be free for cycles to be looked for
 _SAME_STEP = 0.02
+_SAME_GRID = 0.75  # of the width of a cell: narrower ones are those before a halving
+_LEAST_OF_TEMPLATE = 4  # cells
 _HALVES_ALIKE = 0.7
 _HALVES_UNLIKE = 0.3
 _LEAST_CELLS = 16  # of half an epoch
@@ -60,10 +62,25 @@ class Pattern:
         view = hypothesis.candidate
         return cls(view.level.step_s, view.smoothing, view.changes, hypothesis.match.template)
 
+    def choose(self, rows: list[int]) -> Pattern:
+        """Return the same of some of its rows."""
+        return replace(self, template=self.template[rows])
+
+    def coarsened(self, step_s: float) -> Pattern:
+        """Return the same in cells as wide as those of a signal that remembers a longer run, if that has wider ones."""
+        pattern = self
+        while pattern.step_s < _SAME_GRID * step_s and pattern.template.shape[1] >= 2 * _LEAST_OF_TEMPLATE:
+            cells = pattern.template.shape[1]
+            edges = np.linspace(0, cells, round(cells / 2) + 1)
+            sums = [np.interp(edges, np.arange(cells + 1), np.append(0.0, np.cumsum(row))) for row in pattern.template]
+            template = np.diff(np.array(sums), axis=1) / np.diff(edges)
+            pattern = Pattern(2 * pattern.step_s, max(1, pattern.smoothing // 2), pattern.changes, template)
+        return pattern
+
     def apply(self, signal: Signal) -> Signal | None:
         """Make the view of the signal in which the pattern was found; None if the grid has become another one."""
         level = signal
-        while level.step_s < 0.75 * self.step_s and len(level) > 1:
+        while level.step_s < _SAME_GRID * self.step_s and len(level) > 1:
             level = level.halved()
         if abs(level.step_s / self.step_s - 1) > _SAME_STEP:
             return None

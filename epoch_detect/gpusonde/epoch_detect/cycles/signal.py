@@ -77,6 +77,11 @@ class Signal:
     def __len__(self) -> int:
         return int(self.values.shape[1])
 
+    def choose(self, rows: tuple[int, ...]) -> Signal:
+        """Return the same of some of its metrics."""
+        places = [self.rows.index(row) for row in rows]
+        return replace(self, values=self.values[places], rows=rows, zeros=tuple(self.zeros[i] for i in places))
+
     def halved(self) -> Signal:
         """Average neighbouring cells; an odd last cell is left out."""
         cells = len(self) // 2
