@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gpusonde.epoch_detect.cycles.analysis import analyse
+from gpusonde.epoch_detect.cycles.analysis import analyse, name_anew
 from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.roles import Told
-from gpusonde.epoch_detect.history import History
-from gpusonde.epoch_detect.result import EpochDetection
+from gpusonde.epoch_detect.history import CAPACITY, CELLS_TO_SEE, History
+from gpusonde.epoch_detect.result import EpochDetection, Verdict
 from gpusonde.epoch_detect.ticks import IntArray, Ticks, average_ticks, select_values, warn_of_holes
 from gpusonde.telemetry import FloatArray, Trace, as_traces
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["default", "paper", "notebook"]
 Engine = Literal["port", "luminol"]
+_WATCHED_AT_ONCE = 600  # ticks
 
 
 def detect(
@@ -86,7 +87,34 @@ def _detect_cycles(
         if "framebuffer_used_bytes" in job[0].metrics and not marks.memory_bytes.size:
             marks = marks.with_memory(job[0].time_s, job[0].values["framebuffer_used_bytes"])
         marks = marks.shifted(-origin)
-    return shifted(analyse(whole, devices=devices, ended=ended, told=told, marks=marks), origin)
+    found = analyse(whole, devices=devices, ended=ended, told=told, marks=marks)
+    if ended and whole.merged > 1 and told == Told() and not _is_seen_finely(found, whole):
+        found = _watch(job, metrics, marks) or found
+    return shifted(found, origin)
+
+
+def _is_seen_finely(found: EpochDetection, ticks: Ticks) -> bool:
+    """Whether no cycle is known of which merged ticks may hide some, or with which they may beat."""
+    coarse_s = CELLS_TO_SEE * 1e-6 * float(np.median(np.diff(ticks.time_us)))
+    shortest_s = min((cycle.period_s for cycle in found.cycles), default=0.0)
+    return found.verdict == Verdict.EPOCHS and (found.period_s < coarse_s or shortest_s > coarse_s)
+
+
+def _watch(job: Sequence[Trace], metrics: Sequence[str] | None, marks: Marks | None) -> EpochDetection | None:
+    """Find the cycles of a long run as one does who watched it: what is short is seen before its ticks are merged."""
+    # Which of the two imports the other is not to matter.
+    from gpusonde.epoch_detect.tracker import EpochTracker  # noqa: PLC0415
+
+    ticks, _, _ = _gather(job, metrics, capacity=None)
+    tracker = EpochTracker(ticks.names)
+    for begin in range(0, len(ticks), _WATCHED_AT_ONCE):
+        part = ticks.slice(begin, begin + _WATCHED_AT_ONCE)
+        tracker.update(part.time_us * 1e-6, part.values)
+    tracker.finish()
+    found = tracker.detection
+    if found is None or found.verdict != Verdict.EPOCHS:
+        return None
+    return found if marks is None else name_anew(found, marks)
 
 
 def gather_ticks(job: Sequence[Trace], metrics: Sequence[str] | None = None) -> tuple[Ticks, dict[str, Ticks]]:
@@ -94,7 +122,9 @@ def gather_ticks(job: Sequence[Trace], metrics: Sequence[str] | None = None) -> 
     return _gather(job, metrics)[:2]
 
 
-def _gather(job: Sequence[Trace], metrics: Sequence[str] | None) -> tuple[Ticks, dict[str, Ticks], float]:
+def _gather(
+    job: Sequence[Trace], metrics: Sequence[str] | None, capacity: int | None = CAPACITY
+) -> tuple[Ticks, dict[str, Ticks], float]:
     if len(job) == 1:
         times = [job[0].time_s]
     else:
@@ -102,7 +132,7 @@ def _gather(job: Sequence[Trace], metrics: Sequence[str] | None) -> tuple[Ticks,
         later = [(trace.origin_unix_s or 0.0) - known[0] if len(known) == len(job) else 0.0 for trace in job]
         times = [trace.time_s + by for trace, by in zip(job, later, strict=True)]
     origin = min((float(time_s[0]) for time_s in times if time_s.size), default=0.0)
-    devices = [_remember(trace, time_s - origin, metrics) for trace, time_s in zip(job, times, strict=True)]
+    devices = [_remember(trace, time_s - origin, metrics, capacity) for trace, time_s in zip(job, times, strict=True)]
     if len(devices) == 1:
         return devices[0], {}, origin
     names = [trace.gpu_uuid for trace in job]
@@ -111,9 +141,11 @@ def _gather(job: Sequence[Trace], metrics: Sequence[str] | None) -> tuple[Ticks,
     return average_ticks(devices), dict(zip(names, devices, strict=True)), origin
 
 
-def _remember(trace: Trace, time_s: FloatArray, metrics: Sequence[str] | None) -> Ticks:
+def _remember(trace: Trace, time_s: FloatArray, metrics: Sequence[str] | None, capacity: int | None) -> Ticks:
     names, values = select_values(trace, metrics)
-    history = History(names)
+    if capacity is None:
+        return Ticks(_to_microseconds(time_s), values.astype(np.float32), names)
+    history = History(names, capacity)
     history.append(_to_microseconds(time_s), values)
     return history.ticks()
 

@@ -1,7 +1,8 @@
 """Bounded memory of a run: all of its ticks at first, then averages of 2, 4, 8 ... of them.
 
 An epoch is a fraction of its run, so the longer the run, the coarser the ticks may be at which it is seen. Offline and
-streaming detection both analyse this memory and nothing else; therefore they agree.
+streaming detection both analyse this memory and nothing else; therefore they agree. What is too short for it by the end
+was followed while it was not, which a file is, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from gpusonde.epoch_detect.ticks import Float32Array, IntArray, Ticks, active_range
 
 CAPACITY = 24_576  # 41 minutes at 10 Hz before the first halving; 24 B each with four metrics: 590 kB
+CELLS_TO_SEE = 20  # rows of a cycle, fewer of which may hide it where they are means of ticks
 _LARGEST_CAPACITY = 1 << 20  # of a stored history: a damaged one must not ask for more
 _MOST_MERGED = 1 << 20  # ticks per row; 82 years at 10 Hz
 _LARGEST_STATE_BYTES = 1 << 26
@@ -96,7 +98,8 @@ class History:
     def ticks(self, count: int | None = None) -> Ticks:
         """Return what is remembered, or the first ``count`` rows of it, times as they were given."""
         rows = slice(self._count if count is None else count)
-        return Ticks(self._time[: self._count][rows].copy(), self._values[:, : self._count][:, rows].copy(), self.names)
+        time_us, values = self._time[: self._count][rows].copy(), self._values[:, : self._count][:, rows].copy()
+        return Ticks(time_us, values, self.names, self._merged)
 
     def to_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the state as plain arrays, for :meth:`from_arrays`."""

@@ -42,18 +42,20 @@ class Ticks:
         time_us: Shape (n,), strictly increasing, whole microseconds from any origin.
         values: Shape (metrics, n), NaN where there is none.
         names: The metrics' names.
+        merged: Ticks of the run that each is the mean of.
     """
 
     time_us: IntArray
     values: Float32Array
     names: tuple[str, ...]
+    merged: int = 1
 
     def __len__(self) -> int:
         return int(self.time_us.size)
 
     def slice(self, first: int, stop: int) -> Ticks:
         """Return ticks ``first`` to ``stop - 1``."""
-        return Ticks(self.time_us[first:stop], self.values[:, first:stop], self.names)
+        return Ticks(self.time_us[first:stop], self.values[:, first:stop], self.names, self.merged)
 
 
 def choose_metrics(names: Sequence[str]) -> tuple[str, ...]:
@@ -133,7 +135,8 @@ def average_ticks(devices: Sequence[Ticks]) -> Ticks:
             rows.append(np.where(seen.any(axis=0), mean * float(np.mean(highs)), np.nan))
         else:
             rows.append(np.full(len(axis), np.nan))
-    return Ticks(axis.time_us, np.array(rows, dtype=np.float32).reshape(len(names), len(axis)), tuple(names))
+    values = np.array(rows, dtype=np.float32).reshape(len(names), len(axis))
+    return Ticks(axis.time_us, values, tuple(names), axis.merged)
 
 
 def holes(steps: FloatArray | IntArray) -> npt.NDArray[np.bool_]:

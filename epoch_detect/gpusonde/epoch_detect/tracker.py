@@ -18,7 +18,7 @@ from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.cycles.tree import level_of, with_epochs
 from gpusonde.epoch_detect.detect import shifted
-from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
+from gpusonde.epoch_detect.history import CAPACITY, CELLS_TO_SEE, History, pack, unpack
 from gpusonde.epoch_detect.mark_history import MarkHistory
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
 from gpusonde.epoch_detect.reported import (
@@ -469,6 +469,7 @@ class EpochTracker:
         self._next_us = max(round(since_us * _GROWTH), since_us + round(_FIRST_ANALYSIS_S * 1e6))
         self._latest = latest = shifted(found if ended else without_doubtful_end(found), self._origin_s or 0.0)
         if ended:
+            latest = self._followed_finer(latest) or latest
             self._standing, self._detection, self._follow_us = latest, latest, None
             return self._reported.reconcile(latest, ended=True, held=held)
         agreed = _agrees(latest, before, before_us * 1e-6)
@@ -493,6 +494,23 @@ class EpochTracker:
             self._detection = _untold(latest)
             return []
         return self._tell(latest, elsewhere=told is None or not same, held=held)
+
+    def _followed_finer(self, latest: EpochDetection) -> EpochDetection | None:
+        """Return the cycles that were told, up to the end, if the last look has others and sees too little of those.
+
+        They were found, and followed one by one, in ticks that are merged by now; and cycles of a few rows beat with
+        the rows.
+        """
+        told, ticks = self._standing, self._history.ticks()
+        if told is None or self._cached is None or ticks.merged == 1:
+            return None
+        coarse_s = CELLS_TO_SEE * 1e-6 * float(np.median(np.diff(ticks.time_us)))
+        if told.period_s > coarse_s or (latest.verdict == Verdict.EPOCHS and alike(told.period_s, latest.period_s)):
+            return None
+        found = self._extend(told, self._cached, _FOLLOWED)
+        if found is None:
+            return told
+        return with_epochs(told, self._keep_alike(told, shifted(found, self._origin_s or 0.0)))
 
     def _tell(
         self, found: EpochDetection, *, elsewhere: bool = False, held: tuple[Stretch, ...] = ()

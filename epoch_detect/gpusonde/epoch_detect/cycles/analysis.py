@@ -298,7 +298,7 @@ def _place_level(
         _, epochs = place_hypothesis(found, chosen, ended=ended)
         if epochs.regular.sum() >= LEAST_CYCLES:
             placed = tell_epochs(
-                activity.active.names, activity.time_map, chosen.preprocessed.signal.step_s, epochs, cycle.confidence,
+                activity.active, activity.time_map, chosen.preprocessed.signal.step_s, epochs, cycle.confidence,
                 detection.hypotheses,
             )  # fmt: skip
             if level_of(placed.period_s, [cycle]) is not None:

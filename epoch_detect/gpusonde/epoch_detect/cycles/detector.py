@@ -165,7 +165,7 @@ def choose_epochs(
         replace(Pattern.from_hypothesis(chosen), template=choice.match.template),
         find_other_periods(chosen, found.hypotheses), choice.match.agreement, confidence,
     )  # fmt: skip
-    detection = tell_epochs(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses)
+    detection = tell_epochs(found.active, found.time_map, signal.step_s, epochs, confidence, hypotheses)
     return detection, cached, templates
 
 
@@ -273,7 +273,7 @@ def extend_match(ticks: Ticks, cached: CachedMatch, hypotheses: tuple[Hypothesis
     epochs = _place(active, among, match, view.step_s, tuple(others), ended=False)
     if epochs.regular.sum() < LEAST_CYCLES:
         return None
-    return tell_epochs(active.names, time_map, among.signal.step_s, epochs, cached.confidence, hypotheses)
+    return tell_epochs(active, time_map, among.signal.step_s, epochs, cached.confidence, hypotheses)
 
 
 def append_epochs(known: EpochDetection, latest: EpochDetection, step_s: float) -> EpochDetection | None:
@@ -348,7 +348,7 @@ def _count_cycles(cycles: int, period_s: float) -> str:
 
 
 def tell_epochs(
-    names: tuple[str, ...],
+    active: Ticks,
     time_map: TimeMap,
     step_s: float,
     epochs: Epochs,
@@ -358,7 +358,7 @@ def tell_epochs(
     """Put placed epochs in the words of the answer."""
     period, low, high = mean_period(epochs, step_s)
     # What an agent read often enough once, it may read less often since: the iteration would have been seen then.
-    tick_s = measure_closest_step(time_map.short_s, step_s)
+    tick_s = measure_closest_step(time_map.short_s, step_s) / active.merged
     short = period < SHORT_CYCLE_TICKS * tick_s
     cycles = _count_cycles(epochs.starts_s.size, period)
     return EpochDetection(
@@ -370,7 +370,7 @@ def tell_epochs(
         confidence=confidence,
         epoch_starts_s=time_map.restore(epochs.starts_s),
         epoch_ends_s=time_map.restore(epochs.ends_s),
-        metrics=names,
+        metrics=active.names,
         hypotheses=hypotheses,
     )
 
@@ -397,7 +397,7 @@ def find_activity(ticks: Ticks) -> Activity | str:
     has_value = np.isfinite(ticks.values).any(axis=0)
     if not has_value.any():
         return "no metric has a value; check that the GPU supports them"
-    ticks = Ticks(ticks.time_us[has_value], ticks.values[:, has_value], ticks.names)
+    ticks = Ticks(ticks.time_us[has_value], ticks.values[:, has_value], ticks.names, ticks.merged)
     first, stop = active_range(ticks)
     if stop - first < LEAST_TICKS:
         return f"the GPU works for {stop - first} ticks only; at least {LEAST_TICKS} are needed"

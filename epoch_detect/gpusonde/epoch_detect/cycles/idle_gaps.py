@@ -127,7 +127,7 @@ def _remove_gaps(
     short_us = np.round((time_s - moved) * 1e6).astype(np.int64)[keep]
     if short_us.size < LEAST_TICKS or np.diff(short_us).min() <= 0:
         return None
-    ticks = Ticks(short_us, active.values[:, keep], active.names)
+    ticks = Ticks(short_us, active.values[:, keep], active.names, active.merged)
     signal = scale_signal(ticks)
     if signal is None:
         return None
