@@ -280,6 +280,15 @@ def test_what_was_told_of_cycles_that_have_ended_is_over_in_time():
     assert told == [True] * 9 + [False] * 3
 
 
+def test_two_pauses_beside_a_cycle_as_ever_are_no_change():
+    told = []
+    for seed in range(40):
+        each = durations(2.0, 64, scatter=0.008, seed=seed)
+        each[61:63] += 0.3
+        told.append(any(told_of(each)))
+    assert sum(told) <= 2
+
+
 def test_what_was_told_is_over_where_hardly_any_cycle_is_found_any_more():
     rng = np.random.default_rng(1)
     # Two of them in a minute, here and there.

@@ -221,7 +221,9 @@ class LevelPace:
             if rise < max(self._least, _WANDERS * single) or (is_large and self._was_lost(int(plain[-count]))):
                 continue
             unlike = float(np.quantile(np.abs(np.minimum(latest, most) - middle - rise), 0.9))
-            if unlike > _UNLIKE * single + _LEAST_UNLIKE * rise:
+            # Of a few, one that is no longer says that the others hold pauses.
+            few_rise = float(latest.min()) - middle if count <= _LATEST[2] else rise
+            if unlike > _UNLIKE * single + _LEAST_UNLIKE * rise or few_rise < _LEAST_UNLIKE * rise:
                 continue
             means = np.convolve(np.minimum(before, most), np.full(count, 1 / count), "valid") - middle
             scatter = _scatter_of_means(before, means, count)
