@@ -12,8 +12,9 @@ from gpusonde.epoch_detect.cycles.analysis import analyse, name_anew
 from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.roles import Told
 from gpusonde.epoch_detect.history import CAPACITY, CELLS_TO_SEE, History
-from gpusonde.epoch_detect.result import EpochDetection, Verdict
+from gpusonde.epoch_detect.result import EpochDetection, Verdict, shifted
 from gpusonde.epoch_detect.ticks import IntArray, Ticks, average_ticks, select_values, warn_of_holes
+from gpusonde.epoch_detect.tracker import EpochTracker
 from gpusonde.telemetry import FloatArray, Trace, as_traces
 
 if TYPE_CHECKING:
@@ -102,9 +103,6 @@ def _is_seen_finely(found: EpochDetection, ticks: Ticks) -> bool:
 
 def _watch(job: Sequence[Trace], metrics: Sequence[str] | None, marks: Marks | None) -> EpochDetection | None:
     """Find the cycles of a long run as one does who watched it: what is short is seen before its ticks are merged."""
-    # Which of the two imports the other is not to matter.
-    from gpusonde.epoch_detect.tracker import EpochTracker  # noqa: PLC0415
-
     ticks, _, _ = _gather(job, metrics, capacity=None)
     tracker = EpochTracker(ticks.names)
     for begin in range(0, len(ticks), _WATCHED_AT_ONCE):
@@ -158,13 +156,3 @@ def round_to_wire_times(time_s: FloatArray) -> IntArray:
 def _to_microseconds(time_s: FloatArray) -> IntArray:
     times: IntArray = np.round(time_s * 1e6).astype(np.int64)
     return times
-
-
-def shifted(detection: EpochDetection, by_s: float) -> EpochDetection:
-    """The same detection on a time axis whose origin lies ``by_s`` seconds earlier."""
-    return replace(
-        detection,
-        epoch_starts_s=detection.epoch_starts_s + by_s,
-        epoch_ends_s=detection.epoch_ends_s + by_s,
-        cycles=tuple(replace(cycle, starts_s=cycle.starts_s + by_s) for cycle in detection.cycles),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
@@ -234,3 +234,13 @@ class EpochDetection:
         )
         lines = [f"<b>{escape(str(self.verdict))}</b>: {escape(self.reason)}", *map(escape, self.warnings)]
         return f"<p>{'<br>'.join(lines)}</p>" + (f"<table><tr>{head}</tr>{rows}</table>" if rows else "")
+
+
+def shifted(detection: EpochDetection, by_s: float) -> EpochDetection:
+    """The same detection on a time axis whose origin lies ``by_s`` seconds earlier."""
+    return replace(
+        detection,
+        epoch_starts_s=detection.epoch_starts_s + by_s,
+        epoch_ends_s=detection.epoch_ends_s + by_s,
+        cycles=tuple(replace(cycle, starts_s=cycle.starts_s + by_s) for cycle in detection.cycles),
+    )

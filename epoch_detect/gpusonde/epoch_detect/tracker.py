@@ -17,7 +17,6 @@ from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, ex
 from gpusonde.epoch_detect.cycles.marks import Marks
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.cycles.tree import level_of, with_epochs
-from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, CELLS_TO_SEE, History, pack, unpack
 from gpusonde.epoch_detect.mark_history import MarkHistory
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
@@ -31,7 +30,16 @@ from gpusonde.epoch_detect.reported import (
     has_level,
 )
 from gpusonde.epoch_detect.resemblance import keep_alike
-from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, Hypothesis, RunState, Verdict
+from gpusonde.epoch_detect.result import (
+    Cycle,
+    CycleRole,
+    Deviation,
+    EpochDetection,
+    Hypothesis,
+    RunState,
+    Verdict,
+    shifted,
+)
 from gpusonde.epoch_detect.ticks import Ticks, choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.

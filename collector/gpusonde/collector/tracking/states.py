@@ -14,8 +14,8 @@ import numpy as np
 from gpusonde.collector.storage.model import JobStateRow
 from gpusonde.collector.storage.samples import SECOND_NS, Samples, concatenate
 from gpusonde.epoch_detect import EpochDetection
-from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.progress import JobState, PaceChange, StateSpan, StateWatch
+from gpusonde.epoch_detect.result import shifted
 from gpusonde.service.wire import ACTIVITY_COLUMNS, Float64Array, JobActivity
 
 # Those that tell what a job does, as far as a GPU has them.
