@@ -172,10 +172,14 @@ class TrainingLevel:
         self._note_level(log, mean_log, peak_log)
         return 0.0
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the steps of the job hold gaps in which it draws less."""
+        return self._peak_level - self._mean_level > _GAPS
+
     def is_of_steps(self, peak: float) -> bool:
         """Whether steps with gaps in them go on: seconds beat with them, and their highest ticks do not."""
-        has_gaps = self._peak_level - self._mean_level > _GAPS
-        return has_gaps and math.log(max(peak, 1e-9)) - self._peak_level > -_AT_LEVEL * self._least_dip
+        return self.has_gaps and math.log(max(peak, 1e-9)) - self._peak_level > -_AT_LEVEL * self._least_dip
 
     def _note_level(self, log: float, mean_log: float, peak_log: float) -> None:
         self._logs.append(log)
