@@ -728,7 +728,10 @@ def test_one_gpu_that_seems_to_train_and_has_paused_as_a_program_does_is_not_giv
         now_s = show(watch, now_s, pause_s + 1, IDLE)
     watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=0.6))
     now_s = show(watch, now_s, 60, WORKS)
-    show(watch, now_s, 60, IDLE)
+    now_s = show(watch, now_s, 20, IDLE)
+    # A look that sees the hang, too.
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.OTHER, run_state_confidence=0.6))
+    show(watch, now_s, 40, IDLE)
     assert watch.report.state == state
 
 

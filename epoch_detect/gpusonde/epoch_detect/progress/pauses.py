@@ -59,6 +59,7 @@ class Pause:
         looks: At the processes of the job in it.
         rested: Those by which they rested, too.
         alarm: What it was called, once it lasted too long.
+        trained: Whether the run was taken for a training when it began: a look that sees a hang sees less of one.
     """
 
     begin_s: float
@@ -75,6 +76,7 @@ class Pause:
     looks: int = 0
     rested: int = 0
     alarm: str = ""
+    trained: bool = False
 
     def add(self, time_s: float, load: float, within: float, *, works_on: bool) -> None:
         """Take a second of it, with how far its load goes up and down in it."""

@@ -428,7 +428,7 @@ class StateWatch:
             return
         if pause is None:
             begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
-            pause = self._pause = Pause(begin_s, begin_s)
+            pause = self._pause = Pause(begin_s, begin_s, trained=self._cycles.run_state == RunState.TRAINING)
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
         rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough
@@ -510,8 +510,7 @@ class StateWatch:
         # One GPU, at rest, whose processes rest as far as they are known: only its pauses before tell a program from a
         # person.
         busy = known.processors > _COMPUTES
-        trains = self._cycles.run_state == RunState.TRAINING
-        as_programs = self._pauses.are_alike or (trains and self._pauses.are_even)
+        as_programs = self._pauses.are_alike or (pause.trained and self._pauses.are_even)
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
         patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think, trains=self._surely_trains)
         lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
