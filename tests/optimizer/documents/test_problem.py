@@ -11,8 +11,8 @@ from support.problem_documents import probes, small_problem
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import MOST_OFFERS, parse_plan, parse_problem
-from gpusonde.optimizer.documents.watching import estimate_plan, solve_problem
-from gpusonde.optimizer.problem import Billing, Objective
+from gpusonde.optimizer.documents.watching import estimate_plan, pareto_plans, solve_problem, solve_problems
+from gpusonde.optimizer.problem import Billing, Group, Objective, Plan
 from gpusonde.simulator.compute import CurveOrigin
 
 GPUS, OFFERS = load_gpus(), load_offers()
@@ -303,6 +303,31 @@ def test_gpus_without_a_curve_are_named_in_one_note():
     (said,) = [note for note in parse(catalog=[query]).notes if "no batch limits" in note]
     assert "A10G" in said
     assert "H100-SXM" in said
+
+
+@pytest.mark.parametrize(
+    ("largest", "doubted"),
+    [({}, "what its step takes and whether it fits is a guess"), ({"largest_batch": 600}, "what its step takes is")],
+)
+def test_a_batch_far_beyond_the_largest_known_one_is_said_to_be_a_guess(largest, doubted):
+    job = small_problem()["job"] | {"curves": [{"device": "T4", **largest, "probes": probes(0.003)}]}
+    for batch, is_far in ((513, True), (512, False)):
+        document = parse(
+            job=job, deadline_s=None, global_batch=batch, iterations=100,
+            offers=[{"name": "t4", "device": "T4", "quota": 1, "usd_per_hour": 0.5}],
+        )  # fmt: skip
+        plan = Plan((Group("t4", 1, batch),))
+        for answer in (
+            solve_problem(document),
+            estimate_plan(document, plan),
+            pareto_plans(document),
+            solve_problems([("one", document)]),
+        ):
+            said = [note for note in answer["notes"] if "the largest known one" in note]
+            assert len(said) == is_far
+            assert not said or (
+                "a batch of 513 on T4 is 2 times the largest known one, 256" in said[0] and doubted in said[0]
+            )
 
 
 def test_a_confidence_is_written_as_it_was_given():

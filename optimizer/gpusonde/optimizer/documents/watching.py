@@ -32,6 +32,8 @@ from gpusonde.optimizer.step_times import StepTimes
 JOINT_FORMAT = "gpusonde.joint_solution/1"
 Method = Literal["exact", "paper"]
 METHODS: tuple[Method, ...] = ("exact", "paper")
+# Times the largest batch that a curve was made from.
+_FAR = 2.0
 
 
 def solve_problem(
@@ -81,6 +83,8 @@ def solve_problems(
     wanted = objective or next(iter(objectives), Objective.COST)
     found = solve_jobs(jobs, objective=wanted, budget_usd=budget_usd, time_limit_s=time_limit_s)
     notes = dict.fromkeys(note for _, document in documents for note in document.notes)
+    for (_, document), planned in zip(documents, found.jobs, strict=False):
+        notes |= dict.fromkeys(_note_batches(document, (planned.plan,)))
     return {"format": JOINT_FORMAT, **to_plain(found), "notes": list(notes)}
 
 
@@ -91,7 +95,8 @@ def pareto_plans(document: ProblemDocument, *, time_limit_s: float = DEFAULT_TIM
         ProblemError: The problem makes no sense.
     """
     front = pareto(document.problem, document.step_times(), time_limit_s=time_limit_s)
-    return {"format": PARETO_FORMAT, **to_plain(front), "notes": list(document.notes)}
+    notes = [*document.notes, *_note_batches(document, (point.plan for point in front.points))]
+    return {"format": PARETO_FORMAT, **to_plain(front), "notes": notes}
 
 
 def estimate_plan(document: ProblemDocument, plan: Plan) -> dict[str, Any]:
@@ -136,7 +141,28 @@ def _judgement(problem: Problem, found: PlanEstimate) -> list[str]:
 
 
 def _with_notes(solution: Solution, document: ProblemDocument) -> dict[str, Any]:
-    return {**solution_document(solution), "notes": list(document.notes)}
+    plans = () if solution.plan is None else (solution.plan,)
+    return {**solution_document(solution), "notes": [*document.notes, *_note_batches(document, plans)]}
+
+
+def _note_batches(document: ProblemDocument, plans: Iterable[Plan]) -> list[str]:
+    """Say which batches of plans are far beyond what their GPUs' curves were made from."""
+    problem, most, unlimited = document.problem, dict[str, int](), set[str]()
+    for group in (group for plan in plans for group in plan.groups):
+        offer = problem.offer(group.offer)
+        most[offer.device] = max(group.batch_size, most.get(offer.device, 0))
+        if offer.largest_batch is None and problem.memory is None:
+            unlimited.add(offer.device)
+    found = []
+    for device, batch in most.items():
+        known = document.job.curves[device].known_to
+        if batch > _FAR * known:
+            fits, limit = (" and whether it fits", ", or give largest_batch") if device in unlimited else ("", "")
+            found.append(
+                f"a batch of {batch} on {device} is {batch / known:.2g} times the largest known one, {known:g}:"
+                f" what its step takes{fits} is a guess; probe it{limit}"
+            )
+    return found
 
 
 # Of older epochs only their number matters.
