@@ -59,9 +59,36 @@ def test_a_place_that_was_measured_with_noise_has_wider_intervals(catalog, measu
     ]
     fitted = WorkloadModel(catalog).fit(noisy, regressor="svr")
     here, there = fitted.predict(
-        [WorkloadRequest(chain(32, 8), 16, Cluster("T4", environment=each)) for each in ("here/T4", "there/T4")]
+        [WorkloadRequest(chain(48, 8), 16, Cluster("T4", environment=each)) for each in ("here/T4", "there/T4")]
     )
     assert math.log(there.high_s / there.low_s) > 2 * math.log(here.high_s / here.low_s)
+
+
+def test_a_network_that_was_measured_at_the_place_has_a_narrower_interval_than_one_that_is_new_there(
+    catalog, measurements, tmp_path
+):
+    drawn = np.random.default_rng(4)
+    # Networks differ by what no count of theirs tells of: who measured one knows, who did not can be far off.
+    own = {name: math.exp(drawn.normal(0, 0.3)) for name in sorted({each.architecture for each in measurements})}
+    rows = [
+        dataclasses.replace(each, seconds=each.seconds * own[each.architecture])
+        for each in measurements
+        if (each.architecture, each.request.cluster.environment) != ("chain64x8", "here/T4")
+    ]
+    fitted = WorkloadModel(catalog).fit(rows, regressor="svr")
+    fitted.save(tmp_path / "model")
+    asked = [WorkloadRequest(chain(width, 8), 16, HERE) for width in (32, 64, 48)]
+
+    def widths(model):
+        return [math.log(each.high_s / each.seconds) for each in model.predict(asked)]
+
+    there, elsewhere, nowhere = widths(WorkloadModel.load(tmp_path / "model", catalog=catalog))
+    assert there < 0.7 * elsewhere
+    assert elsewhere <= nowhere
+    # Files of before do not tell what was measured where: as wide as for what is new there.
+    (svr,) = fitted.state.estimators.values()
+    former = dataclasses.replace(fitted.state, estimators={"svr": dataclasses.replace(svr, measured_there={})})
+    assert widths(WorkloadModel(catalog, state=former))[:2] == pytest.approx([elsewhere, elsewhere])
 
 
 def test_a_place_with_few_measurements_counts_as_unknown_until_its_own_errors_say_otherwise(catalog, measurements):
@@ -157,7 +184,7 @@ def test_networks_with_the_same_counts_are_no_measure_of_how_unlike_networks_are
 
 def test_what_is_new_together_widens_an_interval_by_what_each_adds_to_an_own_error_counted_once():
     quantiles = {Newness.FAMILY: Calibration(0.5, 50), Newness.DEVICE: Calibration(0.4, 50)}
-    known = OodScore((), 0.0, (), False, 1.0, False, "", ())
+    known = OodScore((), 0.0, (), False, 1.0, False, "", measured_there=False, nearest=())
     kind = dataclasses.replace(known, unlike_network=("of another kind",))
     device = dataclasses.replace(known, unknown_device=True)
     both = dataclasses.replace(kind, unknown_device=True)
@@ -169,7 +196,7 @@ def test_what_is_new_together_widens_an_interval_by_what_each_adds_to_an_own_err
 
 def test_the_further_a_network_is_from_all_measured_ones_the_wider_is_the_answer():
     intervals = Intervals(0.9, {Newness.FAMILY: Calibration(0.5, 50)})
-    near = OodScore((), 0.0, (), False, 1.0, False, "", ())
+    near = OodScore((), 0.0, (), False, 1.0, False, "", measured_there=False, nearest=())
     own = Calibration(0.3, 50)
     widths = [
         intervals.half_width(dataclasses.replace(near, distance=distance), own) for distance in (0.0, 0.5, 1.0, 3.0)

@@ -40,6 +40,7 @@ from gpusonde.predictor.workload.engine.regressors import REGRESSORS
 from gpusonde.predictor.workload.engine.request import WorkloadMeasurement
 
 FloatArray = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 Fold = tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
 
 _FOLDS = 4
@@ -146,6 +147,41 @@ def validate_grouped(
     ], own
 
 
+def validate_rows(
+    candidates: Sequence[Candidate],
+    table: FeatureTable,
+    log_seconds: FloatArray,
+    architectures: npt.NDArray[np.str_],
+    whole: CalibratedRoofline,
+) -> tuple[FloatArray, Mask]:
+    """Return errors on rows left out of networks that stay measured in their environment, and which rows those are.
+
+    Args:
+        candidates: One or more.
+        table: What was measured.
+        log_seconds: Natural logarithm of the seconds, shape (n,).
+        architectures: Of each row.
+        whole: As of ``validate_grouped``.
+
+    Returns:
+        Errors of the logarithm, shape (candidates, n), and a mask, shape (n,).
+    """
+    errors = np.zeros((len(candidates), len(table)))
+    measured = np.zeros(len(table), dtype=bool)
+    pairs = np.char.add(np.char.add(table.environment, "\0"), architectures)
+    fold_of = np.random.default_rng(_SEED).permutation(len(table)) % _FOLDS
+    for fold in range(_FOLDS):
+        training, held_out = fold_of != fold, fold_of == fold
+        part, rest = table.rows(training), table.rows(held_out)
+        roofline = CalibratedRoofline.fit(part, log_seconds[training], near=whole)
+        known, asked = roofline.log_seconds(part), roofline.log_seconds(rest)
+        measured[held_out] = np.isin(pairs[held_out], pairs[training])
+        for number, candidate in enumerate(candidates):
+            estimator = Estimator.fit(candidate, part, log_seconds[training], known)
+            errors[number, held_out] = estimator.log_seconds(rest, asked) - log_seconds[held_out]
+    return errors, measured
+
+
 def validate_paper(
     candidates: Sequence[Candidate], table: FeatureTable, log_seconds: FloatArray
 ) -> tuple[list[ValidatedCandidate], npt.NDArray[np.bool_]]:
@@ -221,16 +257,19 @@ class FittedEstimator:
         score: Of the validation.
         architecture: Of its errors on architectures left out.
         by_environment: The same for environments with many measurements.
+        measured_there: Of its errors on rows left out whose network was measured in their environment in other rows.
     """
 
     estimator: Estimator
     score: float
     architecture: Calibration
     by_environment: Mapping[str, Calibration]
+    measured_there: Mapping[str, Calibration]
 
-    def calibration(self, environment: str) -> Calibration:
-        """Return that of its errors on architectures left out in an environment."""
-        return self.by_environment.get(environment, self.architecture)
+    def calibration(self, environment: str, *, measured_there: bool) -> Calibration:
+        """Return that of its errors in an environment, on architectures left out or on one that was measured there."""
+        own = self.by_environment.get(environment, self.architecture)
+        return self.measured_there.get(environment, own) if measured_there else own
 
     @property
     def widest(self) -> Calibration:
@@ -287,8 +326,6 @@ class WorkloadModelState:
         return any(each.estimator.candidate.features in WITH_EMBEDDING for each in self.estimators.values())
 
 
-Mask = npt.NDArray[np.bool_]
-
 KINDS = ("default", "paper")
 _FEWEST_ROWS = 10
 _FEWEST_ARCHITECTURES = 3
@@ -337,7 +374,16 @@ def fit_state(
     if embedding:
         choices, trial = _choose_embedding(choices, groups)
     best = {name: _choose_best(each, groups) for name, each in group_by_regressor(choices).items()}
-    estimators = {name: _fit_estimator(choice, table, log_seconds, own, coverage) for name, choice in best.items()}
+    measured_there: list[Mapping[str, Calibration]] = [{}] * len(best)
+    if kind == "default":
+        found, rows = validate_rows(
+            [each.candidate for each in best.values()], table, log_seconds, architectures, roofline
+        )
+        measured_there = [calibrate_environments(each[rows], table.environment[rows], coverage) for each in found]
+    estimators = {
+        name: _fit_estimator(choice, table, log_seconds, own, coverage, there)
+        for (name, choice), there in zip(best.items(), measured_there, strict=True)
+    }
     return WorkloadModelState(
         kind=kind,
         chosen=_choose_best(list(best.values()), groups).candidate.regressor,
@@ -393,11 +439,13 @@ def _fit_estimator(
     log_seconds: FloatArray,
     roofline: FloatArray | None,
     coverage: float,
+    measured_there: Mapping[str, Calibration],
 ) -> FittedEstimator:
     estimator = Estimator.fit(choice.candidate, table, log_seconds, roofline)
     # Of the paper's kind, only some of the rows have errors.
     by_environment = {} if roofline is None else calibrate_environments(choice.errors, table.environment, coverage)
-    return FittedEstimator(estimator, choice.score, calibrate_errors(choice.errors, coverage), by_environment)
+    architecture = calibrate_errors(choice.errors, coverage)
+    return FittedEstimator(estimator, choice.score, architecture, by_environment, measured_there)
 
 
 def _merge_groups(groups: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:

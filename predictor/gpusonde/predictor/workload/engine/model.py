@@ -213,7 +213,10 @@ class WorkloadModel:
             ood_score = replace(score, unknown_environment=True) if few else score
             falls_back = ood_score.out_of_distribution and state.kind == "default"
             centre = float(roofline[row] if falls_back else estimated[row])
-            known = chosen.widest if ood_score.new_in_environment else chosen.calibration(str(table.environment[row]))
+            known = chosen.widest
+            if not ood_score.new_in_environment:
+                environment = str(table.environment[row])
+                known = chosen.calibration(environment, measured_there=ood_score.measured_there)
             if falls_back:
                 known = max(known, state.roofline_errors, key=lambda each: each.quantile)
             width = state.intervals.half_width(ood_score, known)

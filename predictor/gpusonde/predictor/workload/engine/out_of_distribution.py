@@ -99,6 +99,8 @@ def explain_unlike_hosts(ranges: Mapping[str, HostRange], row: FloatArray) -> li
 # batch too.
 _TOTALS = ("floating-point operations", "memory traffic", "weights", "operations")
 _NEAREST = 3
+# How alike a network is to itself, but for rounding.
+_SAME = 1.0 - 1e-6
 _DEVICES, _NODES, _BATCH = (CLUSTER_COLUMNS.index(name) for name in ("log_devices", "log_nodes", "log_batch"))
 
 
@@ -115,6 +117,7 @@ class OodScore:
         unknown_environment: It is to run in no environment that the model knows, or on a device or in a precision that
             was not measured there.
         new_in_environment: What of it was not measured in its environment, though elsewhere.
+        measured_there: Its network was measured in its environment, whatever the batch.
         nearest: Measured architectures most like it, and how alike, at most 1.
     """
 
@@ -125,6 +128,7 @@ class OodScore:
     device_inflation: float
     unknown_environment: bool
     new_in_environment: str
+    measured_there: bool
     nearest: tuple[tuple[str, float], ...]
 
     @property
@@ -148,6 +152,7 @@ class OutOfDistributionDetector:
         precisions: That were used.
         parallelisms: That were used.
         batches_by_environment: The known environments, and the least and largest batch size per device in each.
+        networks_by_environment: The architectures that were measured in each, where known.
         settings: Environment, device and precision that were measured together.
         hosts: What the hosts had free, by column, where measurements told of it.
     """
@@ -163,6 +168,7 @@ class OutOfDistributionDetector:
     parallelisms: tuple[str, ...]
     batches_by_environment: Mapping[str, tuple[float, float]]
     settings: frozenset[str]
+    networks_by_environment: Mapping[str, frozenset[str]] = field(default_factory=dict)
     hosts: Mapping[str, HostRange] = field(default_factory=dict)
 
     @property
@@ -208,6 +214,11 @@ class OutOfDistributionDetector:
                 if environment and len(of_environment := sizes[table.environment == environment, _BATCH])
             },
             settings=frozenset(_name_settings(table)),
+            networks_by_environment={
+                environment: frozenset(labels[table.environment == environment].tolist())
+                for environment in np.unique(table.environment).tolist()
+                if environment
+            },
             hosts=measure_host_ranges(table.cluster),
         )
 
@@ -235,6 +246,7 @@ class OutOfDistributionDetector:
                 unknown = not self.gpus.seen(gpu)
                 seen[gpu.name] = (unknown, self.gpus.interval_inflation(gpu) if unknown else 1.0)
             unlike, distance, nearest = known[key]
+            there = self.networks_by_environment.get(environment, frozenset())
             found.append(
                 OodScore(
                     unlike_network=unlike,
@@ -245,6 +257,7 @@ class OutOfDistributionDetector:
                     unknown_environment=environment not in self.batches_by_environment
                     or settings[row] not in self.settings,
                     new_in_environment=self._judge_environment(table, row, settings[row]),
+                    measured_there=any(alike > _SAME and name in there for name, alike in nearest),
                     nearest=nearest,
                 )
             )

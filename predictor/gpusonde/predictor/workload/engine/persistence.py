@@ -119,6 +119,7 @@ def _make_document(state: WorkloadModelState) -> dict[str, Any]:
             "parallelisms": list(ood_detector.parallelisms),
             "places": {name: list(batches) for name, batches in ood_detector.batches_by_environment.items()},
             "settings": sorted(ood_detector.settings),
+            "networks": {name: sorted(known) for name, known in ood_detector.networks_by_environment.items()},
             **_describe_hosts(ood_detector),
         },
     }
@@ -144,6 +145,7 @@ def _describe_estimator(fitted: FittedEstimator) -> dict[str, Any]:
         "score": fitted.score,
         "architecture": asdict(fitted.architecture),
         "places": {name: asdict(value) for name, value in fitted.by_environment.items()},
+        "measured_there": {name: asdict(value) for name, value in fitted.measured_there.items()},
     }
 
 
@@ -236,6 +238,9 @@ def _read_detector(stored: Mapping[str, Any], arrays: Arrays) -> OutOfDistributi
         parallelisms=_read_texts(stored["parallelisms"]),
         batches_by_environment={str(name): (float(low), float(high)) for name, (low, high) in stored["places"].items()},
         settings=frozenset(_read_texts(stored["settings"])),
+        networks_by_environment={
+            str(name): frozenset(_read_texts(known)) for name, known in stored.get("networks", {}).items()
+        },
         hosts={name: _read_host_range(name, known) for name, known in stored.get("hosts", {}).items()},
     )
 
@@ -276,7 +281,10 @@ def _read_estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> Fit
         (least, largest),
     )
     by_environment = {str(name): _read_calibration(value) for name, value in stored["places"].items()}
-    return FittedEstimator(estimator, float(stored["score"]), _read_calibration(stored["architecture"]), by_environment)
+    # Models of before know no such errors: their answers are as wide as of a network that is new there.
+    there = {str(name): _read_calibration(value) for name, value in stored.get("measured_there", {}).items()}
+    architecture = _read_calibration(stored["architecture"])
+    return FittedEstimator(estimator, float(stored["score"]), architecture, by_environment, there)
 
 
 def _read_texts(values: Any) -> tuple[str, ...]:
