@@ -6,6 +6,7 @@ averaged over seconds, and wait until all GPUs have got as far. What is found be
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass, field
 
@@ -49,10 +50,10 @@ _Key = tuple[str, ...]
 
 @dataclass
 class _Gpu:
-    """What waits of one GPU: ticks, and seconds of them: sums and counts of each metric, shape (metrics,)."""
+    """What waits of one GPU: ticks, and seconds of them: sums and counts of each metric, shape (2, metrics)."""
 
     ticks: list[Samples] = field(default_factory=list)
-    waiting: dict[int, tuple[Float64Array, Float64Array]] = field(default_factory=dict)
+    waiting: dict[int, Float64Array] = field(default_factory=dict)
     newest: int = 0
 
 
@@ -226,22 +227,22 @@ class JobStates:
         seconds = sorted({at for gpu in job.gpus.values() for at in gpu.waiting if job.reached < at <= through})
         if not seconds:
             return
-        nothing = (np.zeros(len(_METRICS)), np.zeros(len(_METRICS)))
-        # Shape (GPUs, seconds, metrics).
-        pieces = [[gpu.waiting.pop(at, nothing) for at in seconds] for gpu in job.gpus.values()]
-        sums = np.array([[piece[0] for piece in of_gpu] for of_gpu in pieces])
-        counts = np.array([[piece[1] for piece in of_gpu] for of_gpu in pieces])
-        means = np.where(counts > 0, sums / np.maximum(counts, 1.0), np.nan)
+        nothing = np.zeros((2, len(_METRICS)))
+        # Shape (GPUs, seconds, 2, metrics).
+        totals = np.array([[gpu.waiting.pop(at, nothing) for at in seconds] for gpu in job.gpus.values()])
+        sums, counts = totals[:, :, 0], totals[:, :, 1]
+        known = counts > 0
+        means = np.where(known, sums / np.maximum(counts, 1.0), np.nan)
         if job.watch.report.state in _RESTS:
             for uuid, its in zip(job.gpus, means, strict=True):
                 self._learn_idle(uuid, its)
-        used = [i for i in range(len(_METRICS)) if counts[:, :, i].any()]
+        used = np.flatnonzero(known.any(axis=(0, 1))).tolist()
         times = np.array(seconds, dtype=np.float64)
         looks = [*sorted(at for at in job.looks if at <= seconds[-1]), math.inf]
         begin = 0
         for at in looks:
             # What the processes did in a second is known with the ticks of that second.
-            stop = int(np.searchsorted(times, at))
+            stop = bisect.bisect_left(seconds, at)
             if stop > begin:
                 piece = slice(begin, stop)
                 job.watch.update(times[piece] - job.origin, {_METRICS[i]: means[:, piece, i] for i in used})
@@ -279,14 +280,10 @@ def _average(job: _Job, gpu: _Gpu) -> None:
         later = second[1:] > second[:-1]
     begins = np.concatenate(([0], np.flatnonzero(later) + 1))
     known = values == values  # noqa: PLR0124 - what is not NaN; a call less than np.isfinite
-    sums = np.add.reduceat(np.where(known, values, 0.0), begins, axis=1)
-    counts = np.add.reduceat(known, begins, axis=1, dtype=np.float64)
+    totals = np.add.reduceat(np.array((np.where(known, values, 0.0), known)), begins, axis=2)
     for i, at in enumerate(second[begins].tolist()):
-        if at <= job.reached:
-            continue
-        before = gpu.waiting.get(at)
-        now = (sums[:, i], counts[:, i])
-        gpu.waiting[at] = now if before is None else (before[0] + now[0], before[1] + now[1])
+        if at > job.reached:
+            gpu.waiting[at] = totals[:, :, i] + gpu.waiting.get(at, 0.0)
 
 
 def _news(job: _Job) -> tuple[list[JobStateRow], dict[int, tuple[StateSpan, JobStateRow]]]:

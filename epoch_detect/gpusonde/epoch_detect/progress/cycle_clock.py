@@ -211,7 +211,8 @@ class CycleClock:
 
     def _next(self, due_s: float, later: float) -> list[float]:
         """Find the cycle that is due, no later than that share of a period; nothing to wait for more ticks."""
-        before, after = (max(1, int(share * self._due_s / self._step_s)) for share in (_EARLIER, later))
+        before = max(1, int(_EARLIER * self._due_s / self._step_s))
+        after = max(1, int(later * self._due_s / self._step_s))
         piece = self._around(due_s, self._before + before, self._after + after)
         lobe = max(1, round(_LOBE * self._due_s / self._step_s))
         of_each, variances = _of_each(self._template, piece)
@@ -361,7 +362,7 @@ def _weighted(cycles: FloatArray) -> FloatArray:
 
 
 def _size(waveform: FloatArray) -> FloatArray:
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", waveform, waveform) / waveform.shape[1]))
+    return np.asarray(np.sqrt(np.add.reduce(waveform * waveform, axis=1) / waveform.shape[1]))
 
 
 def _template(waveform: FloatArray) -> FloatArray:
@@ -387,6 +388,6 @@ def _of_each(template: FloatArray, pieces: FloatArray) -> tuple[FloatArray, Floa
     mean = np.add.reduce(windows, axis=-1) / width
     variances = np.einsum("...w,...w->...", windows, windows) / width - mean * mean
     # What moves less than a metric's rounding does not move.
-    least = np.maximum(_STILL * np.maximum.reduce(np.abs(pieces), axis=-1, keepdims=True), _TINY)
+    least = _STILL * np.maximum.reduce(np.abs(pieces), axis=-1, keepdims=True)
     spread = np.sqrt(np.where(variances > least * least, variances, np.inf))
     return np.einsum("...pw,...w->...p", windows, template) / spread, variances

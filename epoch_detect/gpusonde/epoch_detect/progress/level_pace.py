@@ -245,13 +245,13 @@ class LevelPace:
         return self._begins[-1] + math.exp(self._logs[-1]) - self._begins[first - 1] > _WHOLE * known_s
 
     def _look_for_drift(self) -> None:
-        unclear = _UNCLEAR if self.is_sure else _CLEAR
-        uneven = max(_most_alike(sorted(self._logs))[1], self.scatter)
-        if len(self._blocks) < _FEWEST_BLOCKS or uneven > unclear:
-            return
         third = max(2, len(self._blocks) // 6)
         medians = [log for _, log in self._blocks]
-        if sum(medians[-third:]) / third - sum(medians[:third]) / third < math.log1p(_LEAST_SLOWER):
+        rise = sum(medians[-third:]) / third - sum(medians[:third]) / third
+        if len(medians) < _FEWEST_BLOCKS or rise < math.log1p(_LEAST_SLOWER):
+            return
+        unclear = _UNCLEAR if self.is_sure else _CLEAR
+        if max(_most_alike(sorted(self._logs))[1], self.scatter) > unclear:
             return
         found = duration_trend(np.exp(medians))
         last = found.change_points[-1] if found.change_points else None

@@ -57,11 +57,13 @@ class PaceWatch:
             values: Shape (metrics, n), NaN where there is no value.
         """
         good = time_s > np.maximum.accumulate(np.concatenate([[self._last_s], time_s]))[:-1]
-        if not good.any() or not self._rows:
+        if not good.all():
+            time_s, values = time_s[good], values[:, good]
+        if not time_s.size or not self._rows:
             return
-        time_s, rows = time_s[good], self._filled(values[self._rows][:, good])
+        rows = self._filled(values[self._rows])
         if time_s.size > 1:
-            step_s = statistics.median(np.diff(time_s).tolist())  # a few: numpy's takes longer
+            step_s = statistics.median((time_s[1:] - time_s[:-1]).tolist())  # a few: numpy's takes longer
             self._tick_s = step_s if math.isnan(self._tick_s) else self._tick_s + 0.1 * (step_s - self._tick_s)
         elif math.isfinite(self._last_s) and math.isnan(self._tick_s):
             self._tick_s = float(time_s[0]) - self._last_s
@@ -123,7 +125,8 @@ class PaceWatch:
 
     def _filled(self, rows: FloatArray) -> FloatArray:
         """Rows with the last known value where there is none, 0 before the first."""
-        for i in np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist():
+        known_all = math.isfinite(np.add.reduce(rows, axis=None))
+        for i in () if known_all else np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist():
             known = np.flatnonzero(np.isfinite(rows[i]))
             before = float(np.nan_to_num(self._last[i]))
             place = np.searchsorted(known, np.arange(rows.shape[1]), side="right") - 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ MEMORY = "framebuffer_used_bytes"
 UTILIZATION, SM_CLOCK, TEMPERATURE = "gpu_utilization", "sm_clock_mhz", "gpu_temperature_celsius"
 _BUS = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
 _COMPUTING = {"tensor_active": 0.02, "dram_active": 0.08}  # share of use of those that do not only wait
+_LOADS = frozenset({POWER, *USE})
 METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
@@ -55,50 +57,68 @@ class JobSecond:
     @classmethod
     def measure(
         cls,
-        time_s: float,
+        time_s: Sequence[float],
+        stops: Sequence[int],
         metrics: Sequence[str],
         values: FloatArray,
         least_watts: float = 0.0,
-        *,
-        with_swing: bool = True,
-    ) -> JobSecond:
-        """Sum up ticks.
+    ) -> list[JobSecond]:
+        """Sum up the ticks of each second, but for its ``swing``.
 
         Args:
-            time_s: Of the last one.
+            time_s: Shape (ticks,).
+            stops: Shape (seconds + 1,), where each begins and the one before stops, from 0 to the number of ticks.
             metrics: Of :data:`METRICS`, those that are given.
             values: Shape (metrics, gpus, ticks), NaN where there is no value. All in one: calls of numpy on a few
                 values each are most of what a second costs.
             least_watts: What no GPU draws less than: a meter that says so says nothing.
-            with_swing: Whether ``swing`` is wanted.
         """
-        of_each = _of_each(values)
+        if not time_s:
+            return []
+        cells = [values[..., begin:stop] for begin, stop in itertools.pairwise(stops)]
+        of_each = np.array([_mean(ticks) for ticks in cells])  # shape (seconds, metrics, gpus)
         if least_watts and POWER in metrics:
-            watts = of_each[metrics.index(POWER)]
-            of_each[metrics.index(POWER)] = np.where(watts >= least_watts, watts, np.nan)
-        means = (np.add.reduce(of_each, axis=1) / of_each.shape[1]).tolist()
-        mean = {name: _mean(of_each[i]) if math.isnan(means[i]) else means[i] for i, name in enumerate(metrics)}
-        use = next((name for name in USE if name in mean), "")
-        spinning = unused = gpus = 0
-        load = POWER if POWER in mean else use
-        busy = UTILIZATION if UTILIZATION in mean else use
-        for share in of_each[metrics.index(busy)].tolist() if busy else ():
-            spinning += share >= _FULL
-            unused += share < _NOT_USED
-            gpus += not math.isnan(share)
-        return cls(
-            time_s,
-            mean.get(POWER, math.nan),
-            mean.get(use, math.nan),
-            sum(mean[name] for name in _BUS if name in mean) if _BUS[0] in mean else math.nan,
-            _mean(values[metrics.index(MEMORY), :, -1]) if MEMORY in mean else math.nan,
-            spinning,
-            unused,
-            gpus,
-            any(mean[name] > least for name, least in _COMPUTING.items() if name in mean),
-            _swing(dict(zip(metrics, values, strict=True))) if with_swing and values.shape[2] > 1 else 0.0,
-            _crest(values[metrics.index(load)], mean[load]) if load and values.shape[2] > 1 else 1.0,
-        )
+            watts = of_each[:, metrics.index(POWER)]
+            of_each[:, metrics.index(POWER)] = np.where(watts >= least_watts, watts, np.nan)
+        use = next((name for name in USE if name in metrics), "")
+        load = POWER if POWER in metrics else use
+        busy = UTILIZATION if UTILIZATION in metrics else use
+        shares = of_each[:, metrics.index(busy)].tolist() if busy else [()] * len(cells)
+        seconds = []
+        for i, means in enumerate(_mean(of_each).tolist()):
+            mean, ticks = dict(zip(metrics, means, strict=True)), cells[i]
+            held_bytes, crest = mean.get(MEMORY, math.nan), 1.0
+            if ticks.shape[2] > 1:
+                if MEMORY in mean:
+                    held_bytes = float(_mean(ticks[metrics.index(MEMORY), :, -1]))
+                if load and mean[load] > 0:
+                    crest = float(_mean(np.fmax.reduce(ticks[metrics.index(load)], axis=1))) / mean[load]
+            seconds.append(
+                cls(
+                    time_s[stops[i + 1] - 1],
+                    mean.get(POWER, math.nan),
+                    mean.get(use, math.nan),
+                    sum(mean[name] for name in _BUS if name in mean) if _BUS[0] in mean else math.nan,
+                    held_bytes,
+                    *_count_uses(shares[i]),
+                    any(mean[name] > least for name, least in _COMPUTING.items() if name in mean),
+                    crest=crest,
+                )
+            )
+        return seconds
+
+    def note_swing(self, metrics: Sequence[str], values: FloatArray) -> None:
+        """Measure ``swing``, which only pauses ask for.
+
+        Args:
+            metrics: As for :meth:`measure`.
+            values: Its ticks, likewise.
+        """
+        swings = np.fmax.reduce(values, axis=2) - np.fmin.reduce(values, axis=2)
+        if POWER in metrics:
+            swings[metrics.index(POWER)] /= np.maximum(_mean(values[metrics.index(POWER)]), 1e-9)
+        of_each = zip(metrics, _mean(swings).tolist(), strict=True)
+        self.swing = max((each for name, each in of_each if name in _LOADS and not math.isnan(each)), default=0.0)
 
     @property
     def is_partly_used(self) -> bool:
@@ -106,41 +126,25 @@ class JobSecond:
         return self.spinning + self.unused < self.gpus
 
 
-def _of_each(columns: FloatArray) -> FloatArray:
-    """Mean of each GPU over the ticks, the last axis; NaN where it gave nothing."""
-    ticks = columns.shape[-1]
-    means: FloatArray = columns[..., 0].copy() if ticks == 1 else np.add.reduce(columns, axis=-1) / ticks
+def _count_uses(shares: Sequence[float]) -> tuple[int, int, int]:
+    """GPUs that are in use all the time, hardly, and of which the use is known."""
+    spinning = unused = gpus = 0
+    for share in shares:
+        spinning += share >= _FULL
+        unused += share < _NOT_USED
+        gpus += not math.isnan(share)
+    return spinning, unused, gpus
+
+
+def _mean(values: FloatArray) -> FloatArray:
+    """Mean over the last axis of those that are known; NaN if none is."""
+    size = values.shape[-1]
+    if size == 1:
+        return values[..., 0]
+    means: FloatArray = np.add.reduce(values, axis=-1) / size
     if not math.isnan(np.add.reduce(means, axis=None)):
         return means
-    known = np.isfinite(columns)
+    known = np.isfinite(values)
     count = known.sum(axis=-1)
-    of_known = np.where(known, columns, 0.0).sum(axis=-1) / np.where(count, count, np.nan)
+    of_known = np.where(known, values, 0.0).sum(axis=-1) / np.where(count, count, np.nan)
     return np.where(np.isnan(means), of_known, means)
-
-
-def _crest(column: FloatArray, mean: float) -> float:
-    highest = _mean(np.fmax.reduce(column, axis=1))
-    return highest / mean if mean > 0 else 1.0
-
-
-def _swing(values: Mapping[str, FloatArray]) -> float:
-    swings = [0.0]
-    if POWER in values:
-        watts = values[POWER]
-        swings.append(_mean(_range(watts) / np.maximum(_of_each(watts), 1e-9)))
-    swings.extend(_mean(_range(values[name])) for name in USE if name in values)
-    return float(np.nanmax(swings))
-
-
-def _range(column: FloatArray) -> FloatArray:
-    """Largest less least of each GPU, shape (gpus,), NaN where it gave nothing."""
-    return np.asarray(np.fmax.reduce(column, axis=1) - np.fmin.reduce(column, axis=1))
-
-
-def _mean(values: FloatArray) -> float:
-    """Mean of those that are known; NaN if none is."""
-    total = float(np.add.reduce(values))
-    if not math.isnan(total):
-        return total / values.size
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else math.nan

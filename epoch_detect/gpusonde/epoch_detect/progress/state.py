@@ -9,6 +9,7 @@ silence of the metrics is never taken for idleness.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from collections import deque
@@ -318,14 +319,14 @@ class StateWatch:
                 raise ValueError(f"expected values of shape {(self.gpus, time_s.size)}, got {column.shape}")
         metrics = [name for name in METRICS if name in values]
         rows = np.array([values[name] for name in metrics]).reshape(len(metrics), self.gpus, time_s.size)
-        begin = 0
-        while begin < time_s.size:
-            stop = int(time_s.searchsorted(time_s[begin] + _SAME_CELL_S))
-            if time_s[-1] < time_s[stop - 1] + _REST_S:
-                stop = time_s.size
-            ticks, pauses = rows[..., begin:stop], self._pause is not None
-            self._take(JobSecond.measure(float(time_s[stop - 1]), metrics, ticks, self._least_watts, with_swing=pauses))
-            begin = stop
+        times, stops = time_s.tolist(), [0]
+        while stops[-1] < len(times):
+            stop = bisect.bisect_left(times, times[stops[-1]] + _SAME_CELL_S)
+            stops.append(len(times) if times[-1] < times[stop - 1] + _REST_S else stop)
+        for i, second in enumerate(JobSecond.measure(times, stops, metrics, rows, self._least_watts)):
+            if self._pause is not None and stops[i + 1] - stops[i] > 1:
+                second.note_swing(metrics, rows[..., stops[i] : stops[i + 1]])
+            self._take(second)
 
     @property
     def _longest_silence_s(self) -> float:

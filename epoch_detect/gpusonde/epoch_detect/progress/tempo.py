@@ -46,8 +46,7 @@ class OtherTempo:
         self._usual_s, self._cell_s = period_s, cell_s
         self._window_s = max(_PERIODS * period_s, _WINDOW_S)
         self._every_s = max(_EVERY_PERIODS * period_s, _EVERY_S)
-        self._time = np.empty(0)
-        self._rows: FloatArray = np.empty((0, 0))
+        self._parts: list[tuple[FloatArray, FloatArray]] = []  # times, rows
         self._next_s = -math.inf
         self._seen_s = math.nan
         self.period_s, self.since_s, self.longest_s = math.nan, math.nan, 0.0
@@ -69,20 +68,22 @@ class OtherTempo:
             time_s: Shape (n,), increasing, behind those before.
             rows: Shape (metrics, n), without NaN.
         """
-        self._time = np.concatenate([self._time, time_s])
-        self._rows = np.concatenate([self._rows, rows], axis=1) if self._rows.size else rows
+        self._parts.append((time_s, rows))
         now_s = float(time_s[-1])
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._every_s
-        first = int(np.searchsorted(self._time, now_s - self._window_s))
-        self._time, self._rows = self._time[first:], self._rows[:, first:]
+        time_s, rows = (np.concatenate(part, axis=-1) for part in zip(*self._parts, strict=True))
+        first = int(np.searchsorted(time_s, now_s - self._window_s))
+        time_s, rows = time_s[first:], rows[:, first:]
+        self._parts = [(time_s, rows)]
         # Behind a restart nothing is said before a window is full again.
-        if now_s - self._time[0] > self._window_s - self._every_s:
-            self._look(now_s)
+        if now_s - time_s[0] > self._window_s - self._every_s:
+            self._look(time_s, rows)
 
-    def _look(self, now_s: float) -> None:
-        usual, other, period_s = self._repeats()
+    def _look(self, time_s: FloatArray, rows: FloatArray) -> None:
+        now_s = float(time_s[-1])
+        usual, other, period_s = self._repeats(time_s, rows)
         # Others that are longer by less are followed one by one; what repeats sooner does so after its multiples, too.
         times = period_s / self._usual_s
         # Cycles of which each second one looks otherwise repeat a little after the usual period still.
@@ -99,10 +100,10 @@ class OtherTempo:
             self.longest_s = max(self.longest_s, self.lasts_s)
             self.period_s = math.nan
 
-    def _repeats(self) -> tuple[float, float, float]:
+    def _repeats(self, time_s: FloatArray, rows: FloatArray) -> tuple[float, float, float]:
         """How well the ticks repeat after the usual period, after the best other one, and that one."""
-        cells = np.arange(self._time[0], self._time[-1], self._cell_s)
-        rows = np.array([np.interp(cells, self._time, row) for row in self._rows])
+        cells = np.arange(time_s[0], time_s[-1], self._cell_s)
+        rows = np.array([np.interp(cells, time_s, row) for row in rows])
         size, last = rows.shape[1], round(_MOST * self._usual_s / self._cell_s)
         # What changes more slowly than any of these cycles is no cycle.
         rows = rows - uniform_filter1d(rows, 2 * last + 1, axis=1)
