@@ -735,6 +735,22 @@ def test_one_gpu_that_seems_to_train_and_has_paused_as_a_program_does_is_not_giv
     assert watch.report.state == state
 
 
+@pytest.mark.parametrize(
+    ("work_s", "confidence", "state"),
+    [(90, 0.7, JobState.STALLED), (40, 0.7, JobState.IDLE), (90, 0.6, JobState.IDLE)],
+)
+def test_one_gpu_that_has_trained_for_more_than_a_minute_is_not_given_ten_though_it_never_paused(
+    work_s: int, confidence: float, state: JobState
+) -> None:
+    watch = StateWatch(1)
+    now_s = show(watch, 0.0, 30, IDLE)
+    now_s = show(watch, now_s, work_s, WORKS)
+    trains = EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=confidence)
+    watch.note_detection(trains)
+    show(watch, now_s, 60, IDLE)
+    assert watch.report.state == state
+
+
 @pytest.mark.parametrize(("scatter", "hangs"), [(0.2, True), (1.0, False)])
 @pytest.mark.parametrize("processors_at_rest", [np.nan, 0.01])
 def test_one_gpu_whose_pauses_are_alike_hangs_in_a_longer_one_whatever_it_does(

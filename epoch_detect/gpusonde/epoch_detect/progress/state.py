@@ -42,6 +42,7 @@ _LONGER_THAN_STEPS_S, _PERIODS_OF_DIP = 20.0, 1.5  # of cycles that hold their e
 _EVEN = 0.2  # mean change from cell to cell of one who does the same all the time, of what it draws beyond idling
 _CHANGE_S = 8.0  # over which it is measured
 _LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
+_TRAINED_S = 60.0  # of even work, of a run that seems to train: most commands of a person take less
 _WORK_SHARE = 0.35  # of the time since the job began, likewise
 _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
 _MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
@@ -508,10 +509,12 @@ class StateWatch:
         now_s = second.time_s
         known = self._processes.at(now_s, pause.begin_s + _SETTLED_S)
         period_s = self._cycles.period_s if self._cycles.cyclic else math.nan
-        # One GPU, at rest, whose processes rest as far as they are known: only its pauses before tell a program from a
-        # person.
+        # One GPU, at rest, whose processes rest as far as they are known: only its pauses and its work before tell a
+        # program from a person.
         busy = known.processors > _COMPUTES
+        has_trained = self._kind_of_run == RunState.TRAINING and self._work.even_s > _TRAINED_S
         as_programs = self._pauses.are_alike or (pause.trained and self._pauses.are_even)
+        as_programs |= has_trained and not self._pauses.is_uneven
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
         patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think, trains=self._surely_trains)
         lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
