@@ -1,6 +1,7 @@
 """Many offers alike in time and price, through the simulator: what is found is proven, however many plans there are."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -85,6 +86,12 @@ def test_a_table_tells_partial_plans_apart_as_a_sort_does(seed, monkeypatch):
     assert solve(problem, steps, explain=False).proof.bound == pytest.approx(found.proof.bound, rel=1e-12)
 
 
+def slowest(steps, plan):
+    """Mean and spread of a plan's slowest GPU."""
+    mean_s, spread = steps.slowest_s(plan.groups, np.arange(len(plan.groups))[None])
+    return float(mean_s[0]), float(spread[0])
+
+
 def limit_of(slowest_s, spread, hidden, most_spread=0.08):
     """The limit that a plan just keeps, whose slowest GPU may take so much more, relative, where it scatters most."""
     steady_s = slowest_s / (1.0 + hidden * (spread / most_spread) ** 2)
@@ -100,7 +107,7 @@ def test_several_groups_take_up_no_more_than_a_plan_bears(seed, hidden):
     for _ in range(100):
         offers = random.permutation(12)[: random.integers(1, 12)]
         groups = [Group(f"o{place}", int(random.integers(1, 17)), int(2 ** random.integers(0, 8))) for place in offers]
-        limit = limit_of(*steps.slowest_s(Plan(tuple(groups))), hidden)
+        limit = limit_of(*slowest(steps, Plan(tuple(groups))), hidden)
         gpu_s = [steps.gpu_s(problem.offer(group.offer), group.batch_size) for group in groups]
         devices = [group.machines * problem.offer(group.offer).devices for group in groups]
         taken.append(float(devices @ limit.load(*np.array(gpu_s).T)))
@@ -109,10 +116,27 @@ def test_several_groups_take_up_no_more_than_a_plan_bears(seed, hidden):
 
 def test_a_limit_is_reached_by_as_many_gpus_alike_as_their_load_says():
     numbers, spread = 2 ** np.arange(1, 12), 0.06
-    slowest = [(mean_slowest(spread, n, 4096), slowest_of(spread, n, 4096).std()) for n in numbers.tolist()]
-    for number, (mean, deviation) in zip(numbers, slowest, strict=True):
+    drawn = [(mean_slowest(spread, n, 4096), slowest_of(spread, n, 4096).std()) for n in numbers.tolist()]
+    for number, (mean, deviation) in zip(numbers, drawn, strict=True):
         limit = limit_of(0.03 * mean, deviation / mean, 0.01)
         assert limit.load(np.array([0.03]), np.array([spread]))[0] == pytest.approx(1.0 / number, rel=0.01)
+
+
+def test_no_plan_exceeds_a_limit_that_is_none():
+    assert LatencyLimit(math.inf, math.inf).at(np.array([0.0, 0.05])).tolist() == [math.inf, math.inf]
+
+
+def test_the_slowest_gpus_of_many_plans_are_those_of_each():
+    """However many groups a plan has: draws differ with a group's place in its plan."""
+    problem, steps = mixed_offers(4, 2, 48, 0)
+    space = make_space(problem, steps)
+    drawn = np.random.default_rng(0)
+    places = np.array([[drawn.integers(-1, each.machines.size) for each in space.options] for _ in range(600)])
+    places = places[(places >= 0).any(axis=1)]
+    found = np.transpose(steps.slowest_s(*exact.groups_of(space.options, places)))
+    for row, of_plan in zip(places.tolist(), found.tolist(), strict=True):
+        groups = [each.group(place) for each, place in zip(space.options, row, strict=True) if place >= 0]
+        assert of_plan == pytest.approx(slowest(steps, Plan(tuple(groups))), rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -126,12 +150,12 @@ def test_no_plan_costs_less_than_the_bounds_of_its_gpus(seed):
     plans = [plan for plan in every_plan(problem) if plan.machines > 1]
     nearest = 0.0
     for chosen in np.random.default_rng(seed).permutation(len(plans))[:20]:
-        limit_s = steps.slowest_s(plans[chosen])[0]
+        limit_s = slowest(steps, plans[chosen])[0]
         loads = LatencyLimit(limit_s, limit_s).load(gpu_s[..., 0], gpu_s[..., 1])
         lots = Lots(np.repeat(most[:, None], 8, axis=1), usd, np.tile(batches, (3, 1)), loads)
         world_size = plans[chosen].devices(problem.offers)
         alike = [plan for plan in plans if plan.devices(problem.offers) == world_size]
-        costs = [plan.usd_per_hour(problem.offers) for plan in alike if steps.slowest_s(plan)[0] <= limit_s]
+        costs = [plan.usd_per_hour(problem.offers) for plan in alike if slowest(steps, plan)[0] <= limit_s]
         bounds = [
             found + prices.per_device * world_size
             for found, prices in lots.bounds(world_size, 48.0, DualPrices(0.0, 0.0, 0.0))
@@ -152,7 +176,7 @@ def test_every_plan_is_a_node_s_own_and_takes_no_less_than_its_bounds(seed):
     for chosen in np.random.default_rng(seed).permutation(len(plans))[:150]:
         plan = plans[chosen]
         devices, taken = plan.devices(problem.offers), [(options[group.offer], group) for group in plan.groups]
-        slowest_s, mean_s = steps.slowest_s(plan)[0], steps.estimate(plan).mean_s
+        slowest_s, mean_s = slowest(steps, plan)[0], steps.estimate(plan).mean_s
         network = min(each.network for each, _ in taken)
         alike = [each for each in nodes if each.network == network and devices in each.world_sizes]
         # On an edge up to rounding it is that of two.

@@ -77,8 +77,9 @@ class StepTimes(Protocol):
     An attribute ``least_spread`` may say what relative standard deviation, shared by the iterations of a run, every
     plan has at least (0 without it). It lets the search dismiss plans whose mean only just meets a deadline. So does a
     method ``kept_s`` with the arguments of ``bound_s`` and a confidence: a lower bound of what an iteration takes at
-    that confidence, per iteration of a run. A method ``slowest_s`` may say of a plan what ``latency_s`` says of a
-    group, and the relative standard deviation of that, which makes ``kept_s`` sharper. A method ``gpu_s`` may say the
+    that confidence, per iteration of a run. A method ``slowest_s`` may say of plans what ``latency_s`` says of a
+    group, and the relative standard deviation of that, which makes ``kept_s`` sharper; ``bound_s`` and ``kept_s`` then
+    take latencies and spreads of shape (n,), too, one for each world size. A method ``gpu_s`` may say the
     mean and the relative standard deviation of one GPU's computation, from which follows what several groups take
     together (``LatencyLimit.load``).
     """
@@ -246,6 +247,8 @@ _LISTED_MACHINES = 16
 # derived: draws of several groups meet as evenly as they happen to. For two or three groups a fifth of it would do; of
 # 4,000 random plans of 4 to 14 groups one exceeds it, by 0.1 % of its load, and the worst that was sought needs 1.3.
 _UNEVEN = 0.4
+# Plans whose slowest GPU is drawn at once: their draws stay in a cache.
+_DRAWN_AT_ONCE = 256
 # Relative standard deviations of runs are below this.
 _MOST_SPREAD = 1.5
 
@@ -362,14 +365,32 @@ class SimulatedSteps:
         usual_s, spread = self._usual_step(offer.name, batch_size)
         return usual_s / (1.0 + _UNEVEN / math.sqrt(self._samples) * spread), spread
 
-    def slowest_s(self, plan: Plan) -> tuple[float, float]:
-        """Return the mean computation of the slowest GPU of all groups, no shorter than of one, and its spread."""
-        slowest_s = np.zeros(self._samples)
-        for place, group in enumerate(plan.groups, start=1):
-            usual_s, spread = self._usual_step(group.offer, group.batch_size)
-            devices = group.machines * self._offers[group.offer].devices
-            slowest_s = np.maximum(slowest_s, usual_s * slowest_of(spread, devices, self._samples, place))
-        return float(slowest_s.mean()), float(slowest_s.std() / slowest_s.mean())
+    def slowest_s(self, groups: Sequence[Group], plans: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+        """Return the mean computation of the slowest GPU of plans, no shorter than of one group, and its spread.
+
+        Args:
+            groups: What plans are made of.
+            plans: Shape (n, m), which of these each has, by name of the offer, -1 where it has fewer.
+        """
+        # Draws differ with a group's place in its plan.
+        most = plans.shape[1]
+        drawn, which = np.unique(np.where(plans < 0, -1, plans * most + np.arange(most)), return_inverse=True)
+        table = np.zeros((drawn.size, self._samples))
+        for row, key in zip(table, drawn.tolist(), strict=True):
+            if key >= 0:
+                group, place = groups[key // most], key % most + 1
+                usual_s, spread = self._usual_step(group.offer, group.batch_size)
+                devices = group.machines * self._offers[group.offer].devices
+                row[:] = usual_s * slowest_of(spread, devices, self._samples, place)
+        which = which.reshape(plans.shape)
+        means, spreads = np.empty((2, len(plans)))
+        for some in (slice(begin, begin + _DRAWN_AT_ONCE) for begin in range(0, len(plans), _DRAWN_AT_ONCE)):
+            slowest_s = table[which[some, 0]]
+            for column in which[some, 1:].T:
+                np.maximum(slowest_s, table[column], out=slowest_s)
+            means[some] = slowest_s.mean(axis=1)
+            spreads[some] = slowest_s.std(axis=1) / means[some]
+        return means, spreads
 
     def _usual_step(self, name: str, batch_size: int) -> tuple[float, float]:
         """Return both passes on one GPU of an offer, seconds, and their relative spread."""
@@ -390,13 +411,15 @@ class SimulatedSteps:
                 self._classes[fabric] = value
         return self._classes[offer.fabric]
 
-    def bound_s(self, latency_s: float, world_sizes: npt.NDArray[np.int64], network: float) -> FloatArray:
+    def bound_s(self, latency_s: float | FloatArray, world_sizes: npt.NDArray[np.int64], network: float) -> FloatArray:
         """Return a lower bound of the mean iteration, shape of ``world_sizes``.
 
         It is the iteration at mean latencies and mean durations of transfers in every class of placements: iterations
         are convex in both, so that scatter makes their mean longer and never shorter.
         """
-        worlds, places = np.unique(world_sizes, return_inverse=True)
+        worlds, places = world_sizes, np.arange(world_sizes.size)
+        if np.ndim(latency_s) == 0:
+            worlds, places = np.unique(world_sizes, return_inverse=True)
         # A longer forward pass shifts all else; the least share of it gives the shortest iteration of this latency.
         # Where weights are gathered beside the forward pass, that one need not count, and the largest share does.
         weights = self._weights
@@ -408,11 +431,11 @@ class SimulatedSteps:
 
     def kept_s(
         self,
-        latency_s: float,
+        latency_s: float | FloatArray,
         world_sizes: npt.NDArray[np.int64],
         network: float,
         confidence: float,
-        spread: float | None = None,
+        spread: float | FloatArray | None = None,
     ) -> FloatArray:
         """Return a lower bound of what an iteration takes at a confidence, per iteration of a run, shape (n,).
 
@@ -427,15 +450,17 @@ class SimulatedSteps:
             weights = self._weights
             mean_s = times_s @ weights + self._optimizer_s
             placed = np.sqrt((times_s - (times_s @ weights)[:, None]) ** 2 @ weights) / mean_s
-            of_latency = spread or max(
-                self._usual_step(name, 1)[1] for name, offer in self._offers.items() if self.network(offer) >= network
-            )
+            of_latency = spread
+            if of_latency is None:
+                offers = self._offers.items()
+                of_latency = max(self._usual_step(name, 1)[1] for name, each in offers if self.network(each) >= network)
             scatter = of_latency * self._mode.accumulation_steps * latency_s / mean_s
             # How much of a change of latency the iteration follows in each class, at least: all of it where only the
             # last transfer is waited for. Then time of latency and time of placement just add up.
-            low_s = latency_s * max(1.0 - _SURE_DEVIATIONS * of_latency, 0.0) + 1e-6 * latency_s
+            low_s = latency_s * np.maximum(1.0 - _SURE_DEVIATIONS * of_latency, 0.0) + 1e-6 * latency_s
             at = [self._bounds_s(each, share, world_sizes, network, gathers=False) for each in (low_s, 0.9 * low_s)]
-            follows = ((at[0] - at[1]) / (0.1 * low_s * self._mode.accumulation_steps)).clip(0.0, 1.0)
+            change_s = np.expand_dims(0.1 * low_s * self._mode.accumulation_steps, -1)
+            follows = ((at[0] - at[1]) / change_s).clip(0.0, 1.0)
             kinked = 2.0 * _KINK * np.sqrt((1.0 - follows) ** 2 @ weights)
             hidden = np.minimum(kinked, _KINK * (1.0 - follows.min(axis=1))) * scatter
             own = np.maximum(placed - hidden, 0.0) ** 2 - (1.0 - follows**2 @ weights) * scatter**2
@@ -475,27 +500,34 @@ class SimulatedSteps:
         return self._sharing.max_in_flight == 1 and math.isinf(self._sharing.capacity_bytes_per_second)
 
     def _bounds_s(
-        self, latency_s: float, share: float, worlds: npt.NDArray[np.int64], network: float, *, gathers: bool
+        self,
+        latency_s: float | FloatArray,
+        share: float,
+        worlds: npt.NDArray[np.int64],
+        network: float,
+        *,
+        gathers: bool,
     ) -> FloatArray:
         """Return the iteration with such a share of forward pass; with sharded weights one of two relaxations of it.
 
         Shape (n, c), for every class of placements.
 
         Args:
-            latency_s: Of both passes.
+            latency_s: Of both passes, one of each world size or one of all.
             share: Of the forward pass.
-            worlds: Shape (n,), ascending.
+            worlds: Shape (n,).
             network: Class of the network.
             gathers: With sharded weights the forward pass lasts as long as they are gathered, else as it computes.
         """
-        forward_s = np.full((worlds.size, self._weights.size), latency_s * share)
-        backward_s = latency_s - forward_s
+        passes_s = np.repeat(np.broadcast_to(latency_s, worlds.shape)[:, None], self._weights.size, axis=1)
+        forward_s = passes_s * share
+        backward_s = passes_s - forward_s
         moved = Moved(*np.zeros((3, *forward_s.shape)))
         several = worlds > 1
         if several.any():
             duration, left = self._transfers(network, worlds[several])
             traffic = self._trace.bucket_bytes * (2.0 * (worlds[several] - 1) / worlds[several])[:, None, None]
-            moved.exchange_s[several] = self._exchange_bound_s(latency_s - latency_s * share, traffic, duration, left)
+            moved.exchange_s[several] = self._exchange_bound_s(backward_s[several, :1], traffic, duration, left)
             if self._mode.sharding is not Sharding.NONE:
                 gathered = gather_s(traffic, traffic / duration, self._sharing)
                 moved.gather_s[several], moved.first_s[several] = gathered
@@ -564,7 +596,7 @@ class SimulatedSteps:
             known = np.concatenate([known, np.full((2, more, classes, sizes.size), np.nan)], axis=1)
             self._known_transfers[network] = known
         fabric = next(name for name, value in self._classes.items() if value == network)
-        for world in world_sizes[np.isnan(known[0, world_sizes, 0, 0])].tolist():
+        for world in np.unique(world_sizes[np.isnan(known[0, world_sizes, 0, 0])]).tolist():
             bandwidth = self._networks[fabric].bus_bandwidth(sizes, world)
             spreads = bandwidth.log_spread.tolist()
             slowed = np.array([_mean_durations(spread, self._samples, classes) for spread in spreads]).T
@@ -573,10 +605,17 @@ class SimulatedSteps:
         return np.asarray(known[:, world_sizes])
 
     def _exchange_bound_s(
-        self, backward_s: float, traffic: FloatArray, duration: FloatArray, left: FloatArray
+        self, backward_s: FloatArray, traffic: FloatArray, duration: FloatArray, left: FloatArray
     ) -> FloatArray:
-        """Lower bound of the mean end of the exchange, shape (n, c), from allreduces of shape (n, c, buckets)."""
-        ready = self._trace.ready_fractions * backward_s
+        """Lower bound of the mean end of the exchange, shape (n, c).
+
+        Args:
+            backward_s: Shape (n, 1).
+            traffic: Of each allreduce, shape (n, 1, buckets).
+            duration: Shape (n, c, buckets).
+            left: Likewise, from the start of each to the end of all.
+        """
+        ready = self._trace.ready_fractions * backward_s[:, :, None]
         in_flight, capacity = self._sharing.max_in_flight, self._sharing.capacity_bytes_per_second
         share = self._mode.exchanged_share
         if self._is_queue:
@@ -585,8 +624,8 @@ class SimulatedSteps:
         # Queues of several servers and shared links are not convex; these three relaxations of them are.
         alone = (ready + share * duration).max(axis=-1)
         servers = ready.size if in_flight is None else in_flight
-        queue = ready[0] + share * duration.sum(axis=-1) / servers
-        link = ready[0] + share * traffic.sum(axis=-1) / capacity
+        queue = ready[..., 0] + share * duration.sum(axis=-1) / servers
+        link = ready[..., 0] + share * traffic.sum(axis=-1) / capacity
         return np.asarray(np.maximum(np.maximum(alone, queue), link))
 
 

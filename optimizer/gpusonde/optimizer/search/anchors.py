@@ -84,9 +84,10 @@ class Anchor:
         """Latency of the slowest GPU from which on plans are another anchor's."""
         return float(self.limits.edges_s[self.end])
 
-    def holds(self, latency_s: float) -> bool:
-        """Return whether plans with such a latency of the slowest GPU are its own, up to rounding."""
-        return bool(self.limits.edges_s[self.begin] <= latency_s * (1 + SAME) and latency_s < self.end_s)
+    def holds(self, latency_s: FloatArray) -> npt.NDArray[np.bool_]:
+        """Return whether plans with such latencies of the slowest GPU are its own, up to rounding, shape (n,)."""
+        begin_s = self.limits.edges_s[self.begin]
+        return np.asarray((begin_s <= latency_s * (1 + SAME)) & (latency_s < self.end_s))
 
     @property
     def counts(self) -> list[int]:

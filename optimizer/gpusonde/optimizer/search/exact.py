@@ -29,7 +29,7 @@ from gpusonde.optimizer.problem import Group, Plan, Problem
 from gpusonde.optimizer.search.anchors import SURELY, Anchor, make_anchors
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.price_bounds import LatencyLimit
-from gpusonde.optimizer.search.space import Space
+from gpusonde.optimizer.search.space import Options, Space
 from gpusonde.optimizer.search.subproblem import (
     MOST_LOAD,
     ROUNDS_BEFORE_DOUBT,
@@ -211,7 +211,9 @@ def _ramps(counts: IntArray) -> IntArray:
 # Plans of one subproblem before others have their turn.
 _MOST_AT_ONCE = 256
 # So many plans are estimated in the time in which some are made, or so many are dismissed.
-_PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 100
+_PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 1000
+# Plans whose slowest GPU is drawn before the best of them are estimated.
+_DRAWN_AT_ONCE = 256
 # How far the slowest GPU scatters where it is steady, as a share of the most, and where the limit is tried.
 _STEADY, _SHARES_OF_SPREAD = 0.25, (0.5, 0.75)
 # Latencies that are tried, as multiples of the least of a subproblem.
@@ -293,7 +295,10 @@ class ExactSearch:
         self._objective = objective
         self._out_of_time = out_of_time
         self._tolerance = tolerance
-        self._slowest_s: Callable[[Plan], tuple[float, float]] | None = getattr(self._steps, "slowest_s", None)
+        self._bound_s: Callable[..., FloatArray] = self._steps.bound_s
+        self._slowest_s: Callable[[Sequence[Group], IntArray], tuple[FloatArray, FloatArray]] | None = getattr(
+            self._steps, "slowest_s", None
+        )
         self._found = SearchResult()
         self._pushed = 0
         # Lowest bound of what had to be left out.
@@ -482,7 +487,7 @@ class ExactSearch:
         if self._space.kept_s is None or math.isinf(most_s):
             return steady
         limit = LatencyLimit(most_s, min(most_s, self._most_s(anchor, place, _STEADY * spread)), spread)
-        tried = ((limit.at(share * spread) * SURELY, share * spread) for share in _SHARES_OF_SPREAD)
+        tried = ((float(limit.at(share * spread)) * SURELY, share * spread) for share in _SHARES_OF_SPREAD)
         is_kept = all(self._is_useless(anchor, place, *each) for each in tried)
         found = limit if is_kept else steady
         # Both hold; the nearer one of the two is taken where the slowest scatters as it mostly does.
@@ -505,11 +510,17 @@ class ExactSearch:
     def _most_usd(self, anchor: Anchor, place: int, latency_s: float, spread: float | None = None) -> float:
         return float(self._most_usds(anchor, slice(place, place + 1), latency_s, spread)[0])
 
-    def _most_usds(self, anchor: Anchor, places: slice, latency_s: float, spread: float | None = None) -> FloatArray:
+    def _most_usds(
+        self,
+        anchor: Anchor,
+        places: slice | IntArray,
+        latency_s: float | FloatArray,
+        spread: float | FloatArray | None = None,
+    ) -> FloatArray:
         """Return the price, USD per hour, above which subproblems' plans with such a latency are of no use."""
-        if math.isinf(latency_s):
+        if np.isinf(latency_s).any():
             return np.full(anchor.world_sizes[places].shape, -math.inf)
-        step_s = self._steps.bound_s(latency_s, anchor.world_sizes[places], anchor.network)
+        step_s = self._bound_s(latency_s, anchor.world_sizes[places], anchor.network)
         kept_s = None
         if self._space.kept_s is not None:
             spread = anchor.limits.most_spread if spread is None else spread
@@ -545,25 +556,53 @@ class ExactSearch:
             price = listed.usd_per_hour[own] + self._space.hourly(step_s) * listed.toll_usd[own]
             useful = np.flatnonzero(price <= self._ceilings(step_s))
             order = np.lexsort((price[useful], self._objective.bound(step_s[useful], price[useful])))
-            for index in useful[order].tolist():
-                if price[index] > self._ceiling(float(step_s[index])):
-                    continue
-                self._check_time()
-                plan = self._plan(
-                    options.group(option)
-                    for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
-                    if option >= 0
-                )
-                # Of groups that are nearly alike the slowest GPU of all takes longer than that of each.
-                if self._slowest_s is not None:
-                    latency_s, spread = self._slowest_s(plan)
-                    may_be = anchor.holds(latency_s) and latency_s <= limit.at(spread)
-                    if not may_be or price[index] > self._most_usd(anchor, place, latency_s * SURELY, spread):
-                        dismissed += 1
-                        if dismissed % _DISMISSED_PER_LISTING == 0:
-                            yield None
-                        continue
-                yield plan
+            useful = useful[order]
+            for next_ones in np.split(useful, range(_DRAWN_AT_ONCE, useful.size, _DRAWN_AT_ONCE)):
+                # Cheaper plans may have been found meanwhile.
+                some = next_ones[price[next_ones] <= self._ceilings(step_s[next_ones])]
+                kept = self._kept(anchor, place, limit, listed.places[own[some]], price[some])
+                dismissed += some.size - kept.size
+                for index in some[kept].tolist():
+                    if price[index] <= self._ceiling(float(step_s[index])):
+                        self._check_time()
+                        yield self._plan(
+                            options.group(option)
+                            for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
+                            if option >= 0
+                        )
+                while dismissed >= _DISMISSED_PER_LISTING:
+                    dismissed -= _DISMISSED_PER_LISTING
+                    yield None
             if listed.listed_to > self._ceiling(cell_step_s):
                 return
             yield None
+
+    def _kept(
+        self, anchor: Anchor, place: int, limit: LatencyLimit, places: IntArray, usd_per_hour: FloatArray
+    ) -> IntArray:
+        """Return which of some plans are of use, by the slowest GPU of all their groups.
+
+        Of groups that are nearly alike it takes longer than that of each.
+        """
+        self._check_time()
+        if self._slowest_s is None or not places.size:
+            return np.arange(len(places))
+        latency_s, spread = self._slowest_s(*groups_of(anchor.options, places))
+        kept = np.flatnonzero(anchor.holds(latency_s) & (latency_s <= limit.at(spread)))
+        cells = np.full(kept.size, place)
+        most_usd = self._most_usds(anchor, cells, latency_s[kept] * SURELY, spread[kept])
+        return kept[usd_per_hour[kept] <= most_usd]
+
+
+def groups_of(options: Sequence[Options], places: IntArray) -> tuple[list[Group], IntArray]:
+    """Return the groups of plans, and which of these each has, by name of the offer, -1 where it has fewer."""
+    by_name = sorted(range(len(options)), key=lambda offer: options[offer].offer.name)
+    first = np.cumsum([0, *(each.machines.size for each in options)])
+    numbers = np.where(places >= 0, places + first[:-1], -1)[:, by_name]
+    numbers = np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
+    numbers = numbers[:, : int((numbers >= 0).sum(axis=1).max())]
+    distinct, which = np.unique(numbers, return_inverse=True)
+    offers = np.searchsorted(first, distinct, side="right") - 1
+    pairs = zip(offers.tolist(), distinct.tolist(), strict=True)
+    groups = [options[offer].group(number - int(first[offer])) for offer, number in pairs if number >= 0]
+    return groups, which.reshape(numbers.shape) - int(distinct[0] < 0)

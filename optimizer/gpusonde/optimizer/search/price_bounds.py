@@ -45,9 +45,11 @@ class LatencyLimit:
     steady_s: float = math.inf
     spread: float = 1.0
 
-    def at(self, spread: float) -> float:
-        """Return the limit with such a relative standard deviation of the slowest, seconds."""
-        return self.steady_s + (self.most_s - self.steady_s) * (spread / self.spread) ** 2
+    def at(self, spread: float | FloatArray) -> FloatArray:
+        """Return the limit with such a relative standard deviation of the slowest, seconds, shape of ``spread``."""
+        # Both may be infinite.
+        more_s = self.most_s - self.steady_s if self.most_s > self.steady_s else 0.0
+        return np.asarray(self.steady_s + more_s * (spread / self.spread) ** 2)
 
     def load(self, gpu_s: FloatArray, spread: FloatArray) -> FloatArray:
         """Return one over the number of GPUs alike whose slowest reaches the limit, shape of ``gpu_s``.
