@@ -19,6 +19,7 @@ from faults import loader_stalls, other_tenant, slower_cycles
 from hangs import WEEK_H, upper_bound
 from jobs import FIT, Job, job
 from recordings import JobRecording, generated
+from simulation import Level
 
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.epoch_detect.progress import PaceChange, PaceWatch, slowdown_causes
@@ -55,7 +56,8 @@ class Trial:
         seed: Of the job.
         hours: Before the fault.
         early: Changes that were told in them.
-        cycles: From 5 % slower on until that was told; infinite where it was not, or something had been told already.
+        cycles: From 5 % slower on until that was told, one with an evaluation in it counts one; infinite where it was
+            not, or something had been told already.
         causes: Of each other fault that was told, whether the first cause that is named is its own.
     """
 
@@ -108,13 +110,13 @@ def _faulty(recording: JobRecording, fault: str, at_s: float, cycle_s: float) ->
     return slower_cycles(recording, share, at_s)
 
 
-def _even_period_s(made: Job, tick_s: float) -> float | None:
-    """Of the shortest level that the bar speaks of."""
+def _even_level(made: Job, tick_s: float) -> Level | None:
+    """The shortest level that the bar speaks of."""
     for level in made.levels:
         if level.period_s >= _CLEAR_TICKS * tick_s and len(level.starts_s) > _FEWEST:
             logs = np.log(np.diff(level.starts_s))
             if 1.4826 * float(np.median(np.abs(logs - np.median(logs)))) <= _CLEAR_SCATTER:
-                return level.period_s
+                return level
     return None
 
 
@@ -122,10 +124,10 @@ def of_generated(task: tuple[str, int, int]) -> Trial | None:
     """A trial of one generated job; None where it has no such level."""
     made = job(*task, longest_s=_LONGEST_S)
     recording = generated(made)
-    cycle_s = _even_period_s(made, recording.interval_s)
-    if cycle_s is None:
+    level = _even_level(made, recording.interval_s)
+    if level is None:
         return None
-    log = recording.log
+    log, cycle_s = recording.log, level.period_s
     at_s = log.start_s + _AT * (log.stop_s - log.start_s)
     until_s = at_s + max(_LOOKED_S, _LOOKED_CYCLES * cycle_s)
     player = _Player(recording)
@@ -141,11 +143,18 @@ def of_generated(task: tuple[str, int, int]) -> Trial | None:
             if told is None or before is not None:
                 continue
             if fault == _FAULT:
-                cycles = (now_s - at_s) / (cycle_s * 1.05)
+                cycles = _count_cycles(level, at_s, at_s + (now_s - at_s) / 1.05)
             elif not fault.startswith("tenant") or "framebuffer_used_bytes" in faulty.values:
                 causes[fault] = _is_named(faulty, told, fault, now_s)
             break
     return Trial(made.name, task[1], at_s / 3600, early, cycles, causes)
+
+
+def _count_cycles(level: Level, begin_s: float, end_s: float) -> float:
+    """Cycles, and parts of them, between two times of the job as it was planned."""
+    starts = np.asarray(level.starts_s)
+    begin, end = np.interp([begin_s, end_s], starts, np.arange(starts.size))
+    return float(end - begin)
 
 
 def _is_named(recording: JobRecording, told: PaceChange, fault: str, now_s: float) -> bool:
