@@ -627,6 +627,20 @@ def test_steps_that_beat_with_the_seconds_are_no_evaluations(step_s: float, gap:
     assert all(span.end_s - span.start_s > 0.5 for span in watch.spans)
 
 
+# The wait for data after each step of half a second.
+@pytest.mark.parametrize("wait_s", [0.08, 0.1, 0.15, 0.6])
+def test_a_loader_that_becomes_slow_is_no_evaluation(wait_s: float) -> None:
+    rng = np.random.default_rng(6)
+    watch, now_s = working(120)
+    time_s = now_s + np.arange(2000) / 10
+    ends_s = now_s + np.cumsum((0.5 + wait_s) * np.exp(rng.normal(0, 0.03, 500)))
+    share = np.interp(time_s[:, None] + np.arange(8) / 80, ends_s, np.arange(500)) % 1 * (0.5 + wait_s) < 0.5
+    watts = 120.0 + (WORKS[0] - 120.0) * share.mean(axis=1) * np.exp(rng.normal(0, 0.005, (GPUS, 2000)))
+    for begin in range(0, 2000, 10):
+        watch.update(time_s[begin : begin + 10], {"power_watts": watts[:, begin : begin + 10]})
+    assert evaluated(watch, now_s) <= 4
+
+
 def test_no_second_between_two_states_is_without_one() -> None:
     watch = StateWatch(GPUS)
     now_s = show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)

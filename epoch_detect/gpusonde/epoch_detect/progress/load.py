@@ -23,7 +23,6 @@ _LEAST_DIP, _FIRST_DIP = 0.05, 0.08  # of the logarithm of the load: less is the
 _DIP = 4.0  # times the usual deviation
 _DEEPEST = -0.5  # of the logarithm: what lies deeper is a pause
 _MEAN_DIP = 0.75  # of the least dip, by which the mean of several seconds lies below that of training
-_GAPS = 0.14  # of the logarithm, by which the highest ticks lie above the level of a job whose steps hold gaps
 _RECOVERED = 0.5  # of the depth of a dip: it is over
 _AT_LEVEL = 0.5  # of the least dip, below which the load has come back to its level
 _LONGEST_DIP_S = 600.0  # beyond which a lower level is another level
@@ -172,14 +171,9 @@ class TrainingLevel:
         self._note_level(log, mean_log, peak_log)
         return 0.0
 
-    @property
-    def has_gaps(self) -> bool:
-        """Whether the steps of the job hold gaps in which it draws less."""
-        return self._peak_level - self._mean_level > _GAPS
-
     def is_of_steps(self, peak: float) -> bool:
-        """Whether steps with gaps in them go on: seconds beat with them, and their highest ticks do not."""
-        return self.has_gaps and math.log(max(peak, 1e-9)) - self._peak_level > -_AT_LEVEL * self._least_dip
+        """Whether steps go on as before: gaps in them lower what seconds draw, not their highest ticks."""
+        return math.log(max(peak, 1e-9)) - self._peak_level > -_AT_LEVEL * self._least_dip
 
     def _note_level(self, log: float, mean_log: float, peak_log: float) -> None:
         self._logs.append(log)

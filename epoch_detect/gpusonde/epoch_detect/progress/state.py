@@ -562,11 +562,9 @@ class StateWatch:
         around = slice(max(0, at - _AROUND), at + _AROUND + 1)
         smooth = _median(loads[around])
         share = self._range.share(smooth)
-        peak = second.crest * loads[at]
-        if self._level.has_gaps:
-            # A gap in a step may take a second, but has the highest ticks on either side of it.
-            before, after = ((self._recent[i][0].crest * loads[i]) for i in (max(at - 1, 0), at + 1))
-            peak = min(max(before, peak), max(peak, after))
+        # A gap in a step may take a second, but has the highest ticks on either side of it.
+        before, peak, after = (self._recent[i][0].crest * loads[i] for i in (max(at - 1, 0), at, at + 1))
+        peak = min(max(before, peak), max(peak, after))
         trains = self._cycles.cyclic or self._likely_trains
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
             word = self._before(second)
