@@ -750,25 +750,28 @@ def test_one_gpu_that_seems_to_train_and_has_paused_as_a_program_does_is_not_giv
 
 
 @pytest.mark.parametrize(
-    ("work_s", "confidence", "state"),
-    [(90, 0.7, JobState.STALLED), (40, 0.7, JobState.IDLE), (90, 0.6, JobState.IDLE)],
-)
+    ("work_s", "confidence", "pause_s", "state"),
+    [
+        (90, 0.7, 0, JobState.STALLED), (40, 0.7, 0, JobState.IDLE), (90, 0.6, 0, JobState.IDLE),
+        (90, 0.7, 20, JobState.IDLE),  # so it seems of the pause alone
+    ],
+)  # fmt: skip
 def test_one_gpu_that_has_trained_for_more_than_a_minute_is_not_given_ten_though_it_never_paused(
-    work_s: int, confidence: float, state: JobState
+    work_s: int, confidence: float, pause_s: int, state: JobState
 ) -> None:
     watch = StateWatch(1)
     now_s = show(watch, 0.0, 30, IDLE)
     now_s = show(watch, now_s, work_s, WORKS)
-    trains = EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=confidence)
-    watch.note_detection(trains)
+    now_s = show(watch, now_s, pause_s, IDLE)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=confidence))
     show(watch, now_s, 60, IDLE)
     assert watch.report.state == state
 
 
-@pytest.mark.parametrize(("scatter", "hangs"), [(0.2, True), (1.0, False)])
+@pytest.mark.parametrize(("usual_s", "scatter", "hangs"), [(15, 0.2, True), (15, 1.0, False), (2, 0.2, True)])
 @pytest.mark.parametrize("processors_at_rest", [np.nan, 0.01])
 def test_one_gpu_whose_pauses_are_alike_hangs_in_a_longer_one_whatever_it_does(
-    scatter: float, processors_at_rest: float, hangs: bool
+    usual_s: float, scatter: float, processors_at_rest: float, hangs: bool
 ) -> None:
     watch, now_s = StateWatch(1), 30.0
     show(watch, 0.0, 30, IDLE)
@@ -777,7 +780,7 @@ def test_one_gpu_whose_pauses_are_alike_hangs_in_a_longer_one_whatever_it_does(
         show(watch, now_s, seconds, IDLE, lambda at_s: watch.note_marks(at_s, processors=processors_at_rest))
         return watch.report.state in (JobState.STALLED, JobState.HUNG)
 
-    for pause_s in 15 * np.exp(np.random.default_rng(4).normal(0, scatter, 26)):
+    for pause_s in usual_s * np.exp(np.random.default_rng(4).normal(0, scatter, 26)):
         now_s = show(watch, now_s, 40, WORKS, lambda at_s: watch.note_marks(at_s, processors=1.0))
         watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.OTHER, run_state_confidence=0.8))
         assert not rest(max(1, round(pause_s)))

@@ -185,8 +185,7 @@ class PauseMemory:
     @property
     def are_alike(self) -> bool:
         """Whether there are many, and of one length: nobody thinks so, whatever the job does and its processes do."""
-        many = len(self._lengths_s) >= _ALIKE_FEWEST
-        return many and self._scatter < _ALIKE and statistics.median(self._lengths_s) > _OWN_S
+        return len(self._lengths_s) >= _ALIKE_FEWEST and self._scatter < _ALIKE
 
     @property
     def are_even(self) -> bool:

@@ -513,8 +513,8 @@ class StateWatch:
         # program from a person.
         busy = known.processors > _COMPUTES
         has_trained = self._kind_of_run == RunState.TRAINING and self._work.even_s > _TRAINED_S
-        as_programs = self._pauses.are_alike or (pause.trained and self._pauses.are_even)
-        as_programs |= has_trained and not self._pauses.is_uneven
+        as_programs = pause.trained and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
+        as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
         patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think, trains=self._surely_trains)
         lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
