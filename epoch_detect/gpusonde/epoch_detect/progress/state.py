@@ -61,6 +61,7 @@ _DEAD_METER = 0.5  # of the power of an idle GPU
 _NO_TICKS_S, _MISSED = 10.0, 2.5  # of silence, or so many times the usual distance of ticks, where that is more
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
+_SAME_STEPS = 0.1  # by which the period of steps may change from look to look
 _LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
@@ -151,6 +152,7 @@ class _Cycles:
     shortest_s: float = math.nan
     cyclic: bool = False
     work_s: float = 0.0  # that the job had done by then
+    steps_s: float = math.nan  # of what a look has taken for the steps of a training, as long as it goes on
 
 
 @dataclass
@@ -240,7 +242,18 @@ class StateWatch:
             # Those of a job that has ended are none of the one that has begun on its GPUs since.
             cyclic=bool(told) and run in (RunState.TRAINING, None) and not last_start_s < self._first_s,
             work_s=self._work.seconds,
+            steps_s=self._steps_that_go_on(detection),
         )
+
+    def _steps_that_go_on(self, detection: EpochDetection) -> float:
+        """Period of the cycles that a look takes for the steps of a training, or one before did; NaN without."""
+        known = [cycle for cycle in detection.cycles if cycle.confirmed]
+        if detection.run_state == RunState.TRAINING:
+            steps = [float(cycle.period_s) for cycle in known if cycle.role == CycleRole.STEP]
+            if steps:
+                return steps[0]
+        before_s = self._cycles.steps_s
+        return before_s if any(abs(cycle.period_s / before_s - 1) < _SAME_STEPS for cycle in known) else math.nan
 
     def note_marks(
         self,
@@ -493,6 +506,8 @@ class StateWatch:
         cycles = self._cycles
         least = _LIKELY_SERVING if cycles.run_state == RunState.SERVING else _SURE_RUN
         sure = cycles.run_confidence >= least and cycles.work_s >= max(_STILL_SO * self._work.seconds, 1.0)
+        if cycles.run_state == RunState.OTHER:
+            sure &= math.isnan(cycles.steps_s)  # it does what it did when it was taken for a training
         return cycles.run_state if sure and not cycles.cyclic else ""
 
     @property
