@@ -315,7 +315,7 @@ class StateWatch:
             self._rename({JobState.TRAINING}, word, since_s, math.inf)
         self._slower = reason
 
-    def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
+    def update(self, time_s: FloatArray, values: Mapping[str, FloatArray], highest: FloatArray | None = None) -> None:
         """Take new ticks of all GPUs, a second's together or as they come.
 
         Args:
@@ -323,6 +323,8 @@ class StateWatch:
             values: Metric -> shape (gpus, n), NaN where there is no value. Those that are used are power, the first
                 known of SM activity, graphics activity and utilisation, tensor and memory activity, PCIe traffic and
                 memory in use.
+            highest: Shape (gpus, n), where ticks are means: the highest power in each, or the highest of the metric of
+                use where power is not given.
 
         Raises:
             ValueError: The shapes do not fit.
@@ -336,7 +338,7 @@ class StateWatch:
         while stops[-1] < len(times):
             stop = bisect.bisect_left(times, times[stops[-1]] + _SAME_CELL_S)
             stops.append(len(times) if times[-1] < times[stop - 1] + _REST_S else stop)
-        for i, second in enumerate(JobSecond.measure(times, stops, metrics, rows, self._least_watts)):
+        for i, second in enumerate(JobSecond.measure(times, stops, metrics, rows, self._least_watts, highest)):
             if self._pause is not None and stops[i + 1] - stops[i] > 1:
                 second.note_swing(metrics, rows[..., stops[i] : stops[i + 1]])
             self._take(second)
@@ -575,7 +577,7 @@ class StateWatch:
         smooth = _median(loads[around])
         share = self._range.share(smooth)
         # A gap in a step may take a second, but has the highest ticks on either side of it.
-        before, peak, after = (self._recent[i][0].crest * loads[i] for i in (max(at - 1, 0), at, at + 1))
+        before, peak, after = [self._recent[i][0].crest * loads[i] for i in (max(at - 1, 0), at, at + 1)]
         peak = min(max(before, peak), max(peak, after))
         trains = self._cycles.cyclic or self._likely_trains
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
