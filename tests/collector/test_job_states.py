@@ -223,6 +223,24 @@ def test_ticks_that_come_one_second_at_a_time_lead_to_the_states_of_those_that_c
     assert [state for _, state in told[0]][:2] == ["starting", "training"]
 
 
+@pytest.mark.parametrize("step", [4, 4.3])
+def test_steps_that_come_to_wait_for_their_data_are_no_evaluation_of_a_job_that_a_collector_follows(step):
+    states, rows, time_s = JobStates(), {}, np.arange(0, 300, 0.1)
+    works = np.where(time_s < 150, 1.0, (time_s - 150) % 0.7 < 0.5) * (time_s >= 20)
+    watts = (60.0 + 340.0 * works) * np.exp(np.random.default_rng(0).normal(0, 0.01, time_s.size))
+    for begin in np.arange(0, 300, step):
+        of_record = (time_s >= begin - 1e-6) & (time_s < begin + step - 1e-6)
+        time, zeros = (
+            START + np.rint(time_s[of_record] * 1e9).astype(np.int64),
+            np.zeros(of_record.sum(), dtype=np.int64),
+        )
+        columns = {"power_watts": watts[of_record], "gpu_utilization": works[of_record]}
+        states.take(("job",), "GPU-0", Samples(time, zeros, zeros, zeros, columns))
+        states.settle(("job",))
+        rows |= {row.start_unix_nano: row.state for row in states.news(("job",))}
+    assert [state for _, state in sorted(rows.items()) if state] == ["starting", "training"]
+
+
 def followed(rests_with, alive):
     """States of a job that trains and stops, a second at a time, and of whose processes agents tell twice a minute."""
     states, rows, looks = JobStates(), {}, []

@@ -1,6 +1,7 @@
 """What a job does: its state from the load of its GPUs, their pauses, and what its processes do."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -729,6 +730,26 @@ def test_one_gpu_that_rests_with_its_processes_may_be_somebody_who_thinks_and_is
     assert watch.report.state == JobState.IDLE
     show(watch, 700.0, 200, IDLE, marks)
     assert watch.report.state == JobState.HUNG
+
+
+# A first epoch on a cold cache waits for its data in each step, as work that is no training does.
+@pytest.mark.parametrize(
+    ("before", "period_s", "state"), [(1.2, 1.25, "training"), (1.2, 2.4, "unknown"), (None, 1.2, "unknown")]
+)
+def test_steps_of_a_training_that_go_on_are_a_trainings_whatever_a_look_says_of_the_run(
+    before: float | None, period_s: float, state: str
+) -> None:
+    watch, now_s = working()
+    if before is not None:
+        steps = replace(epochs_of(before, now_s, CycleRole.STEP).cycles[0], confidence=0.75)
+        watch.note_detection(EpochDetection(Verdict.NONE, "", cycles=(steps,), run_state=RunState.TRAINING))
+        now_s = show(watch, now_s, 20, WORKS)
+    for _ in range(2):
+        cycle = epochs_of(period_s, now_s, CycleRole.UNKNOWN).cycles[0]
+        told = EpochDetection(Verdict.NONE, "", cycles=(cycle,), run_state=RunState.OTHER, run_state_confidence=0.7)
+        watch.note_detection(told)
+        now_s = show(watch, now_s, 20, WORKS)
+        assert watch.report.state == state
 
 
 @pytest.mark.parametrize(("pauses_s", "state"), [((2, 2, 1, 2), JobState.STALLED), ((30, 2, 200, 5), JobState.IDLE)])

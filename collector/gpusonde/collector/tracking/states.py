@@ -50,7 +50,7 @@ _Key = tuple[str, ...]
 
 @dataclass
 class _Gpu:
-    """What waits of one GPU: ticks, and seconds of them: sums and counts of each metric, shape (2, metrics)."""
+    """What waits of one GPU: ticks, and seconds of them: sum, count and highest of each metric, shape (3, metrics)."""
 
     ticks: list[Samples] = field(default_factory=list)
     waiting: dict[int, Float64Array] = field(default_factory=dict)
@@ -227,8 +227,8 @@ class JobStates:
         seconds = sorted({at for gpu in job.gpus.values() for at in gpu.waiting if job.reached < at <= through})
         if not seconds:
             return
-        nothing = np.zeros((2, len(_METRICS)))
-        # Shape (GPUs, seconds, 2, metrics).
+        nothing = np.zeros((3, len(_METRICS)))
+        # Shape (GPUs, seconds, 3, metrics).
         totals = np.array([[gpu.waiting.pop(at, nothing) for at in seconds] for gpu in job.gpus.values()])
         sums, counts = totals[:, :, 0], totals[:, :, 1]
         known = counts > 0
@@ -245,7 +245,11 @@ class JobStates:
             stop = bisect.bisect_left(seconds, at)
             if stop > begin:
                 piece = slice(begin, stop)
-                job.watch.update(times[piece] - job.origin, {_METRICS[i]: means[:, piece, i] for i in used})
+                job.watch.update(
+                    times[piece] - job.origin,
+                    {_METRICS[i]: means[:, piece, i] for i in used},
+                    totals[:, piece, 2, used[0]] if used else None,  # power, or the first metric of use
+                )
                 begin = stop
             if math.isfinite(at):
                 # Records hold half a minute of them: they are known behind the ticks, where those are followed live.
@@ -280,10 +284,16 @@ def _average(job: _Job, gpu: _Gpu) -> None:
         later = second[1:] > second[:-1]
     begins = np.concatenate(([0], np.flatnonzero(later) + 1))
     known = values == values  # noqa: PLR0124 - what is not NaN; a call less than np.isfinite
-    totals = np.add.reduceat(np.array((np.where(known, values, 0.0), known)), begins, axis=2)
+    known_values = np.where(known, values, 0.0)
+    totals = np.array(
+        (*np.add.reduceat((known_values, known), begins, axis=2), np.maximum.reduceat(known_values, begins, axis=1))
+    )
     for i, at in enumerate(second[begins].tolist()):
         if at > job.reached:
-            gpu.waiting[at] = totals[:, :, i] + gpu.waiting.get(at, 0.0)
+            now, before = totals[:, :, i], gpu.waiting.get(at)
+            if before is not None:
+                now = np.array((*(now[:2] + before[:2]), np.maximum(now[2], before[2])))
+            gpu.waiting[at] = now
 
 
 def _news(job: _Job) -> tuple[list[JobStateRow], dict[int, tuple[StateSpan, JobStateRow]]]:

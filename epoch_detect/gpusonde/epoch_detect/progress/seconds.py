@@ -62,6 +62,7 @@ class JobSecond:
         metrics: Sequence[str],
         values: FloatArray,
         least_watts: float = 0.0,
+        highest: FloatArray | None = None,
     ) -> list[JobSecond]:
         """Sum up the ticks of each second, but for its ``swing``.
 
@@ -72,6 +73,7 @@ class JobSecond:
             values: Shape (metrics, gpus, ticks), NaN where there is no value. All in one: calls of numpy on a few
                 values each are most of what a second costs.
             least_watts: What no GPU draws less than: a meter that says so says nothing.
+            highest: Shape (gpus, ticks), highest load in what each tick is the mean of; None where ticks are no means.
         """
         if not time_s:
             return []
@@ -84,15 +86,17 @@ class JobSecond:
         load = POWER if POWER in metrics else use
         busy = UTILIZATION if UTILIZATION in metrics else use
         shares = of_each[:, metrics.index(busy)].tolist() if busy else [()] * len(cells)
+        if highest is None and load and len(time_s) > len(cells):
+            highest = values[metrics.index(load)]
+        peaks = _mean(np.fmax.reduceat(highest, stops[:-1], axis=1).T).tolist() if load and highest is not None else ()
         seconds = []
         for i, means in enumerate(_mean(of_each).tolist()):
             mean, ticks = dict(zip(metrics, means, strict=True)), cells[i]
             held_bytes, crest = mean.get(MEMORY, math.nan), 1.0
-            if ticks.shape[2] > 1:
-                if MEMORY in mean:
-                    held_bytes = float(_mean(ticks[metrics.index(MEMORY), :, -1]))
-                if load and mean[load] > 0:
-                    crest = float(_mean(np.fmax.reduce(ticks[metrics.index(load)], axis=1))) / mean[load]
+            if ticks.shape[2] > 1 and MEMORY in mean:
+                held_bytes = float(_mean(ticks[metrics.index(MEMORY), :, -1]))
+            if peaks and mean[load] > 0:
+                crest = peaks[i] / mean[load]
             seconds.append(
                 cls(
                     time_s[stops[i + 1] - 1],

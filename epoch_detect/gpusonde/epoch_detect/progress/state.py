@@ -62,6 +62,7 @@ _DEAD_METER = 0.5  # of the power of an idle GPU
 _NO_TICKS_S, _MISSED = 10.0, 2.5  # of silence, or so many times the usual distance of ticks, where that is more
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
+_SAME_STEPS = 0.1  # by which the period of steps may change from look to look
 _LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
@@ -152,6 +153,7 @@ class _Cycles:
     shortest_s: float = math.nan
     cyclic: bool = False
     work_s: float = 0.0  # that the job had done by then
+    steps_s: float = math.nan  # of what a look has taken for the steps of a training, as long as it goes on
 
 
 @dataclass
@@ -241,7 +243,18 @@ class StateWatch:
             # Those of a job that has ended are none of the one that has begun on its GPUs since.
             cyclic=bool(told) and run in (RunState.TRAINING, None) and not last_start_s < self._first_s,
             work_s=self._work.seconds,
+            steps_s=self._steps_that_go_on(detection),
         )
+
+    def _steps_that_go_on(self, detection: EpochDetection) -> float:
+        """Period of the cycles that a look takes for the steps of a training, or one before did; NaN without."""
+        known = [cycle for cycle in detection.cycles if cycle.confirmed]
+        if detection.run_state == RunState.TRAINING:
+            steps = [float(cycle.period_s) for cycle in known if cycle.role == CycleRole.STEP]
+            if steps:
+                return steps[0]
+        before_s = self._cycles.steps_s
+        return before_s if any(abs(cycle.period_s / before_s - 1) < _SAME_STEPS for cycle in known) else math.nan
 
     def note_marks(
         self,
@@ -303,7 +316,7 @@ class StateWatch:
             self._rename({JobState.TRAINING}, word, since_s, math.inf)
         self._slower = reason
 
-    def update(self, time_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
+    def update(self, time_s: FloatArray, values: Mapping[str, FloatArray], highest: FloatArray | None = None) -> None:
         """Take new ticks of all GPUs, a second's together or as they come.
 
         Args:
@@ -311,6 +324,8 @@ class StateWatch:
             values: Metric -> shape (gpus, n), NaN where there is no value. Those that are used are power, the first
                 known of SM activity, graphics activity and utilisation, tensor and memory activity, PCIe traffic and
                 memory in use.
+            highest: Shape (gpus, n), where ticks are means: the highest power in each, or the highest of the metric of
+                use where power is not given.
 
         Raises:
             ValueError: The shapes do not fit.
@@ -324,7 +339,7 @@ class StateWatch:
         while stops[-1] < len(times):
             stop = bisect.bisect_left(times, times[stops[-1]] + _SAME_CELL_S)
             stops.append(len(times) if times[-1] < times[stop - 1] + _REST_S else stop)
-        for i, second in enumerate(JobSecond.measure(times, stops, metrics, rows, self._least_watts)):
+        for i, second in enumerate(JobSecond.measure(times, stops, metrics, rows, self._least_watts, highest)):
             if self._pause is not None and stops[i + 1] - stops[i] > 1:
                 second.note_swing(metrics, rows[..., stops[i] : stops[i + 1]])
             self._take(second)
@@ -494,6 +509,8 @@ class StateWatch:
         cycles = self._cycles
         least = _LIKELY_SERVING if cycles.run_state == RunState.SERVING else _SURE_RUN
         sure = cycles.run_confidence >= least and cycles.work_s >= max(_STILL_SO * self._work.seconds, 1.0)
+        if cycles.run_state == RunState.OTHER:
+            sure &= math.isnan(cycles.steps_s)  # it does what it did when it was taken for a training
         return cycles.run_state if sure and not cycles.cyclic else ""
 
     @property
@@ -563,7 +580,7 @@ class StateWatch:
         smooth = _median(loads[around])
         share = self._range.share(smooth)
         # A gap in a step may take a second, but has the highest ticks on either side of it.
-        before, peak, after = (self._recent[i][0].crest * loads[i] for i in (max(at - 1, 0), at, at + 1))
+        before, peak, after = [self._recent[i][0].crest * loads[i] for i in (max(at - 1, 0), at, at + 1)]
         peak = min(max(before, peak), max(peak, after))
         trains = self._cycles.cyclic or self._likely_trains
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
