@@ -209,7 +209,7 @@ def _ramps(counts: IntArray) -> IntArray:
 
 
 # Plans of one subproblem before others have their turn.
-_MOST_AT_ONCE = 256
+_MOST_AT_ONCE = 64
 # So many plans are estimated in the time in which some are made, or so many are dismissed.
 _PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 1000
 # Plans whose slowest GPU is drawn before the best of them are estimated.
@@ -217,7 +217,7 @@ _DRAWN_AT_ONCE = 256
 # How far the slowest GPU scatters where it is steady, as a share of the most, and where the limit is tried.
 _STEADY, _SHARES_OF_SPREAD = 0.25, (0.5, 0.75)
 # Latencies that are tried, as multiples of the least of a subproblem.
-_SLOWER = 1.0002 ** np.arange(-128.0, 896.0)
+_SLOWER = 1.00001 ** np.arange(-2560.0, 17920.0)
 # Where the cheapest plan is late, faster ones are sought at these shares of the limit.
 _SHARES_OF_LIMIT = (0.998, 0.996, 0.994, 0.992, 0.99, 0.98)
 # Plans that are estimated even when there is no time for any.
@@ -483,15 +483,16 @@ class ExactSearch:
         if not self._space.exact and not self._is_useless(anchor, place, end_s * SURELY, _STEADY * spread):
             return own
         most_s = self._most_s(anchor, place)
-        steady = LatencyLimit(most_s, most_s)
         if self._space.kept_s is None or math.isinf(most_s):
-            return steady
-        limit = LatencyLimit(most_s, min(most_s, self._most_s(anchor, place, _STEADY * spread)), spread)
-        tried = ((float(limit.at(share * spread)) * SURELY, share * spread) for share in _SHARES_OF_SPREAD)
-        is_kept = all(self._is_useless(anchor, place, *each) for each in tried)
-        found = limit if is_kept else steady
+            return LatencyLimit(most_s, most_s)
+        steady_s = min(most_s, self._most_s(anchor, place, _STEADY * spread))
+        for share in _SHARES_OF_SPREAD:
+            limit_s = float(LatencyLimit(most_s, steady_s, spread).at(share * spread))
+            if not self._is_useless(anchor, place, limit_s * SURELY, share * spread):
+                most_s = max(most_s, steady_s + (self._most_s(anchor, place, share * spread) - steady_s) / share**2)
+        found = LatencyLimit(most_s, steady_s, spread)
         # Both hold; the nearer one of the two is taken where the slowest scatters as it mostly does.
-        return own if end_s < found.at(_SHARES_OF_SPREAD[0] * spread) else found
+        return own if end_s < found.at(_STEADY * spread) else found
 
     def _most_s(self, anchor: Anchor, place: int, spread: float | None = None) -> float:
         exact = self._space.exact
