@@ -38,6 +38,8 @@ _LEAST_SHARE = 0.5
 _PRIMES = (2, 3)
 # Beyond so many deviations a device takes no part in what the slowest takes; Newton's steps, and where they end.
 _SURE_DEVIATIONS, _MOST_STEPS, _SAME = 8.0, 50, 1e-13
+# Latencies of groups are compared to so many digits, so that both passes are drawn at once.
+_DIGITS = 13
 # The tails that mean and deviation of the slowest leave out, and the points at which its distribution is taken.
 _RARE, _POINTS = 1e-6, 24
 
@@ -333,51 +335,56 @@ def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> 
 def _draw_slowest(
     groups: Sequence[DeviceGroup], latencies: Sequence[ComputeLatency], samples: int, seed: int
 ) -> tuple[FloatArray, FloatArray]:
-    spreads = tuple(float(latency.spread[0]) for latency in latencies)
-    devices = tuple(group.devices for group in groups)
-    forward, backward = (
-        _slowest_of_groups(tuple(float(each[0]) for each in usual_s), spreads, devices, samples, seed)
-        for usual_s in zip(*((latency.forward_s, latency.backward_s) for latency in latencies), strict=True)
-    )
-    return forward, backward
+    drawn = []
+    for usual_s in (
+        [float(each.forward_s[0]) for each in latencies],
+        [float(each.backward_s[0]) for each in latencies],
+    ):
+        most_s = max(usual_s)
+        # Devices alike are one group, so that plans of the same devices are equal to the last digit.
+        alike: dict[tuple[float, float], int] = {}
+        for each_s, latency, group in zip(usual_s, latencies, groups, strict=True):
+            key = round(each_s / most_s, _DIGITS), float(latency.spread[0])
+            alike[key] = alike.get(key, 0) + group.devices
+        drawn.append(most_s * _slowest_of_groups(tuple(sorted(alike.items())), samples, seed))
+    return drawn[0], drawn[1]
 
 
-# An estimate asks twice in a row.
+# An estimate asks four times in a row.
 @functools.lru_cache(maxsize=8)
-def _slowest_of_groups(
-    usual_s: tuple[float, ...], spreads: tuple[float, ...], devices: tuple[int, ...], samples: int, seed: int
-) -> FloatArray:
-    """Draw the slowest of all devices of some groups, shape (samples,), seconds; not to be written to.
+def _slowest_of_groups(groups: tuple[tuple[tuple[float, float], int], ...], samples: int, seed: int) -> FloatArray:
+    """Draw the slowest of all devices of some groups, shape (samples,), per the longest latency; not to be written to.
 
     Args:
-        usual_s: Of one device of each group.
-        spreads: Its relative standard deviation.
-        devices: How many.
+        groups: Latency of one device of each, per the longest, its relative standard deviation, and how many.
         samples: Draws.
         seed: Where the sequence of draws begins.
     """
     levels = even_levels(samples, 1, seed)
-    groups = list(zip(usual_s, spreads, devices, strict=True))
-    own_s = [usual * _slowest_factor(spread, count, levels) for usual, spread, count in groups]
-    slowest_s: FloatArray = np.max(own_s, axis=0)
-    slowest_s.flags.writeable = False
+    own = [usual * _slowest_factor(spread, count, levels) for (usual, spread), count in groups]
+    slowest: FloatArray = np.max(own, axis=0)
+    slowest.flags.writeable = False
     # Those that are sure to be faster, or do not scatter, count no more.
-    counting = [each for each in groups if each[1] and each[0] * (1.0 + _SURE_DEVIATIONS * each[1]) > slowest_s.min()]
+    counting = [
+        (usual, spread, count)
+        for (usual, spread), count in groups
+        if spread and usual * (1.0 + _SURE_DEVIATIONS * spread) > slowest.min()
+    ]
     if len(counting) < 2:
-        return slowest_s
-    usual, spread, count = np.array(counting).T[:, :, None]
+        return slowest
+    means, scatters, counts = np.array(counting).T[:, :, None]
     # The logarithm of a normal distribution function is concave: from below, Newton's steps never go too far.
     for _ in range(_MOST_STEPS):
-        deviations = (slowest_s / usual - 1.0) / spread
+        deviations = (slowest / means - 1.0) / scatters
         below = log_ndtr(deviations)
         hazard = np.exp(-0.5 * deviations**2 - below) / math.sqrt(2.0 * math.pi)
-        missing = np.log(levels) - (count * below).sum(axis=0)
-        step_s = np.maximum(missing / (count * hazard / (usual * spread)).sum(axis=0), 0.0)
-        slowest_s = slowest_s + step_s
-        if (step_s < _SAME * slowest_s).all():
+        missing = np.log(levels) - (counts * below).sum(axis=0)
+        step = np.maximum(missing / (counts * hazard / (means * scatters)).sum(axis=0), 0.0)
+        slowest = slowest + step
+        if (step < _SAME * slowest).all():
             break
-    slowest_s.flags.writeable = False
-    return slowest_s
+    slowest.flags.writeable = False
+    return slowest
 
 
 def _slowest_factor(spread: float, devices: int, levels: FloatArray) -> FloatArray:
