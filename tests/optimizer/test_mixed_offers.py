@@ -15,7 +15,7 @@ from gpusonde.optimizer.search.anchors import make_anchors
 from gpusonde.optimizer.search.price_bounds import DualPrices, LatencyLimit, Lots
 from gpusonde.optimizer.search.space import brute_force, every_plan, make_space
 from gpusonde.optimizer.solve import solve
-from gpusonde.simulator.iteration import mean_slowest, slowest_of
+from gpusonde.simulator.iteration import expect_slowest
 
 
 def with_deadline(problem, steps, factor):
@@ -115,10 +115,12 @@ def test_several_groups_take_up_no_more_than_a_plan_bears(seed, hidden):
 
 
 def test_a_limit_is_reached_by_as_many_gpus_alike_as_their_load_says():
-    numbers, spread = 2 ** np.arange(1, 12), 0.06
-    drawn = [(mean_slowest(spread, n, 4096), slowest_of(spread, n, 4096).std()) for n in numbers.tolist()]
-    for number, (mean, deviation) in zip(numbers, drawn, strict=True):
-        limit = limit_of(0.03 * mean, deviation / mean, 0.01)
+    numbers, spread = 2.0 ** np.arange(1, 12), 0.06
+    alike = np.ones((numbers.size, 1))
+    for number, mean_s, scatter in zip(
+        numbers, *expect_slowest(0.03 * alike, spread * alike, numbers[:, None]), strict=True
+    ):
+        limit = limit_of(mean_s, scatter, 0.01)
         assert limit.load(np.array([0.03]), np.array([spread]))[0] == pytest.approx(1.0 / number, rel=0.01)
 
 

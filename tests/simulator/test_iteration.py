@@ -11,7 +11,13 @@ from scipy import integrate, stats
 from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveOrigin, fit_compute_curve
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
-from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, draw_slowest
+from gpusonde.simulator.iteration import (
+    BusBandwidth,
+    DeviceGroup,
+    IterationSimulator,
+    draw_slowest,
+    expect_slowest,
+)
 
 
 class Wire:
@@ -93,7 +99,18 @@ def test_the_slowest_of_groups_that_differ_is_the_order_statistic(seed):
     mean, _ = integrate.quad(lambda t: 1 - none_above(t), 0, 1, epsabs=1e-10, limit=200)
     devices = [DeviceGroup(curve(latency, spread), count, 16) for latency, spread, count in groups]
     forward, backward = draw_slowest(devices, 256, seed)
-    assert (forward + backward).mean() == pytest.approx(mean, rel=0.002)
+    assert (forward + backward).mean() == pytest.approx(mean, rel=1e-4)
+    usual, spread, count = np.array(groups).T[:, None]
+    expected, scatter = expect_slowest(usual, spread, count)
+    assert expected[0] == pytest.approx(mean, rel=1e-5)
+    assert scatter[0] == pytest.approx((forward + backward).std() / mean, rel=0.02)
+
+
+def test_devices_alike_take_as_long_in_several_groups_as_in_one():
+    """Groups used to be drawn one by one, and some splits of the same devices looked faster than others."""
+    one = draw_slowest([DeviceGroup(curve(0.3, 0.05), 12, 16)], 256)
+    several = draw_slowest([DeviceGroup(curve(0.3, 0.05), count, 16) for count in (1, 4, 7)], 256)
+    assert np.allclose(several, one, rtol=1e-10)
 
 
 def test_an_estimate_is_the_same_every_time():

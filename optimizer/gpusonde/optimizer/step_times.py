@@ -36,9 +36,10 @@ from gpusonde.simulator.iteration import (
     NetworkModel,
     Sharding,
     StepMode,
+    even_levels,
+    expect_slowest,
     gather_s,
     mean_slowest,
-    slowest_of,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -231,7 +232,7 @@ DEFAULT_SHARING = BandwidthSharing(max_in_flight=1)
 # Medians of iteration times of one configuration differ by so much from one launch to the next.
 _LAUNCH_NOISE = 0.05
 # Bounds are means over so many classes of placements, the slowest ones apart: shares of all placements up to each.
-_PLACEMENTS = (0.01, 0.03, 0.06, 0.12, 0.22, 0.4, 0.65, 1.0)
+_PLACEMENTS = (0.01, 0.02, 0.04, 0.07, 0.12, 0.18, 0.25, 0.33, 0.42, 0.52, 0.63, 0.75, 0.87, 1.0)
 # Traces with more buckets than this get one class: tables of bandwidths grow with both.
 _MOST_CLASSED_BUCKETS = 256
 # The mean of a maximum of two that scatter is above the larger mean by 0.4 of their deviation at most; what lies in an
@@ -243,12 +244,8 @@ _SURE_DEVIATIONS = 3.0
 # pass: beyond, the shorter scatter of a slower GPU may outweigh its time.
 _MOST_QUANTILE, _LEAST_FORWARD_SHARE = 2.0, 0.3
 _LISTED_MACHINES = 16
-# The mean of the slowest of several groups over so many draws is off by so much over their number, relative. It is not
-# derived: draws of several groups meet as evenly as they happen to. For two or three groups a fifth of it would do; of
-# 4,000 random plans of 4 to 14 groups one exceeds it, by 0.1 % of its load, and the worst that was sought needs 1.3.
-_UNEVEN = 0.4
-# Plans whose slowest GPU is drawn at once: their draws stay in a cache.
-_DRAWN_AT_ONCE = 256
+# Tables of how many GPUs reach a limit (``LatencyLimit.load``) are off by less than this share of a GPU's scatter.
+_TABLED = 4e-4
 # Relative standard deviations of runs are below this.
 _MOST_SPREAD = 1.5
 
@@ -317,7 +314,12 @@ class SimulatedSteps:
         self._least_factor = math.exp(least if everywhere else min(least, 0.0))
         # Shares of all placements that every class of them has, from the slowest on.
         is_classed = trace.bucket_bytes.size <= _MOST_CLASSED_BUCKETS
-        self._weights = np.diff(_class_ends(samples), prepend=0) / samples if is_classed else np.ones(1)
+        ends = _class_ends(samples) if is_classed else np.array([samples])
+        self._weights = np.diff(ends, prepend=0) / samples
+        # What is drawn for the slowest of a dozen GPUs in every class, in standard deviations.
+        slowest = ndtri(even_levels(samples, 1)[even_levels(samples, 0).argsort()] ** (1.0 / 16))
+        slowest = (slowest - slowest.mean()) / slowest.std()
+        self._slowness = np.diff(np.cumsum(slowest)[ends - 1], prepend=0.0) / np.diff(ends, prepend=0)
         self._classes: dict[str, float] = {}
         # Of every class of network: transfers by world size, NaN where nobody asked yet.
         self._known_transfers: dict[float, FloatArray] = {}
@@ -361,9 +363,9 @@ class SimulatedSteps:
         return self._latencies_s[key]
 
     def gpu_s(self, offer: MachineOffer, batch_size: int) -> tuple[float, float]:
-        """Return the mean computation of one GPU, less what draws may be off by, and its relative spread."""
+        """Return the mean computation of one GPU, less what tables of loads are off by, and its relative spread."""
         usual_s, spread = self._usual_step(offer.name, batch_size)
-        return usual_s / (1.0 + _UNEVEN / math.sqrt(self._samples) * spread), spread
+        return usual_s / (1.0 + _TABLED * spread), spread
 
     def slowest_s(self, groups: Sequence[Group], plans: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """Return the mean computation of the slowest GPU of plans, no shorter than of one group, and its spread.
@@ -372,25 +374,13 @@ class SimulatedSteps:
             groups: What plans are made of.
             plans: Shape (n, m), which of these each has, by name of the offer, -1 where it has fewer.
         """
-        # Draws differ with a group's place in its plan.
-        most = plans.shape[1]
-        drawn, which = np.unique(np.where(plans < 0, -1, plans * most + np.arange(most)), return_inverse=True)
-        table = np.zeros((drawn.size, self._samples))
-        for row, key in zip(table, drawn.tolist(), strict=True):
-            if key >= 0:
-                group, place = groups[key // most], key % most + 1
-                usual_s, spread = self._usual_step(group.offer, group.batch_size)
-                devices = group.machines * self._offers[group.offer].devices
-                row[:] = usual_s * slowest_of(spread, devices, self._samples, place)
-        which = which.reshape(plans.shape)
-        means, spreads = np.empty((2, len(plans)))
-        for some in (slice(begin, begin + _DRAWN_AT_ONCE) for begin in range(0, len(plans), _DRAWN_AT_ONCE)):
-            slowest_s = table[which[some, 0]]
-            for column in which[some, 1:].T:
-                np.maximum(slowest_s, table[column], out=slowest_s)
-            means[some] = slowest_s.mean(axis=1)
-            spreads[some] = slowest_s.std(axis=1) / means[some]
-        return means, spreads
+        # The last one is none.
+        each = [(*self._usual_step(group.offer, group.batch_size), self._devices(group)) for group in groups]
+        of_groups = np.array([*each, (0.0, 0.0, 0)])
+        return expect_slowest(*np.moveaxis(of_groups[plans], -1, 0))
+
+    def _devices(self, group: Group) -> int:
+        return group.machines * self._offers[group.offer].devices
 
     def _usual_step(self, name: str, batch_size: int) -> tuple[float, float]:
         """Return both passes on one GPU of an offer, seconds, and their relative spread."""
@@ -464,6 +454,9 @@ class SimulatedSteps:
             kinked = 2.0 * _KINK * np.sqrt((1.0 - follows) ** 2 @ weights)
             hidden = np.minimum(kinked, _KINK * (1.0 - follows.min(axis=1))) * scatter
             own = np.maximum(placed - hidden, 0.0) ** 2 - (1.0 - follows**2 @ weights) * scatter**2
+            # Draws of latencies and of placements are not quite independent.
+            together = (times_s - (times_s @ weights)[:, None]) * follows @ (weights * self._slowness) / mean_s
+            own += 2.0 * together * scatter
             several = np.flatnonzero(world_sizes > 1)
             if several.size:
                 own[several[self._may_be_steadier(network, world_sizes[several])]] = 0.0
@@ -558,8 +551,8 @@ class SimulatedSteps:
         # What is left when the network does not scatter differs from one iteration to the next; the rest is where the
         # machines happen to stand, which stays the same for the whole run. So does the model's own error; a curve of
         # some probes is part of it, one that was predicted or is followed far beyond its probes is off by more.
-        steady = self._simulator(_SteadyNetwork(network)).estimate(groups)
-        placement_variance = max(found.sd_s**2 - steady.sd_s**2, 0.0)
+        steady_sd_s = float(self._simulator(_SteadyNetwork(network)).draw(groups).std())
+        placement_variance = max(found.sd_s**2 - steady_sd_s**2, 0.0)
         model_sd_s = max(self._model_spread * found.mean_s, found.uncertainty_s)
         tables = [(self._corrections.get(group.offer), group) for group in plan.groups]
         corrected = [(0.0, 1.0, 0.0) if each is None else each.at(group) for each, group in tables]
@@ -569,7 +562,7 @@ class SimulatedSteps:
         shared_variance = left * (placement_variance + model_sd_s**2) + (noise * found.mean_s) ** 2
         return StepEstimate(
             mean_s=factor * found.mean_s,
-            sd_s=factor * math.sqrt(min(found.sd_s, steady.sd_s) ** 2 + shared_variance),
+            sd_s=factor * math.sqrt(min(found.sd_s, steady_sd_s) ** 2 + shared_variance),
             p95_s=factor * found.p95_s,
             shared_sd_s=factor * math.sqrt(shared_variance),
         )

@@ -22,17 +22,26 @@ from enum import Enum
 from typing import Annotated, Protocol
 
 import numpy as np
-from scipy.special import ndtri
+import numpy.typing as npt
+from scipy.special import log_ndtr, ndtri, ndtri_exp
 
 from gpusonde.documents import Whole
 from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency
 from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic_bytes
 
+IntArray = npt.NDArray[np.int64]
+
 # A step never takes less than this share of its usual latency, however far a normal distribution reaches.
 _LEAST_SHARE = 0.5
-# Their roots are irrational and unrelated.
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
+# Their roots are irrational and unrelated: of the network, and of the slowest device.
+_PRIMES = (2, 3)
+# Beyond so many deviations a device takes no part in what the slowest takes; Newton's steps, and where they end.
+_SURE_DEVIATIONS, _MOST_STEPS, _SAME = 8.0, 50, 1e-13
+# Latencies of groups are compared to so many digits, so that both passes are drawn at once.
+_DIGITS = 13
+# The tails that mean and deviation of the slowest leave out, and the points at which its distribution is taken.
+_RARE, _POINTS = 1e-6, 24
 
 
 # More micro-batches than this per iteration are a mistake.
@@ -220,13 +229,10 @@ class IterationSimulator:
         Raises:
             ValueError: No groups.
         """
-        world_size = _world_size(groups)
-        forward, backward = draw_slowest(groups, self._samples, self._seed)
-        moved = self._communicate(backward, world_size, ndtri(_even_levels(self._samples, 0, self._seed)))
-        steps = self._mode.accumulation_steps
-        total = self._mode.iteration_s(forward, backward, moved) + self._optimizer_s
-        exposed = total - self._optimizer_s - steps * (forward + backward)
         latencies = [group.curve.predict(group.batch_size) for group in groups]
+        forward, backward, moved, total = self._draw(groups, latencies)
+        steps = self._mode.accumulation_steps
+        exposed = total - self._optimizer_s - steps * (forward + backward)
         p50, p95 = np.quantile(total, [0.5, 0.95])
         return IterationEstimate(
             mean_s=float(total.mean()),
@@ -239,8 +245,25 @@ class IterationSimulator:
             exposed_communication_s=max(0.0, float(exposed.mean())),
             optimizer_s=self._optimizer_s,
             extrapolated=any(bool(latency.extrapolated[0]) for latency in latencies),
-            uncertainty_s=self._uncertainty_s(latencies, world_size),
+            uncertainty_s=self._uncertainty_s(latencies, _world_size(groups)),
         )
+
+    def draw(self, groups: Sequence[DeviceGroup]) -> FloatArray:
+        """Draw iterations on these devices, shape (samples,), seconds.
+
+        Raises:
+            ValueError: No groups.
+        """
+        return self._draw(groups, [group.curve.predict(group.batch_size) for group in groups])[-1]
+
+    def _draw(
+        self, groups: Sequence[DeviceGroup], latencies: Sequence[ComputeLatency]
+    ) -> tuple[FloatArray, FloatArray, Moved, FloatArray]:
+        """Draw forward and backward passes, what is moved beside them, and iterations."""
+        world_size = _world_size(groups)
+        forward, backward = _draw_slowest(groups, latencies, self._samples, self._seed)
+        moved = self._communicate(backward, world_size, ndtri(even_levels(self._samples, 0, self._seed)))
+        return forward, backward, moved, self._mode.iteration_s(forward, backward, moved) + self._optimizer_s
 
     def _uncertainty_s(self, latencies: Sequence[ComputeLatency], world_size: int) -> float:
         """By how much a typical iteration is longer if every curve lies one standard deviation higher."""
@@ -296,22 +319,77 @@ def gather_s(traffic: FloatArray, reached: FloatArray, sharing: BandwidthSharing
 def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
     """Draw forward and backward pass of the slowest device, each of shape (samples,), seconds.
 
-    The maximum of ``n`` independent devices is drawn directly: its quantile at ``u`` is that of one device at the n-th
-    root of ``u``. The levels ``u`` are spread evenly, so that mean and quantiles converge with one over the number of
-    samples instead of its root, and the cost does not grow with the number of devices.
+    The maximum of independent devices is drawn directly, from its own distribution: of ``n`` alike its quantile at
+    ``u`` is that of one device at the n-th root of ``u``. The levels ``u``, the same for both passes, are spread
+    evenly, so that mean and quantiles converge with one over the number of samples instead of its root, and the cost
+    does not grow with the number of devices.
 
     Args:
         groups: The devices.
         samples: How many iterations.
         seed: Where the sequence of draws begins.
     """
-    forward, backward = np.zeros(samples), np.zeros(samples)
-    for place, group in enumerate(groups, start=1):
-        latency = group.curve.predict(group.batch_size)
-        factor = slowest_of(float(latency.spread[0]), group.devices, samples, place, seed)
-        forward = np.maximum(forward, factor * latency.forward_s[0])
-        backward = np.maximum(backward, factor * latency.backward_s[0])
-    return forward, backward
+    return _draw_slowest(groups, [group.curve.predict(group.batch_size) for group in groups], samples, seed)
+
+
+def _draw_slowest(
+    groups: Sequence[DeviceGroup], latencies: Sequence[ComputeLatency], samples: int, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    drawn = []
+    for usual_s in (
+        [float(each.forward_s[0]) for each in latencies],
+        [float(each.backward_s[0]) for each in latencies],
+    ):
+        most_s = max(usual_s)
+        # Devices alike are one group, so that plans of the same devices are equal to the last digit.
+        alike: dict[tuple[float, float], int] = {}
+        for each_s, latency, group in zip(usual_s, latencies, groups, strict=True):
+            key = round(each_s / most_s, _DIGITS), float(latency.spread[0])
+            alike[key] = alike.get(key, 0) + group.devices
+        drawn.append(most_s * _slowest_of_groups(tuple(sorted(alike.items())), samples, seed))
+    return drawn[0], drawn[1]
+
+
+# An estimate asks four times in a row.
+@functools.lru_cache(maxsize=8)
+def _slowest_of_groups(groups: tuple[tuple[tuple[float, float], int], ...], samples: int, seed: int) -> FloatArray:
+    """Draw the slowest of all devices of some groups, shape (samples,), per the longest latency; not to be written to.
+
+    Args:
+        groups: Latency of one device of each, per the longest, its relative standard deviation, and how many.
+        samples: Draws.
+        seed: Where the sequence of draws begins.
+    """
+    levels = even_levels(samples, 1, seed)
+    own = [usual * _slowest_factor(spread, count, levels) for (usual, spread), count in groups]
+    slowest: FloatArray = np.max(own, axis=0)
+    slowest.flags.writeable = False
+    # Those that are sure to be faster, or do not scatter, count no more.
+    counting = [
+        (usual, spread, count)
+        for (usual, spread), count in groups
+        if spread and usual * (1.0 + _SURE_DEVIATIONS * spread) > slowest.min()
+    ]
+    if len(counting) < 2:
+        return slowest
+    means, scatters, counts = np.array(counting).T[:, :, None]
+    # The logarithm of a normal distribution function is concave: from below, Newton's steps never go too far.
+    for _ in range(_MOST_STEPS):
+        deviations = (slowest / means - 1.0) / scatters
+        below = log_ndtr(deviations)
+        hazard = np.exp(-0.5 * deviations**2 - below) / math.sqrt(2.0 * math.pi)
+        missing = np.log(levels) - (counts * below).sum(axis=0)
+        step = np.maximum(missing / (counts * hazard / (means * scatters)).sum(axis=0), 0.0)
+        slowest = slowest + step
+        if (step < _SAME * slowest).all():
+            break
+    slowest.flags.writeable = False
+    return slowest
+
+
+def _slowest_factor(spread: float, devices: int, levels: FloatArray) -> FloatArray:
+    """Return quantiles of the slowest of devices alike, per latency of one."""
+    return np.maximum(1.0 + spread * ndtri(levels ** (1.0 / devices)), _LEAST_SHARE)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -323,39 +401,49 @@ def mean_slowest(spread: float, devices: int, samples: int) -> float:
         devices: How many.
         samples: Draws.
     """
-    return float(slowest_of(spread, devices, samples).mean())
+    return float(_slowest_factor(spread, devices, even_levels(samples, 1, 0)).mean())
 
 
-@functools.lru_cache(maxsize=4096)
-def slowest_of(spread: float, devices: int, samples: int, place: int = 1, seed: int = 0) -> FloatArray:
-    """Draw the latency of the slowest of some devices alike, shape (samples,), per that of one; not to be written to.
+def expect_slowest(usual_s: FloatArray, spreads: FloatArray, devices: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return mean and relative standard deviation of the slowest device of many plans, shape (n,) each, undrawn.
 
     Args:
-        spread: Relative standard deviation of one.
-        devices: How many.
-        samples: Draws.
-        place: Of the devices' group in its plan, from 1 on.
-        seed: Where the sequence of draws begins.
+        usual_s: Shape (n, k), of one device of each group, seconds, 0 where a plan has fewer groups.
+        spreads: Shape (n, k), its relative standard deviation.
+        devices: Shape (n, k), how many.
     """
-    levels = _even_levels(samples, place, seed)
-    return np.maximum(1.0 + spread * ndtri(levels ** (1.0 / devices)), _LEAST_SHARE)
+    spreads, several = np.maximum(spreads, _SAME), np.maximum(devices, 1.0)
+    low_s = (usual_s * (1.0 + spreads * ndtri_exp(math.log(_RARE) / several))).max(axis=1)
+    high_s = (usual_s * (1.0 - spreads * ndtri_exp(math.log(_RARE) - np.log(several)))).max(axis=1)
+    points, weights = _points()
+    at_s = low_s[:, None] + (high_s - low_s)[:, None] * points
+    log_below = np.zeros(at_s.shape)
+    for usual, spread, count in zip(usual_s.T, spreads.T, devices.T, strict=True):
+        deviations = (at_s / np.maximum(usual, _SAME)[:, None] - 1.0) / spread[:, None]
+        log_below += count[:, None] * log_ndtr(deviations)
+    above_s = -np.expm1(log_below) * weights * (high_s - low_s)[:, None]
+    mean_s = low_s + above_s.sum(axis=1)
+    variance = low_s**2 + 2.0 * (at_s * above_s).sum(axis=1) - mean_s**2
+    return mean_s, np.sqrt(np.maximum(variance, 0.0)) / mean_s
+
+
+@functools.cache
+def _points() -> tuple[FloatArray, FloatArray]:
+    """Points and weights of an integral from 0 to 1 (Gauss and Legendre)."""
+    points, weights = np.polynomial.legendre.leggauss(_POINTS)
+    return (points + 1.0) / 2.0, weights / 2.0
 
 
 @functools.lru_cache(maxsize=256)
-def _even_levels(samples: int, dimension: int, seed: int) -> FloatArray:
-    """Levels between 0 and 1, evenly spread, in an order in which those of all dimensions meet evenly (Kronecker).
-
-    Beyond some dimensions the order is any: multiples of more roots would be too much alike.
+def even_levels(samples: int, dimension: int, seed: int = 0) -> FloatArray:
+    """Levels between 0 and 1, evenly spread, in an order in which those of both dimensions meet evenly (Kronecker).
 
     Args:
         samples: How many.
-        dimension: Number of the independent draw, 0 for the network, 1 and more for groups of devices.
+        dimension: Number of the independent draw, 0 for the network, 1 for the devices.
         seed: Where the sequence begins.
     """
-    if dimension < len(_PRIMES):
-        order = (np.arange(samples) + samples * seed) * math.sqrt(_PRIMES[dimension]) % 1.0
-    else:
-        order = np.random.default_rng((dimension, seed)).random(samples)
+    order = (np.arange(samples) + samples * seed) * math.sqrt(_PRIMES[dimension]) % 1.0
     places = np.argsort(np.argsort(order, kind="stable"), kind="stable")
     levels = np.asarray((places + 0.5) / samples)
     levels.flags.writeable = False

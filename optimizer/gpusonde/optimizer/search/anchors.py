@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.int64]
 # anchor holds those within the larger one until it is its turn.
 _SAME_LATENCY, _ALIKE_LATENCY = 0.002, 0.02
 # Draws of latencies and of placements meet evenly, but for so much.
-SURELY = 0.999
+SURELY = 0.9997
 # Runs whose logarithms of time lie in one interval of this length share their bounds of prices with tolls.
 _SAME_HOURS = 0.05
 

@@ -16,7 +16,6 @@ A subproblem with very many plans waits until the others are done.
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -209,7 +208,7 @@ def _ramps(counts: IntArray) -> IntArray:
 
 
 # Plans of one subproblem before others have their turn.
-_MOST_AT_ONCE = 256
+_MOST_AT_ONCE = 64
 # So many plans are estimated in the time in which some are made, or so many are dismissed.
 _PLANS_PER_LISTING, _DISMISSED_PER_LISTING = 8, 1000
 # Plans whose slowest GPU is drawn before the best of them are estimated.
@@ -217,7 +216,8 @@ _DRAWN_AT_ONCE = 256
 # How far the slowest GPU scatters where it is steady, as a share of the most, and where the limit is tried.
 _STEADY, _SHARES_OF_SPREAD = 0.25, (0.5, 0.75)
 # Latencies that are tried, as multiples of the least of a subproblem.
-_SLOWER = 1.0002 ** np.arange(-128.0, 896.0)
+_SLOWER = 1.00001 ** np.arange(-2560.0, 17920.0)
+_TRIED_AT_ONCE = 28
 # Where the cheapest plan is late, faster ones are sought at these shares of the limit.
 _SHARES_OF_LIMIT = (0.998, 0.996, 0.994, 0.992, 0.99, 0.98)
 # Plans that are estimated even when there is no time for any.
@@ -483,26 +483,32 @@ class ExactSearch:
         if not self._space.exact and not self._is_useless(anchor, place, end_s * SURELY, _STEADY * spread):
             return own
         most_s = self._most_s(anchor, place)
-        steady = LatencyLimit(most_s, most_s)
         if self._space.kept_s is None or math.isinf(most_s):
-            return steady
-        limit = LatencyLimit(most_s, min(most_s, self._most_s(anchor, place, _STEADY * spread)), spread)
-        tried = ((float(limit.at(share * spread)) * SURELY, share * spread) for share in _SHARES_OF_SPREAD)
-        is_kept = all(self._is_useless(anchor, place, *each) for each in tried)
-        found = limit if is_kept else steady
+            return LatencyLimit(most_s, most_s)
+        steady_s = min(most_s, self._most_s(anchor, place, _STEADY * spread))
+        for share in _SHARES_OF_SPREAD:
+            limit_s = float(LatencyLimit(most_s, steady_s, spread).at(share * spread))
+            if not self._is_useless(anchor, place, limit_s * SURELY, share * spread):
+                most_s = max(most_s, steady_s + (self._most_s(anchor, place, share * spread) - steady_s) / share**2)
+        found = LatencyLimit(most_s, steady_s, spread)
         # Both hold; the nearer one of the two is taken where the slowest scatters as it mostly does.
-        return own if end_s < found.at(_SHARES_OF_SPREAD[0] * spread) else found
+        return own if end_s < found.at(_STEADY * spread) else found
 
     def _most_s(self, anchor: Anchor, place: int, spread: float | None = None) -> float:
         exact = self._space.exact
         latencies = anchor.latencies() if exact else anchor.latency_s * _SLOWER
-        used = bisect.bisect_left(
-            range(1, latencies.size),
-            True,
-            key=lambda count: self._is_useless(anchor, place, float(latencies[count]), spread),
-        )
+        # Where iterations follow latencies of many plans, many are tried at once.
+        most = 1 if self._slowest_s is None else _TRIED_AT_ONCE
+        used, useless = 0, latencies.size
+        while useless - used > 1:
+            tried = np.unique(np.linspace(used, useless, min(most, useless - used - 1) + 2).astype(np.int64)[1:-1])
+            tried_s = latencies[tried] if most > 1 else float(latencies[tried[0]])
+            most_usd = self._most_usds(anchor, np.full(tried.size, place), tried_s, spread)
+            first = int(np.searchsorted(most_usd < anchor.usd_per_hour[place], True))
+            useless = int(tried[first]) if first < tried.size else useless
+            used = int(tried[first - 1]) if first else used
         # Between two that are tried the mean may be anything.
-        return float(latencies[used] if exact else np.append(latencies / SURELY, np.inf)[used + 1])
+        return float(latencies[used] if exact else np.append(latencies / SURELY, np.inf)[useless])
 
     def _is_useless(self, anchor: Anchor, place: int, latency_s: float, spread: float | None) -> bool:
         return self._most_usd(anchor, place, latency_s, spread) < float(anchor.usd_per_hour[place])
