@@ -213,8 +213,8 @@ def _slower(_: Recorded, arguments: argparse.Namespace) -> list[str]:
     return [
         "Bar: 5 % in 5 cycles of 10 ticks or more that scatter by 1 % at most. Generated jobs of up to 20 minutes, of",
         "kinds that are not set aside, but `warm_up`; of each the shortest true level of that kind, 5 % slower from",
-        "0.7 of the job on; a cycle that holds an evaluation counts one. 4 s of ticks come at a time, as an agent sends",
-        "them. Causes: each cycle takes a tenth longer, since all clocks fall, data are waited for, or somebody else is",
+        "0.7 of the job on; a cycle that holds an evaluation counts one. 4 s of ticks come at a time, as agents send",
+        "them. Causes: each cycle takes a tenth longer, since all clocks fall, data are waited for, or another job is",
         "on one device.",
         "",
         *slower.table(found),
