@@ -60,10 +60,12 @@ def write_page(page: Path, head: Sequence[str], sections: dict[str, list[str]]) 
     """Write head, the bars that are not met, and the sections."""
     bars = [row for lines in sections.values() for row in _bar_rows(lines) if row[-1] != "-"]
     text = [*head, ""]
-    if bars:
-        missed = [row for row in bars if row[-1] != "yes"]
+    missed = [row for row in bars if row[-1] != "yes"]
+    if missed:
         said = f"{len(bars) - len(missed)} of {len(bars)} bars are met (what is *reported* has none); the others:"
         text += ["## What falls short", "", said, "", *table(BAR_COLUMNS, missed)]
+    elif bars:
+        text += [f"All {len(bars)} bars are met (what is *reported* has none).", ""]
     for name, lines in sections.items():
         text += [_MARK.format(name), *_trimmed(lines), ""]
     page.parent.mkdir(parents=True, exist_ok=True)

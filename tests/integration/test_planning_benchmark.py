@@ -69,3 +69,6 @@ def test_a_section_measured_anew_replaces_its_own_lines_only(tmp_path, monkeypat
     assert "new" in text
     assert "old" not in text
     assert text.index("## What falls short") < text.index("## Compute") < text.index("## Exact")
+    write_page(page, ["# Head"], {"compute": ["## Compute", "", *table(BAR_COLUMNS, [rows[0], rows[2]])]})
+    assert "All 1 bars are met" in page.read_text()
+    assert "falls short" not in page.read_text()
