@@ -771,17 +771,20 @@ def test_one_gpu_that_seems_to_train_and_has_paused_as_a_program_does_is_not_giv
 
 
 @pytest.mark.parametrize(
-    ("work_s", "confidence", "pause_s", "state"),
+    ("paused_s", "work_s", "confidence", "pause_s", "state"),
     [
-        (90, 0.7, 0, JobState.STALLED), (40, 0.7, 0, JobState.IDLE), (90, 0.6, 0, JobState.IDLE),
-        (90, 0.7, 20, JobState.IDLE),  # so it seems of the pause alone
+        (6, 90, 0.7, 0, JobState.STALLED), (6, 40, 0.7, 0, JobState.IDLE), (6, 90, 0.6, 0, JobState.IDLE),
+        (6, 90, 0.7, 20, JobState.IDLE),  # so it seems of the pause alone
+        (0, 90, 0.7, 0, JobState.IDLE),  # somebody's first try may last as long
     ],
 )  # fmt: skip
-def test_one_gpu_that_has_trained_for_more_than_a_minute_is_not_given_ten_though_it_never_paused(
-    work_s: int, confidence: float, pause_s: int, state: JobState
+def test_one_gpu_that_has_paused_and_trained_for_more_than_a_minute_is_not_given_ten(
+    paused_s: int, work_s: int, confidence: float, pause_s: int, state: JobState
 ) -> None:
     watch = StateWatch(1)
     now_s = show(watch, 0.0, 30, IDLE)
+    now_s = show(watch, now_s, 10, WORKS)
+    now_s = show(watch, now_s, paused_s, IDLE)
     now_s = show(watch, now_s, work_s, WORKS)
     now_s = show(watch, now_s, pause_s, IDLE)
     watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=confidence))

@@ -529,7 +529,9 @@ class StateWatch:
         # One GPU, at rest, whose processes rest as far as they are known: only its pauses and its work before tell a
         # program from a person.
         busy = known.processors > _COMPUTES
-        has_trained = self._kind_of_run == RunState.TRAINING and self._work.even_s > _TRAINED_S
+        # What has not paused yet may be somebody's first try.
+        has_trained = self._pauses.count > 0 and self._work.even_s > _TRAINED_S
+        has_trained &= self._kind_of_run == RunState.TRAINING
         as_programs = pause.trained and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
         as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
