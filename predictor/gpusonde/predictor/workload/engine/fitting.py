@@ -112,28 +112,28 @@ def list_paper_candidates(*, embedding: bool) -> list[Candidate]:
     return found
 
 
-def validate_grouped(
+def validate_folds(
     candidates: Sequence[Candidate],
     table: FeatureTable,
     log_seconds: FloatArray,
-    architectures: npt.NDArray[np.str_],
+    folds: Sequence[Fold],
     whole: CalibratedRoofline,
-) -> tuple[list[ValidatedCandidate], FloatArray]:
-    """Validate candidates of ``kind="default"`` on architectures left out.
+) -> tuple[FloatArray, FloatArray]:
+    """Return errors of candidates of ``kind="default"`` and of the roofline on rows that they were not fitted on.
 
     Args:
-        candidates: To compare.
+        candidates: One or more.
         table: What was measured.
         log_seconds: Natural logarithm of the seconds, shape (n,).
-        architectures: Of each row.
+        folds: What is fitted on and what is left out; each row is left out once.
         whole: The roofline calibrated on all rows, from which each fold's is found sooner.
 
     Returns:
-        A choice per candidate, and the errors of the calibrated roofline alone, shape (n,).
+        Errors of the logarithm, shapes (candidates, n) and (n,).
     """
     errors = np.zeros((len(candidates), len(table)))
     own = np.zeros(len(table))
-    for training, held_out in split_by_group(architectures):
+    for training, held_out in folds:
         part, rest = table.rows(training), table.rows(held_out)
         roofline = CalibratedRoofline.fit(part, log_seconds[training], near=whole)
         known, asked = roofline.log_seconds(part), roofline.log_seconds(rest)
@@ -141,45 +141,7 @@ def validate_grouped(
         for number, candidate in enumerate(candidates):
             estimator = Estimator.fit(candidate, part, log_seconds[training], known)
             errors[number, held_out] = estimator.log_seconds(rest, asked) - log_seconds[held_out]
-    return [
-        ValidatedCandidate(candidate, float(np.abs(each).mean()), each)
-        for candidate, each in zip(candidates, errors, strict=True)
-    ], own
-
-
-def validate_rows(
-    candidates: Sequence[Candidate],
-    table: FeatureTable,
-    log_seconds: FloatArray,
-    architectures: npt.NDArray[np.str_],
-    whole: CalibratedRoofline,
-) -> tuple[FloatArray, Mask]:
-    """Return errors on rows left out of networks that stay measured in their environment, and which rows those are.
-
-    Args:
-        candidates: One or more.
-        table: What was measured.
-        log_seconds: Natural logarithm of the seconds, shape (n,).
-        architectures: Of each row.
-        whole: As of ``validate_grouped``.
-
-    Returns:
-        Errors of the logarithm, shape (candidates, n), and a mask, shape (n,).
-    """
-    errors = np.zeros((len(candidates), len(table)))
-    measured = np.zeros(len(table), dtype=bool)
-    pairs = np.char.add(np.char.add(table.environment, "\0"), architectures)
-    fold_of = np.random.default_rng(_SEED).permutation(len(table)) % _FOLDS
-    for fold in range(_FOLDS):
-        training, held_out = fold_of != fold, fold_of == fold
-        part, rest = table.rows(training), table.rows(held_out)
-        roofline = CalibratedRoofline.fit(part, log_seconds[training], near=whole)
-        known, asked = roofline.log_seconds(part), roofline.log_seconds(rest)
-        measured[held_out] = np.isin(pairs[held_out], pairs[training])
-        for number, candidate in enumerate(candidates):
-            estimator = Estimator.fit(candidate, part, log_seconds[training], known)
-            errors[number, held_out] = estimator.log_seconds(rest, asked) - log_seconds[held_out]
-    return errors, measured
+    return errors, own
 
 
 def validate_paper(
@@ -246,6 +208,12 @@ def split_by_group(groups: npt.NDArray[np.str_], count: int = _FOLDS) -> list[Fo
         rows[fold_of[position]] += sizes[position]
     folds = fold_of[inverse]
     return [(folds != fold, folds == fold) for fold in range(count)]
+
+
+def split_rows(rows: int) -> list[Fold]:
+    """Return as many splits that leave out rows at random."""
+    fold_of = np.random.default_rng(_SEED).permutation(rows) % _FOLDS
+    return [(fold_of != fold, fold_of == fold) for fold in range(_FOLDS)]
 
 
 @dataclass(frozen=True)
@@ -364,7 +332,11 @@ def fit_state(
     candidates = (list_default_candidates if kind == "default" else list_paper_candidates)(embedding=embedding)
     wanted = [each for each in candidates if regressor in (None, each.regressor)]
     if kind == "default":
-        choices, roofline_errors = validate_grouped(wanted, table, log_seconds, architectures, roofline)
+        errors, roofline_errors = validate_folds(wanted, table, log_seconds, split_by_group(architectures), roofline)
+        choices = [
+            ValidatedCandidate(candidate, float(np.abs(each).mean()), each)
+            for candidate, each in zip(wanted, errors, strict=True)
+        ]
     else:
         choices, held_out = validate_paper(wanted, table, log_seconds)
         roofline_errors = (roofline.log_seconds(table) - log_seconds)[held_out]
@@ -376,10 +348,13 @@ def fit_state(
     best = {name: _choose_best(each, groups) for name, each in group_by_regressor(choices).items()}
     measured_there: list[Mapping[str, Calibration]] = [{}] * len(best)
     if kind == "default":
-        found, rows = validate_rows(
-            [each.candidate for each in best.values()], table, log_seconds, architectures, roofline
-        )
-        measured_there = [calibrate_environments(each[rows], table.environment[rows], coverage) for each in found]
+        folds = split_rows(len(table))
+        errors, _ = validate_folds([each.candidate for each in best.values()], table, log_seconds, folds, roofline)
+        pairs = np.char.add(np.char.add(table.environment, "\0"), architectures)
+        rows = np.zeros(len(table), dtype=bool)
+        for training, held_out in folds:
+            rows[held_out] = np.isin(pairs[held_out], pairs[training])
+        measured_there = [calibrate_environments(each[rows], table.environment[rows], coverage) for each in errors]
     estimators = {
         name: _fit_estimator(choice, table, log_seconds, own, coverage, there)
         for (name, choice), there in zip(best.items(), measured_there, strict=True)
