@@ -336,6 +336,8 @@ class SimulatedSteps:
         self._shares = [curve.forward_share for curve in self._curves.values()]
         self._usual: dict[tuple[str, int], tuple[float, float]] = {}
         self._latencies_s: dict[tuple[str, int, int], float] = {}
+        self._device_groups: dict[Group, DeviceGroup] = {}
+        self._simulators: dict[tuple[str, ...], IterationSimulator] = {}
         self._estimates: dict[Plan, StepEstimate] = {}
 
     def in_mode(self, mode: StepMode) -> SimulatedSteps:
@@ -539,19 +541,11 @@ class SimulatedSteps:
         return self._estimates[plan]
 
     def _simulate(self, plan: Plan) -> StepEstimate:
-        offers = [self._offers[group.offer] for group in plan.groups]
-        groups = [
-            DeviceGroup(self._curves[group.offer], group.machines * offer.devices, group.batch_size)
-            for offer, group in zip(offers, plan.groups, strict=True)
-        ]
-        inside = plan.machines == 1
-        fabrics = {_machine_fabric(offer) if inside else offer.fabric for offer in offers}
-        network = _SlowestNetwork([self._networks[fabric] for fabric in sorted(fabrics)], self._samples)
-        found = self._simulator(network).estimate(groups)
+        found = self._simulator(plan).estimate([self._device_group(group) for group in plan.groups])
         # What is left when the network does not scatter differs from one iteration to the next; the rest is where the
         # machines happen to stand, which stays the same for the whole run. So does the model's own error; a curve of
         # some probes is part of it, one that was predicted or is followed far beyond its probes is off by more.
-        steady_sd_s = float(self._simulator(_SteadyNetwork(network)).draw(groups).std())
+        steady_sd_s = found.steady_sd_s
         placement_variance = max(found.sd_s**2 - steady_sd_s**2, 0.0)
         model_sd_s = max(self._model_spread * found.mean_s, found.uncertainty_s)
         tables = [(self._corrections.get(group.offer), group) for group in plan.groups]
@@ -567,15 +561,27 @@ class SimulatedSteps:
             shared_sd_s=factor * math.sqrt(shared_variance),
         )
 
-    def _simulator(self, network: NetworkModel) -> IterationSimulator:
-        return IterationSimulator(
-            self._trace,
-            network,
-            self._sharing,
-            optimizer_s=self._optimizer_s,
-            mode=self._mode,
-            samples=self._samples,
-        )
+    def _device_group(self, group: Group) -> DeviceGroup:
+        if group not in self._device_groups:
+            curve = self._curves[group.offer]
+            self._device_groups[group] = DeviceGroup(curve, self._devices(group), group.batch_size)
+        return self._device_groups[group]
+
+    def _simulator(self, plan: Plan) -> IterationSimulator:
+        """Return the one of the plan's networks."""
+        inside = plan.machines == 1
+        offers = [self._offers[group.offer] for group in plan.groups]
+        fabrics = tuple(sorted({_machine_fabric(offer) if inside else offer.fabric for offer in offers}))
+        if fabrics not in self._simulators:
+            self._simulators[fabrics] = IterationSimulator(
+                self._trace,
+                _SlowestNetwork([self._networks[fabric] for fabric in fabrics], self._samples),
+                self._sharing,
+                optimizer_s=self._optimizer_s,
+                mode=self._mode,
+                samples=self._samples,
+            )
+        return self._simulators[fabrics]
 
     def _transfers(self, network: float, world_sizes: npt.NDArray[np.int64]) -> FloatArray:
         """Mean seconds of each allreduce in a class of placements, and from its start to the end of all, one by one.
@@ -678,17 +684,6 @@ class _SlowestNetwork:
         return BusBandwidth(
             np.take_along_axis(reached, slowest, axis=0)[0], np.take_along_axis(spread, slowest, axis=0)[0]
         )
-
-
-@dataclass(frozen=True)
-class _SteadyNetwork:
-    """A network that always reaches what it typically does."""
-
-    network: NetworkModel
-
-    def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
-        found = self.network.bus_bandwidth(transfer_bytes, world_size)
-        return BusBandwidth(found.bytes_per_second, np.zeros_like(found.bytes_per_second))
 
 
 def _reached(network: NetworkModel, size: FloatArray) -> float:

@@ -151,6 +151,11 @@ class DeviceGroup:
         if not self.batch_size > 0:
             raise ValueError(f"a batch size is above zero, not {self.batch_size}")
 
+    @functools.cached_property
+    def latency(self) -> ComputeLatency:
+        """Of one device."""
+        return self.curve.predict(self.batch_size)
+
 
 @dataclass(frozen=True)
 class IterationEstimate:
@@ -167,6 +172,7 @@ class IterationEstimate:
         exposed_communication_s: Mean time in which devices only wait for the exchange.
         optimizer_s: Optimizer step.
         extrapolated: True when a batch size lies outside of what a curve was made from.
+        steady_sd_s: Standard deviation where every transfer reaches what it typically does.
         uncertainty_s: By how much ``mean_s`` may be off because the curves are: the difference that one standard
             deviation of all of them makes to a typical iteration. The other figures know nothing of it.
     """
@@ -181,7 +187,8 @@ class IterationEstimate:
     exposed_communication_s: float
     optimizer_s: float
     extrapolated: bool
-    uncertainty_s: float = 0.0
+    steady_sd_s: float
+    uncertainty_s: float
 
 
 class IterationSimulator:
@@ -222,6 +229,8 @@ class IterationSimulator:
         self._mode = mode
         self._samples = samples
         self._seed = seed
+        # By world size.
+        self._bandwidths: dict[int, BusBandwidth] = {}
 
     def estimate(self, groups: Sequence[DeviceGroup]) -> IterationEstimate:
         """Return what an iteration takes on these devices.
@@ -229,8 +238,16 @@ class IterationSimulator:
         Raises:
             ValueError: No groups.
         """
-        latencies = [group.curve.predict(group.batch_size) for group in groups]
-        forward, backward, moved, total = self._draw(groups, latencies)
+        samples, world_size = self._samples, _world_size(groups)
+        forward, backward = draw_slowest(groups, samples, self._seed)
+        usual = _pass_usual_and_uncertain(groups)
+        # At once what is drawn, the same on typical placements, and the two without scatter.
+        passes = np.concatenate([np.tile([forward, backward], 2), usual], axis=1)
+        places = np.zeros(passes.shape[1])
+        places[:samples] = ndtri(even_levels(samples, 0, self._seed))
+        moved = self._communicate(passes[1], world_size, places)
+        iterations = self._mode.iteration_s(passes[0], passes[1], moved)
+        total, steady = (self._optimizer_s + iterations[:-2]).reshape(2, samples)
         steps = self._mode.accumulation_steps
         exposed = total - self._optimizer_s - steps * (forward + backward)
         p50, p95 = np.quantile(total, [0.5, 0.95])
@@ -241,38 +258,13 @@ class IterationSimulator:
             sd_s=float(total.std()),
             forward_s=steps * float(forward.mean()),
             backward_s=steps * float(backward.mean()),
-            exchange_s=float(moved.exchange_s.mean()),
+            exchange_s=float(moved.exchange_s[:samples].mean()),
             exposed_communication_s=max(0.0, float(exposed.mean())),
             optimizer_s=self._optimizer_s,
-            extrapolated=any(bool(latency.extrapolated[0]) for latency in latencies),
-            uncertainty_s=self._uncertainty_s(latencies, _world_size(groups)),
+            extrapolated=any(bool(group.latency.extrapolated[0]) for group in groups),
+            steady_sd_s=float(steady.std()),
+            uncertainty_s=float(iterations[-1] - iterations[-2]),
         )
-
-    def draw(self, groups: Sequence[DeviceGroup]) -> FloatArray:
-        """Draw iterations on these devices, shape (samples,), seconds.
-
-        Raises:
-            ValueError: No groups.
-        """
-        return self._draw(groups, [group.curve.predict(group.batch_size) for group in groups])[-1]
-
-    def _draw(
-        self, groups: Sequence[DeviceGroup], latencies: Sequence[ComputeLatency]
-    ) -> tuple[FloatArray, FloatArray, Moved, FloatArray]:
-        """Draw forward and backward passes, what is moved beside them, and iterations."""
-        world_size = _world_size(groups)
-        forward, backward = _draw_slowest(groups, latencies, self._samples, self._seed)
-        moved = self._communicate(backward, world_size, ndtri(even_levels(self._samples, 0, self._seed)))
-        return forward, backward, moved, self._mode.iteration_s(forward, backward, moved) + self._optimizer_s
-
-    def _uncertainty_s(self, latencies: Sequence[ComputeLatency], world_size: int) -> float:
-        """By how much a typical iteration is longer if every curve lies one standard deviation higher."""
-        factors = [np.array([1.0, 1.0 + latency.uncertainty[0]]) for latency in latencies]
-        forward = np.max([each * latency.forward_s for each, latency in zip(factors, latencies, strict=True)], axis=0)
-        backward = np.max([each * latency.backward_s for each, latency in zip(factors, latencies, strict=True)], axis=0)
-        moved = self._communicate(backward, world_size, np.zeros(2))
-        usual, slower = self._mode.iteration_s(forward, backward, moved)
-        return float(slower - usual)
 
     def _communicate(self, backward: FloatArray, world_size: int, draws: FloatArray) -> Moved:
         """Return what a micro-batch communicates.
@@ -285,7 +277,9 @@ class IterationSimulator:
         nothing = np.zeros_like(backward)
         if world_size == 1:
             return Moved(nothing, nothing, nothing)
-        bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
+        if world_size not in self._bandwidths:
+            self._bandwidths[world_size] = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
+        bandwidth = self._bandwidths[world_size]
         # A slow placement is slow for all buckets of a job.
         reached = bandwidth.bytes_per_second * np.exp(draws[:, None] * bandwidth.log_spread)
         traffic = np.broadcast_to(ring_traffic_bytes(self._trace.bucket_bytes, world_size), reached.shape)
@@ -329,28 +323,33 @@ def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> 
         samples: How many iterations.
         seed: Where the sequence of draws begins.
     """
-    return _draw_slowest(groups, [group.curve.predict(group.batch_size) for group in groups], samples, seed)
-
-
-def _draw_slowest(
-    groups: Sequence[DeviceGroup], latencies: Sequence[ComputeLatency], samples: int, seed: int
-) -> tuple[FloatArray, FloatArray]:
     drawn = []
     for usual_s in (
-        [float(each.forward_s[0]) for each in latencies],
-        [float(each.backward_s[0]) for each in latencies],
+        [float(group.latency.forward_s[0]) for group in groups],
+        [float(group.latency.backward_s[0]) for group in groups],
     ):
         most_s = max(usual_s)
         # Devices alike are one group, so that plans of the same devices are equal to the last digit.
         alike: dict[tuple[float, float], int] = {}
-        for each_s, latency, group in zip(usual_s, latencies, groups, strict=True):
-            key = round(each_s / most_s, _DIGITS), float(latency.spread[0])
+        for each_s, group in zip(usual_s, groups, strict=True):
+            key = round(each_s / most_s, _DIGITS), float(group.latency.spread[0])
             alike[key] = alike.get(key, 0) + group.devices
         drawn.append(most_s * _slowest_of_groups(tuple(sorted(alike.items())), samples, seed))
     return drawn[0], drawn[1]
 
 
-# An estimate asks four times in a row.
+def _pass_usual_and_uncertain(groups: Sequence[DeviceGroup]) -> FloatArray:
+    """Return both passes of the slowest device, as usual and if every curve lies one standard deviation higher.
+
+    Shape (2, 2), without scatter.
+    """
+    latencies = [group.latency for group in groups]
+    factors = np.array([(1.0, 1.0 + float(each.uncertainty[0])) for each in latencies])
+    passes = np.array([(float(each.forward_s[0]), float(each.backward_s[0])) for each in latencies])
+    return np.asarray((passes[:, :, None] * factors[:, None, :]).max(axis=0))
+
+
+# An estimate asks twice in a row.
 @functools.lru_cache(maxsize=8)
 def _slowest_of_groups(groups: tuple[tuple[tuple[float, float], int], ...], samples: int, seed: int) -> FloatArray:
     """Draw the slowest of all devices of some groups, shape (samples,), per the longest latency; not to be written to.
