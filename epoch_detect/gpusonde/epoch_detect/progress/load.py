@@ -76,8 +76,12 @@ class LoadRange:
 
     def share(self, load: float) -> float:
         """Where a load lies between the low (0) and the high (1) level."""
-        low = self.floor
-        return (load - low) / max(self._high - low, 1e-9)
+        return (load - self.floor) / self.width
+
+    @property
+    def width(self) -> float:
+        """From the low to the high level."""
+        return max(self._high - self.floor, 1e-9)
 
     def is_above_idle(self, load: float) -> bool:
         """Whether a GPU draws more than one that idles."""
