@@ -76,7 +76,8 @@ class LoadRange:
 
     def share(self, load: float) -> float:
         """Where a load lies between the low (0) and the high (1) level."""
-        return (load - self.floor) / self.width
+        low = self.floor
+        return (load - low) / max(self._high - low, 1e-9)
 
     @property
     def width(self) -> float:

@@ -548,7 +548,7 @@ class StateWatch:
             self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=self._surely_trains
         )
         lasts = now_s - pause.sign_s > patience_s() or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
-        if self._cycles.cyclic or pause.trained:
+        if pause.usual_s < now_s and (self._cycles.cyclic or pause.trained):
             # Checkpoints of a training rest at their load, evaluations at theirs: what rests at another is neither.
             lasts |= now_s - max(pause.sign_s, pause.usual_s) > patience_s(longest_s=pause.longest_s)
         if not lasts or not self._trains:
