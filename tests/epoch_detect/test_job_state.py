@@ -177,6 +177,41 @@ def test_pauses_that_came_back_are_waited_out_and_those_that_grow_are_expected()
     assert watch.report.state == JobState.STALLED
 
 
+@pytest.mark.parametrize(
+    ("load", "run_state", "is_named"),
+    [
+        (WAITS, RunState.TRAINING, True),
+        (IDLE, RunState.TRAINING, True),
+        ((250.0, 1.0), RunState.TRAINING, False),  # where it evaluates
+        (WAITS, RunState.OTHER, False),
+    ],
+)
+def test_a_training_is_not_given_the_time_of_its_pauses_at_a_load_at_which_none_of_them_was(
+    load: tuple[float, float], run_state: RunState, is_named: bool
+) -> None:
+    watch, now_s = working()
+    for _ in range(4):
+        now_s = show(watch, now_s, 44, (250.0, 1.0))
+        now_s = show(watch, now_s, 60, WORKS)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=run_state, run_state_confidence=0.6))
+    watch = StateWatch.from_state(watch.state())
+    show(watch, now_s, 55, load)
+    assert (watch.report.state in (JobState.STALLED, JobState.HUNG)) == is_named
+
+
+def test_a_pause_may_fall_from_the_load_of_other_pauses_to_one_of_its_own() -> None:
+    watch, now_s = working()
+    for pause_s in (40, 44):
+        now_s = show(watch, now_s, pause_s, (112.0, 1.0))
+        now_s = show(watch, now_s, 60, WORKS)
+    watch.note_detection(cycles_until(now_s))
+    now_s = show(watch, now_s, 40, (112.0, 1.0))
+    now_s = show(watch, now_s, 20, (75.0, 1.0))
+    assert watch.report.state == JobState.UNKNOWN
+    show(watch, now_s, 35, (75.0, 1.0))
+    assert watch.report.state == JobState.HUNG
+
+
 def test_short_regular_pauses_make_it_impatient() -> None:
     watch, now_s = working()
     for _ in range(5):

@@ -79,6 +79,11 @@ class LoadRange:
         low = self.floor
         return (load - low) / max(self._high - low, 1e-9)
 
+    @property
+    def width(self) -> float:
+        """From the low to the high level."""
+        return max(self._high - self.floor, 1e-9)
+
     def is_above_idle(self, load: float) -> bool:
         """Whether a GPU draws more than one that idles."""
         return self.share(load) > _WAITS

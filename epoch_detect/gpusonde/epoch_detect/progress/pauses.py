@@ -24,6 +24,8 @@ _LEAST_S = 20.0
 _OF_CYCLE = 0.15  # of a known cycle: what an evaluation at its end may take
 _CYCLES = 2.7  # of the way from pause to pause, so that a hang is told within three
 _LONG = 0.4  # of the longest pause: what counts as one of its kind
+_SAME_LOAD = 0.05  # of the range of the load, which pauses at one load lie apart by at most
+_MOST_LOADS = 8
 _FALLS_CELLS = 3  # at the beginning of a pause
 _ROUGH_CELLS = 24  # before it is known
 _ROUGH = 0.03  # median change from cell to cell, relative, of one who does not only wait
@@ -53,6 +55,11 @@ class Pause:
         latest: The load in the latest ones.
         moving: Share of the latest ones within which it went up and down.
         last: Load of the last one.
+        middle: Median of the last three.
+        low: Lowest median since ``sign_s``, but for the fall into the pause and the latest one.
+        high: Highest one.
+        longest_s: The longest that the job has rested at its load before.
+        usual_s: When it last was at a load at which one of the longest was.
         spinning: GPUs that were in use all the time in the last one.
         wrote: Whether anything was written in it.
         copied: Whether anything went over PCIe.
@@ -70,6 +77,11 @@ class Pause:
     latest: list[float] = field(default_factory=list)
     moving: float = 0.0
     last: float = math.nan
+    middle: float = math.nan
+    low: float = math.inf
+    high: float = -math.inf
+    longest_s: float = 0.0
+    usual_s: float = -math.inf
     spinning: int = -1
     wrote: bool = False
     copied: bool = False
@@ -78,12 +90,15 @@ class Pause:
     alarm: str = ""
     trained: bool = False
 
-    def add(self, time_s: float, load: float, within: float, *, works_on: bool) -> None:
-        """Take a second of it, with how far its load goes up and down in it."""
+    def add(self, time_s: float, load: float, middle: float, within: float, *, works_on: bool) -> None:
+        """Take a second of it, with the median of three and how far its load goes up and down in it."""
         self.longest_quiet_s = max(self.longest_quiet_s, time_s - self.sign_s)
         if works_on:
-            self.sign_s = time_s
-        self.last = load
+            self.sign_s, self.low, self.high = time_s, math.inf, -math.inf
+        elif self.cells > _FALLS_CELLS:
+            # One late: the latest one may be of the rise to work.
+            self.low, self.high = min(self.low, self.middle), max(self.high, self.middle)
+        self.last, self.middle = load, middle
         if self.cells >= _FALLS_CELLS:
             self.latest = [*self.latest[-_ROUGH_CELLS:], load]
             self.moving += ((within > _SWINGS_WITHIN) - self.moving) / len(self.latest)
@@ -132,6 +147,7 @@ class PauseMemory:
         self._rests = 0
         self._lengths_s: deque[float] = deque(maxlen=_KEPT)
         self._begins_s: deque[float] = deque(maxlen=_KEPT)
+        self._loads: list[tuple[float, float, float]] = []  # lowest and highest of long ones, and the longest of those
         self._scatter = 0.0  # standard deviation of the logarithm of the lengths
 
     def add(self, begin_s: float, length_s: float, *, rested: bool) -> None:
@@ -148,6 +164,39 @@ class PauseMemory:
         self._lengths_s.append(length_s)
         self._begins_s.append(begin_s)
         self._measure()
+
+    def note_load(self, pause: Pause, now_s: float, width: float) -> None:
+        """Note the load at which a pause has rested since its last sign, if it has for long.
+
+        Args:
+            pause: It goes on, or is over.
+            now_s: Of its next sign, or its end.
+            width: Of the range of the load.
+        """
+        length_s, low, high = now_s - pause.sign_s, pause.low, pause.high
+        if low > high or _MARGIN * length_s < _LEAST_S:
+            return
+        others, apart = [], _SAME_LOAD * width
+        for each in self._loads:
+            if each[0] - apart <= high and low <= each[1] + apart:
+                low, high, length_s = min(low, each[0]), max(high, each[1]), max(length_s, each[2])
+            else:
+                others.append(each)
+        self._loads = sorted([*others, (low, high, length_s)], key=lambda each: each[2])[-_MOST_LOADS:]
+
+    def longest_at(self, load: float, width: float) -> float:
+        """Seconds of the longest that rested at such a load; 0 if none has for long.
+
+        Args:
+            load: Of now.
+            width: Of its range.
+        """
+        apart = _SAME_LOAD * width
+        return max((long_s for low, high, long_s in self._loads if low - apart <= load <= high + apart), default=0.0)
+
+    def are_long(self, length_s: float) -> bool:
+        """Whether those of such a length are of the kind of the longest."""
+        return length_s >= _LONG * self.longest_s
 
     def _measure(self) -> None:
         """Asked for with every second of a pause, it changes with a new one only."""
@@ -172,7 +221,7 @@ class PauseMemory:
     @property
     def expected_s(self) -> float:
         """The longest pause to come: the longest so far, or the next of a row that grows."""
-        long = [length for length in self._lengths_s if length >= _LONG * self.longest_s]
+        long = [length for length in self._lengths_s if self.are_long(length)]
         growth = [b - a for a, b in itertools.pairwise(long[-4:])]
         steady = len(growth) >= 2 and min(growth[-2:]) > 0
         return max(self.longest_s, long[-1] + max(growth)) if steady else self.longest_s
@@ -192,7 +241,9 @@ class PauseMemory:
         """Whether there are some, and of lengths that a program makes."""
         return self.count >= _FEW and not self.is_uneven
 
-    def patience_s(self, *, period_s: float, may_think: bool, trains: bool = False) -> float:
+    def patience_s(
+        self, *, period_s: float, may_think: bool, trains: bool = False, longest_s: float = math.nan
+    ) -> float:
         """How long a pause may last.
 
         Args:
@@ -200,6 +251,7 @@ class PauseMemory:
                 lengths are checkpoints among evaluations, not somebody's thoughts.
             may_think: Whether it looks as if somebody sat there, for all that is known of the pause.
             trains: Whether it is known to train, though not in which cycles.
+            longest_s: Of those that count; NaN for all of them.
         """
         cyclic = not math.isnan(period_s)
         if (self.is_uneven or may_think) and not (cyclic or trains):
@@ -207,11 +259,11 @@ class PauseMemory:
         first = _FIRST_S if self.count < _FEW else max(_LEAST_S, min(_FIRST_S, _CYCLES * self.cycle_s))
         if cyclic:
             first = max(first, _OF_CYCLE * period_s)
-        return max(first, _MARGIN * self.expected_s)
+        return max(first, _MARGIN * (self.expected_s if math.isnan(longest_s) else longest_s))
 
     def fields(self) -> list[Any]:
         """What :meth:`of_fields` makes the same of."""
-        return [self.count, self.longest_s, self._rests, list(self._lengths_s), list(self._begins_s)]
+        return [self.count, self.longest_s, self._rests, list(self._lengths_s), list(self._begins_s), self._loads]
 
     @classmethod
     def of_fields(cls, fields: Sequence[Any]) -> PauseMemory:
@@ -220,5 +272,7 @@ class PauseMemory:
         made.count, made.longest_s, made._rests = int(fields[0]), float(fields[1]), int(fields[2])
         made._lengths_s.extend(map(float, fields[3]))
         made._begins_s.extend(map(float, fields[4]))
+        # Of a state from before they were kept any load is one.
+        made._loads = [(low, high, long_s) for low, high, long_s in [*fields, [(0.0, math.inf, made.longest_s)]][5]]
         made._measure()
         return made

@@ -10,6 +10,7 @@ silence of the metrics is never taken for idleness.
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import math
 from collections import deque
@@ -438,6 +439,7 @@ class StateWatch:
             if pause is not None:
                 quiet_s = max(pause.longest_quiet_s, time_s - pause.sign_s)
                 self._pauses.add(pause.begin_s, quiet_s, rested=pause.rested > _MOST_OF_IT * pause.looks)
+                self._pauses.note_load(pause, time_s, self._range.width)
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
@@ -449,8 +451,14 @@ class StateWatch:
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
         rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough
-        pause.add(time_s, load, second.swing, works_on=rough or self._works_on(second, load, pause, known))
+        works_on = rough or self._works_on(second, load, pause, known)
+        if works_on:
+            self._pauses.note_load(pause, time_s, self._range.width)
+        pause.add(time_s, load, middle, second.swing, works_on=works_on)
         pause.spinning = second.spinning
+        pause.longest_s = self._pauses.longest_at(middle, self._range.width)
+        if self._pauses.are_long(pause.longest_s):
+            pause.usual_s = time_s
         cycles = self._cycles
         # What is shorter than half a cycle may be the evaluation in it, and a hang behind that is to be seen.
         rough &= not (cycles.cyclic and time_s - pause.begin_s < 0.5 * cycles.period_s)
@@ -469,6 +477,7 @@ class StateWatch:
         """Go on as if there had been no pause; if an alarm was raised, it was none: wait longer next time."""
         if (pause := self._pause) is not None and pause.alarm:
             self._pauses.add(pause.begin_s, max(pause.longest_quiet_s, time_s - pause.sign_s), rested=False)
+            self._pauses.note_load(pause, time_s, self._range.width)
         self._pause = None
 
     def _works_on(self, second: JobSecond, load: float, pause: Pause, known: _Processes) -> bool:
@@ -535,8 +544,13 @@ class StateWatch:
         as_programs = pause.trained and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
         as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
-        patience_s = self._pauses.patience_s(period_s=period_s, may_think=may_think, trains=self._surely_trains)
-        lasts = now_s - pause.sign_s > patience_s or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
+        patience_s = functools.partial(
+            self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=self._surely_trains
+        )
+        lasts = now_s - pause.sign_s > patience_s() or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
+        if pause.usual_s < now_s and (self._cycles.cyclic or pause.trained):
+            # Checkpoints of a training rest at their load, evaluations at theirs: what rests at another is neither.
+            lasts |= now_s - max(pause.sign_s, pause.usual_s) > patience_s(longest_s=pause.longest_s)
         if not lasts or not self._trains:
             return
         evidence = self._evidence(pause, second, known)
