@@ -9,7 +9,7 @@ import pytest
 from support.measured_workloads import PLACES, chain, true_seconds
 
 from gpusonde.predictor.workload.engine import Cluster, WorkloadRequest
-from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline
+from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline, _TermIndex
 from gpusonde.predictor.workload.engine.features import FeatureBuilder, FeatureTable, StepPart
 
 
@@ -51,6 +51,27 @@ def test_an_unknown_place_lies_between_the_known_ones(rows, catalog):
         )
     )
     assert here < elsewhere < there
+
+
+def test_a_step_solves_the_equations_of_all_environments_at_once():
+    drawn = np.random.default_rng(0)
+    rows, parts = 200, len(StepPart)
+    columns = [drawn.choice(each, rows) for each in (["", "forward"], ["fp32", "fp16"], ["T4", "V100"], ["", "a", "b"])]
+    own = np.where(columns[3] == "", "", np.char.add(np.char.add(columns[3], columns[2]), columns[1]))
+    keys = [*columns, own, np.where(drawn.random(rows) < 0.5, "", own)]
+    names = tuple(tuple(sorted(set(each.tolist()) - {""})) for each in keys)
+    index = _TermIndex.of(names, keys)
+    size = index.count * parts
+    shares, weights, error = drawn.random((rows, parts)), drawn.random(rows), drawn.normal(size=rows)
+    shares[:, 3] = 0.0  # a part that no row tells of
+    state = drawn.normal(size=size)
+    jacobian = np.zeros((rows, index.count + 1, parts))
+    for column in index.blocks.T:
+        jacobian[np.arange(rows), column] = shares
+    jacobian = jacobian.reshape(rows, -1)[:, :size]
+    normal = jacobian.T @ (weights[:, None] * jacobian) + np.diag(index.precisions)
+    gradient = jacobian.T @ (weights * error) - index.precisions * state
+    np.testing.assert_allclose(index.solve(shares, weights, error, state), np.linalg.solve(normal, gradient), atol=1e-9)
 
 
 def test_a_few_wild_measurements_do_not_move_it(rows):

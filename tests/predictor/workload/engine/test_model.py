@@ -84,7 +84,7 @@ def test_a_network_that_was_measured_at_the_place_has_a_narrower_interval_than_o
 
     there, elsewhere, nowhere = widths(WorkloadModel.load(tmp_path / "model", catalog=catalog))
     assert there < 0.7 * elsewhere
-    assert elsewhere <= nowhere
+    assert elsewhere <= nowhere * (1 + 1e-9)
     # Files of before do not tell what was measured where: as wide as for what is new there.
     (svr,) = fitted.state.estimators.values()
     former = dataclasses.replace(fitted.state, estimators={"svr": dataclasses.replace(svr, measured_there={})})

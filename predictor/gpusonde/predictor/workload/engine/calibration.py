@@ -159,6 +159,8 @@ class _TermIndex:
     names: tuple[tuple[str, ...], ...]
     blocks: IndexArray  # (n, levels + 1); one past the last block is that of what has no deviation
     count: int
+    shared: int  # the first blocks: of what rows of several environments have
+    environments: tuple[_EnvironmentRows, ...]
     precisions: FloatArray  # of the prior, (count * parts,)
 
     @classmethod
@@ -175,7 +177,13 @@ class _TermIndex:
         for size, deviation in zip(sizes, _LEVEL_DEVIATIONS, strict=True):
             deviations += [deviation] * size
         allowed = np.array(deviations)[:, None] * np.where(np.arange(count)[:, None] == 0, _COMMON_DEVIATIONS, _FREEDOM)
-        return cls(names, np.stack(columns, axis=1), count, allowed.ravel() ** -2.0)
+        blocks = np.stack(columns, axis=1)
+        place = LEVELS.index("environment")
+        environments = tuple(
+            _EnvironmentRows.of(blocks, np.flatnonzero(blocks[:, 1 + place] == each), count)
+            for each in np.unique(blocks[:, 1 + place])
+        )
+        return cls(names, blocks, count, 1 + sum(sizes[:place]), environments, allowed.ravel() ** -2.0)
 
     def start(self, prior: FloatArray, near: CalibratedRoofline | None) -> FloatArray:
         state = np.zeros((self.count, len(StepPart)))
@@ -196,26 +204,79 @@ class _TermIndex:
         return summed
 
     def solve(self, shares: FloatArray, weights: FloatArray, error: FloatArray, state: FloatArray) -> FloatArray:
-        """Make one Gauss-Newton step of the posterior's mode."""
-        from scipy import linalg, sparse  # noqa: PLC0415
+        """Make one Gauss-Newton step of the posterior's mode.
 
-        rows, parts = shares.shape
-        columns = (self.blocks[:, :, None] * parts + np.arange(parts)).reshape(rows, -1)
-        values = np.tile(shares, (1, self.blocks.shape[1]))
-        pointers = np.arange(rows + 1) * columns.shape[1]
-        size = (self.count + 1) * parts
-        jacobian = sparse.csr_matrix((values.ravel(), columns.ravel(), pointers), shape=(rows, size))
-        jacobian = jacobian[:, : self.count * parts]
+        Two environments meet in the shared blocks alone: the unknowns of each are eliminated on their own.
+        """
+        from scipy.linalg import cho_factor, cho_solve  # noqa: PLC0415
+
+        parts = shares.shape[1]
+        weighted = weights[:, None] * shares
         # What no row tells of returns to its prior and moves nothing else; that is every second unknown.
-        told = jacobian.power(2).T @ weights > _TELLING * self.precisions
-        jacobian, precisions = jacobian[:, told], self.precisions[told]
-        weighted = sparse.diags_array(weights) @ jacobian
-        normal = (jacobian.T @ weighted).toarray()
-        normal[np.diag_indices_from(normal)] += precisions
-        gradient = weighted.T @ error - precisions * state[told]
+        told = self._add_up(weighted * shares) > _TELLING * self.precisions
+        gradient = self._add_up(weighted * error[:, None]) - self.precisions * state
+        size = self.shared * parts
+        normal, wanted = np.diag(self.precisions[:size]), gradient[:size].copy()
+        eliminated = []
+        for each in self.environments:
+            unknowns = (each.blocks[:, None] * parts + np.arange(parts)).ravel()
+            kept = told[unknowns]
+            unknowns, matrix = unknowns[kept], each.add_up_products(shares, weighted)[np.ix_(kept, kept)]
+            first = int(np.searchsorted(unknowns, size))
+            outer, own = unknowns[:first], unknowns[first:]
+            inner, across = matrix[first:, first:], matrix[first:, :first]
+            inner[np.diag_indices_from(inner)] += self.precisions[own]
+            factor = cho_factor(inner, lower=True, check_finite=False)
+            found = cho_solve(factor, np.column_stack([across, gradient[own]]), check_finite=False)
+            normal[np.ix_(outer, outer)] += matrix[:first, :first] - across.T @ found[:, :-1]
+            wanted[outer] -= across.T @ found[:, -1]
+            eliminated.append((outer, own, found))
         step = -state
-        step[told] = linalg.solve(normal, gradient, assume_a="pos", overwrite_a=True, check_finite=False)
+        kept = np.flatnonzero(told[:size])
+        step[kept] = cho_solve(cho_factor(normal[np.ix_(kept, kept)], check_finite=False), wanted[kept])
+        for outer, own, found in eliminated:
+            step[own] = found[:, -1] - found[:, :-1] @ step[outer]
         return step
+
+    def _add_up(self, values: FloatArray) -> FloatArray:
+        """Return the sum over the rows of each block, of values of shape (n, parts)."""
+        parts = values.shape[1]
+        columns = self.blocks[:, :, None] * parts + np.arange(parts)
+        weights = np.broadcast_to(values[:, None, :], columns.shape)
+        size = self.count * parts
+        summed: FloatArray = np.bincount(columns.ravel(), weights.ravel(), minlength=size)[:size].astype(np.float64)
+        return summed
+
+
+@dataclass(frozen=True)
+class _EnvironmentRows:
+    """Rows of one environment, or of none that is known.
+
+    Attributes:
+        blocks: All that they have terms in, shared ones first.
+        alike: Rows with terms in the same blocks, and where among ``blocks`` these are.
+    """
+
+    blocks: IndexArray
+    alike: tuple[tuple[IndexArray, IndexArray], ...]
+
+    @classmethod
+    def of(cls, blocks: IndexArray, rows: IndexArray, count: int) -> _EnvironmentRows:
+        kinds, inverse = np.unique(blocks[rows], axis=0, return_inverse=True)
+        own = np.unique(kinds[kinds < count])
+        alike = (
+            (rows[inverse == number], np.searchsorted(own, kind[kind < count])) for number, kind in enumerate(kinds)
+        )
+        return cls(own, tuple(alike))
+
+    def add_up_products(self, shares: FloatArray, weighted: FloatArray) -> FloatArray:
+        """Return the normal matrix of its blocks without the prior."""
+        count, parts = len(self.blocks), shares.shape[1]
+        products = np.zeros((count, count, parts, parts))
+        for rows, positions in self.alike:
+            products[positions[:, None], positions] += weighted[rows].T @ shares[rows]
+        normal: FloatArray = products.transpose(0, 2, 1, 3).reshape(count * parts, -1)
+        return normal
 
 
 def _find_positions(names: Sequence[str], keys: npt.NDArray[np.str_]) -> IndexArray:

@@ -144,8 +144,7 @@ def check_arrays(name: str, arrays: Arrays, columns: int) -> None:
 
 def expand_second_order(x: FloatArray) -> FloatArray:
     """Return columns, their squares and their products by two."""
-    first, second = np.triu_indices(x.shape[1])
-    return np.hstack([x, x[:, first] * x[:, second]])
+    return np.hstack([x, *(x[:, [column]] * x[:, column:] for column in range(x.shape[1]))])
 
 
 def _fit_linear(x: FloatArray, y: FloatArray, options: dict[str, Any]) -> Arrays:
