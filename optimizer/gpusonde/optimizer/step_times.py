@@ -232,7 +232,11 @@ DEFAULT_SHARING = BandwidthSharing(max_in_flight=1)
 # Medians of iteration times of one configuration differ by so much from one launch to the next.
 _LAUNCH_NOISE = 0.05
 # Bounds are means over so many classes of placements, the slowest ones apart: shares of all placements up to each.
-_PLACEMENTS = (0.01, 0.02, 0.04, 0.07, 0.12, 0.18, 0.25, 0.33, 0.42, 0.52, 0.63, 0.75, 0.87, 1.0)
+_PLACEMENTS = (
+    0.006, 0.018, 0.04, 0.07, 0.11, 0.16, 0.22, 0.3, 0.38, 0.47, 0.56, 0.65, 0.74, 0.82, 0.89, 0.94, 0.98, 1.0,
+)  # fmt: skip
+# How far the logarithm of a bandwidth scatters over placements as a rule.
+_USUAL_LOG_SPREAD = 0.2
 # Traces with more buckets than this get one class: tables of bandwidths grow with both.
 _MOST_CLASSED_BUCKETS = 256
 # The mean of a maximum of two that scatter is above the larger mean by 0.4 of their deviation at most; what lies in an
@@ -316,10 +320,7 @@ class SimulatedSteps:
         is_classed = trace.bucket_bytes.size <= _MOST_CLASSED_BUCKETS
         ends = _class_ends(samples) if is_classed else np.array([samples])
         self._weights = np.diff(ends, prepend=0) / samples
-        # What is drawn for the slowest of a dozen GPUs in every class, in standard deviations.
-        slowest = ndtri(even_levels(samples, 1)[even_levels(samples, 0).argsort()] ** (1.0 / 16))
-        slowest = (slowest - slowest.mean()) / slowest.std()
-        self._slowness = np.diff(np.cumsum(slowest)[ends - 1], prepend=0.0) / np.diff(ends, prepend=0)
+        self._slowness = _slowness(samples, ends.size)
         self._classes: dict[str, float] = {}
         # Of every class of network: transfers by world size, NaN where nobody asked yet.
         self._known_transfers: dict[float, FloatArray] = {}
@@ -441,7 +442,8 @@ class SimulatedSteps:
             times_s = self._bounds_s(latency_s, share, world_sizes, network, gathers=False)
             weights = self._weights
             mean_s = times_s @ weights + self._optimizer_s
-            placed = np.sqrt((times_s - (times_s @ weights)[:, None]) ** 2 @ weights) / mean_s
+            apart = (times_s - (times_s @ weights)[:, None]) / mean_s[:, None]
+            placed = apart**2 @ weights
             of_latency = spread
             if of_latency is None:
                 offers = self._offers.items()
@@ -453,12 +455,14 @@ class SimulatedSteps:
             at = [self._bounds_s(each, share, world_sizes, network, gathers=False) for each in (low_s, 0.9 * low_s)]
             change_s = np.expand_dims(0.1 * low_s * self._mode.accumulation_steps, -1)
             follows = ((at[0] - at[1]) / change_s).clip(0.0, 1.0)
-            kinked = 2.0 * _KINK * np.sqrt((1.0 - follows) ** 2 @ weights)
-            hidden = np.minimum(kinked, _KINK * (1.0 - follows.min(axis=1))) * scatter
-            own = np.maximum(placed - hidden, 0.0) ** 2 - (1.0 - follows**2 @ weights) * scatter**2
+            kinked = 2.0 * _KINK * (1.0 - follows)
+            hidden = np.minimum(np.sqrt(kinked**2 @ weights), 0.5 * kinked.max(axis=1)) * scatter
+            # Scatter only makes a class slower: those that are slower than the mean are no nearer to it.
+            nearer = 2.0 * (np.minimum(apart, 0.0) * kinked @ weights) * scatter
+            own = np.maximum(np.maximum(np.sqrt(placed) - hidden, 0.0) ** 2, placed + nearer)
+            own -= (1.0 - follows**2 @ weights) * scatter**2
             # Draws of latencies and of placements are not quite independent.
-            together = (times_s - (times_s @ weights)[:, None]) * follows @ (weights * self._slowness) / mean_s
-            own += 2.0 * together * scatter
+            own += 2.0 * (apart * follows @ (weights * self._slowness)) * scatter
             several = np.flatnonzero(world_sizes > 1)
             if several.size:
                 own[several[self._may_be_steadier(network, world_sizes[several])]] = 0.0
@@ -713,6 +717,29 @@ def _mean_durations(log_spread: float, samples: int, classes: int) -> FloatArray
 def _class_ends(samples: int) -> npt.NDArray[np.int64]:
     """Numbers of placements up to the end of each class, of all from the slowest on, ascending."""
     return np.unique(np.maximum(np.round(samples * np.array(_PLACEMENTS)).astype(np.int64), 1))
+
+
+@functools.lru_cache(maxsize=16)
+def _slowness(samples: int, classes: int) -> FloatArray:
+    """What is drawn for the slowest of a dozen GPUs in every class of placements, in standard deviations.
+
+    Shape (classes,). Placements and GPUs go together within classes, too: that is added in proportion to durations, so
+    that with them it is as together as the draws are.
+    """
+    drawn = np.stack(
+        [
+            np.exp(-_USUAL_LOG_SPREAD * ndtri((np.arange(samples) + 0.5) / samples)),
+            ndtri(even_levels(samples, 1)[even_levels(samples, 0).argsort()] ** (1.0 / 16)),
+        ]
+    )
+    drawn = (drawn - drawn.mean(axis=1, keepdims=True)) / drawn.std(axis=1, keepdims=True)
+    ends = _class_ends(samples) if classes > 1 else np.array([samples])
+    counts = np.diff(ends, prepend=0)
+    durations, slowness = np.diff(np.cumsum(drawn, axis=1)[:, ends - 1], prepend=0.0) / counts
+    if classes == 1:
+        return np.asarray(slowness)
+    within = (drawn[0] @ drawn[1] - durations @ (counts * slowness)) / samples
+    return np.asarray(slowness + within / (durations**2 @ counts / samples) * durations)
 
 
 def least_quantile(spread: FloatArray, confidence: float) -> FloatArray:

@@ -131,14 +131,21 @@ def _pairs(
         keys = subproblem.key(first.devices, first.samples)
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
+        # The least excess of so many devices, or samples: most of the others' are too many with either.
+        by_devices = _least_each(first.devices, first.excess, subproblem.devices)
+        by_samples = _least_each(first.samples, first.excess, subproblem.samples)
         for second in _parts(subproblem, other, limit, check_time):
-            wanted = subproblem.key(subproblem.devices - second.devices, subproblem.samples - second.samples)
+            devices, samples = subproblem.devices - second.devices, subproblem.samples - second.samples
+            completed = second.excess + np.maximum(by_devices[devices], by_samples[samples])
+            near = np.flatnonzero(completed <= limit)
+            wanted = subproblem.key(devices[near], samples[near])
             begin = np.searchsorted(keys, wanted)
             counts = np.searchsorted(keys, wanted, side="right") - begin
             for some in _slices(counts):
                 check_time()
                 matched = np.repeat(np.arange(some.start, some.stop), counts[some])
                 own = order[begin[matched] + _ramps(counts[some])]
+                matched = near[matched]
                 total = first.excess[own] + second.excess[matched]
                 kept = (total <= limit) & (total > before)
                 kept = np.flatnonzero(kept & (first.load[own] + second.load[matched] <= MOST_LOAD))
@@ -176,6 +183,13 @@ def _parts(
         excess = part.excess[before] + each.excess[chosen]
         extended = _Part(devices[kept], samples[kept], excess, load[kept], each, chosen, part, before)
         yield from _parts(subproblem, choices[1:], limit, check_time, extended)
+
+
+def _least_each(numbers: IntArray, excess: FloatArray, most: int) -> FloatArray:
+    """Return the least excess of each number up to the most, infinite where there is none."""
+    least = np.full(most + 1, math.inf)
+    np.minimum.at(least, numbers, excess)
+    return least
 
 
 def _slices(counts: IntArray) -> Iterator[slice]:

@@ -278,14 +278,14 @@ class Subproblem:
 
 
 def split_halves(choices: Sequence[OfferOptions]) -> tuple[list[OfferOptions], list[OfferOptions]]:
-    """Divide the offers so that both halves have about as many partial plans."""
+    """Divide the offers so that both halves have about as many partial plans; those with few choices come first."""
     halves: tuple[list[OfferOptions], list[OfferOptions]] = ([], [])
     sizes = [1, 1]
     for each in sorted(choices, key=lambda each: each.place.size, reverse=True):
         smaller = 0 if sizes[0] <= sizes[1] else 1
         halves[smaller].append(each)
         sizes[smaller] *= each.place.size
-    return halves
+    return halves[0][::-1], halves[1][::-1]
 
 
 def _path(choices: Sequence[OfferOptions], stages: Sequence[_Partial], index: int) -> Iterator[tuple[int, int]]:
