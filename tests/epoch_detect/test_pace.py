@@ -289,6 +289,20 @@ def test_two_pauses_beside_a_cycle_as_ever_are_no_change():
     assert sum(told) <= 2
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_single_cycles_that_were_as_long_delay_no_change(seed):
+    each = durations(2.0, 90, 0.05, scatter=0.006, seed=seed)
+    each[6:60:9] *= 1.05
+    told = next(cycle for cycle, change in enumerate(told_of(each)) if change is not None) - 60
+    assert 0 < told <= 4
+
+
+def test_a_few_cycles_that_are_much_longer_and_not_alike_are_another_work():
+    each = durations(2.0, 90, scatter=0.006)
+    each[60:63] *= [1.15, 1.28, 1.56]
+    assert not any(told_of(each))
+
+
 def test_what_was_told_is_over_where_hardly_any_cycle_is_found_any_more():
     rng = np.random.default_rng(1)
     # Two of them in a minute, here and there.

@@ -37,10 +37,7 @@ _CLEAR = 0.016  # between the quartiles of cycles that scatter by little more th
 _UNCLEAR = 0.04  # the same, of which no drift is told
 _OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
 _UNLIKE, _LEAST_UNLIKE = 2.5, 0.5  # standard deviations, and shares of the change, that most of the latest may differ
-_WANDERS = 1.5  # standard deviations of a cycle that a change must be: the mean of many wanders as far
-_FALSE_EVERY_S = 2 * 604_800.0  # a false one in so long, at most
-_NEAR, _LEAST_NEAR = 2.0, 0.01  # standard deviations, or at least so much of a cycle, that are as long
-_CHANCE = 3.0  # standard deviations from which on a cycle is a pause
+_WANDERS = 1.75  # standard deviations of a cycle that a change must be: the mean of many wanders as far
 _BACK_CYCLES, _BACK = 5, 0.5  # cycles, the fewest, that are back at less than this share of the change
 _SURELY_BACK = 3.0  # standard deviations of their mean, which that share is
 _OTHER_S, _OTHER, _FEWEST_OF_OTHER = 300.0, 2.0, 12  # that another tempo lasts, times the longest before, cycles before
@@ -98,7 +95,6 @@ class LevelPace:
         self._block_size = _BLOCK
         self._back_s = -math.inf  # when cycles that took longer were last found to be back
         self._least = math.log1p(_LEAST_SLOWER if clock.period_s >= _CLEAR_TICKS * clock.tick_s else _LEAST_OF_SHORT)
-        self._least_evidence = math.log(max(_FALSE_EVERY_S / clock.period_s, 1.0))
 
     @property
     def period_s(self) -> float:
@@ -217,20 +213,22 @@ class LevelPace:
             # A few that are much longer are pauses; they count as no more than a little longer.
             most = middle + max(_OUTLIER * single, _LONG * self._least)
             rise = float(np.minimum(latest, most).mean()) - middle
-            is_large = _median(latest) - middle > _LARGE
-            if rise < max(self._least, _WANDERS * single) or (is_large and self._was_lost(int(plain[-count]))):
+            if rise < max(self._least, _WANDERS * single):
+                continue
+            is_few, risen = count <= _LATEST[2], _median(latest) - middle
+            # Behind lost cycles, or where a few are not alike, it may be another work.
+            are_unlike = is_few and float(np.ptp(latest)) > _LEAST_UNLIKE * risen
+            if risen > _LARGE and (are_unlike or self._was_lost(int(plain[-count]))):
                 continue
             unlike = float(np.quantile(np.abs(np.minimum(latest, most) - middle - rise), 0.9))
             # Of a few, one that is no longer says that the others hold pauses.
-            few_rise = float(latest.min()) - middle if count <= _LATEST[2] else rise
+            few_rise = float(latest.min()) - middle if is_few else rise
             if unlike > _UNLIKE * single + _LEAST_UNLIKE * rise or few_rise < _LEAST_UNLIKE * rise:
                 continue
             means = np.convolve(np.minimum(before, most), np.full(count, 1 / count), "valid") - middle
             scatter = _scatter_of_means(before, means, count)
             needed = (_DEVIATIONS + _UNKNOWN / before.size) * scatter
             if rise < max(needed, _HIGHEST * float(means.max())):
-                continue
-            if count * _evidence(before - middle, rise, single, scatter * math.sqrt(count)) < self._least_evidence:
                 continue
             weight = count * rise**2
             if best is None or weight > best[0]:
@@ -344,18 +342,6 @@ def _scatter_of_means(before: FloatArray, means: FloatArray, count: int) -> floa
     likely = max(single - 2 * place, 0.0) / count + 2 * place / count**2
     seen = 1.4826 * _median(np.abs(means - _median(means))) if means.size >= 2 * count else 0.0
     return max(_LEAST_SCATTER / math.sqrt(count), math.sqrt(likely), seen)
-
-
-def _evidence(before: FloatArray, rise: float, single: float, scatter: float) -> float:
-    """Logarithm of how much likelier a cycle is so much longer since all are than by chance or by a pause in it.
-
-    Pauses are as likely as there were any of that length before, and as if half of one had been of every length.
-    """
-    near = max(_NEAR * single, _LEAST_NEAR)
-    pauses = int(((np.abs(before - rise) < near) & (before > _CHANCE * single)).sum()) / (2 * near)
-    peak = 1 / (scatter * math.sqrt(2 * math.pi))
-    by_chance = peak * math.exp(-0.5 * (rise / scatter) ** 2)
-    return math.log(peak / (by_chance + (pauses + 0.5) / (before.size + 1)))
 
 
 def finite_or_none(value: float) -> float | None:
