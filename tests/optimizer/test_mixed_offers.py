@@ -194,3 +194,55 @@ def test_every_plan_is_a_node_s_own_and_takes_no_less_than_its_bounds(seed):
             assert load <= subproblem.MOST_LOAD
             assert steps.bound_s(node.latency_s, np.array([devices]), network)[0] <= mean_s
             assert node.usd_per_hour[node.world_sizes == devices][0] <= plan.usd_per_hour(problem.offers) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("most_partial", "most_least"), [(400_000, 1_000_000), (7, 1_000_000), (50, 0)])
+@pytest.mark.parametrize("per_load", [0.0, 0.7])
+def test_the_plans_of_a_subproblem_below_a_price_are_all_listed_once(monkeypatch, most_partial, most_least, per_load):
+    monkeypatch.setattr(exact, "_MOST_PARTIAL", most_partial)
+    monkeypatch.setattr(exact, "_MOST_LEAST", most_least)
+    problem, steps = mixed_offers(4, 3, 48, 5)
+    space = make_space(problem, steps)
+    rows = itertools.product(*(range(-1, each.machines.size) for each in space.options))
+    places = np.array([row for row in rows if max(row) >= 0])
+
+    def total(name):
+        return sum_of([getattr(each, name) for each in space.options])
+
+    def sum_of(columns):
+        return sum(np.where(taken >= 0, each[taken], 0) for each, taken in zip(columns, places.T, strict=True))
+
+    limit_s = float(np.quantile(np.concatenate([each.latency_s for each in space.options]), 0.8))
+    limit = LatencyLimit(limit_s, limit_s)
+    loads = sum_of([each.devices * limit.load(each.gpu_s, each.gpu_spread) for each in space.options])
+    fits = (total("samples") == space.samples) & (loads <= subproblem.MOST_LOAD)
+    devices = int(np.bincount(total("devices")[fits]).argmax())
+    fits &= total("devices") == devices
+    prices = total("usd_per_hour")
+    ceiling = float(np.median(prices[fits]))
+    cell = subproblem.Subproblem(
+        space.options,
+        [each.machines.size for each in space.options],
+        devices,
+        space.samples,
+        DualPrices(float(prices[fits].min()) / devices / 2, 0.01, per_load),
+        0.0,
+        limit,
+    )
+    listed = np.concatenate(
+        [each.places for each in exact.list_plans(cell, ceiling, lambda: True, lambda: None)]
+    ).tolist()
+    wanted = places[fits & (prices <= ceiling)].tolist()
+    assert len(wanted) > 10
+    assert sorted(listed) == sorted(wanted)
+
+
+def test_of_a_subproblem_that_waits_it_is_known_whether_it_holds_any_plan():
+    """One listed later is no longer open: where all others were closed, too, the search ended with an error."""
+    problem, steps = mixed_offers(3, 3, 48, 5)
+    space = make_space(problem, steps)
+    made = make_anchors(space, steps, lambda step_s: np.full(step_s.shape, np.inf))
+    anchor = next(anchor for _, anchors in made for anchor in anchors)
+    anchor.open[:] = False
+    assert anchor.is_reached(0, space.samples, lambda: None) in (True, False)
+    assert not anchor.open.any()

@@ -162,7 +162,8 @@ class Anchor:
         The tables for it cost as much as some subproblems, so this is asked only when a subproblem looks empty.
         """
         if self.reached is None:
-            places = np.flatnonzero(self.open)
+            # One whose plans are listed later is no longer open.
+            places = np.union1d(np.flatnonzero(self.open), place)
             worlds = self.world_sizes[places]
             self.reached = np.ones(self.world_sizes.shape, dtype=np.bool_)
             self.reached[places] = reachable_worlds(self.options, self.counts, worlds, samples, check_time)

@@ -45,6 +45,8 @@ IntArray = npt.NDArray[np.int64]
 
 # Partial plans, or whole ones, that are made at a time.
 _MOST_PARTIAL = 400_000
+# Choices times samples with which the least that completes a partial plan takes less time than it saves.
+_MOST_LEAST = 1_000_000
 # Growth of the excess from one round to the next; finer than for single plans, because a round may be too large.
 _GROWTH = 2.0
 
@@ -111,7 +113,7 @@ def list_plans(
             return
         # Until the last of a round, those to come cost more than the rounds before.
         listed_to = bound + max(before, 0.0)
-        for places in _pairs(subproblem, choices, before, limit, check_time):
+        for places in _pairs(subproblem, choices, before, limit, ceiling * (1 + SAME) - bound, check_time):
             found = found or bool(places.size)
             yield _listed(subproblem, places, listed_to)
         before = limit
@@ -123,32 +125,36 @@ def _pairs(
     choices: Sequence[OfferOptions],
     before: float,
     limit: float,
+    most: float,
     check_time: Callable[[], None],
 ) -> Iterator[IntArray]:
-    """Yield the options taken by plans between two excesses, some plans at a time, if only none."""
+    """Yield the options taken by plans between two excesses, some plans at a time, if only none.
+
+    What is left of a plan's load adds to its price, which is at most so much above the bound: a second limit.
+    """
     one, other = split_halves(choices)
-    for first in _parts(subproblem, one, limit, check_time):
+    per_load = subproblem.prices.per_load
+    limits = (limit, most - per_load)
+    nothing = np.zeros(1, dtype=np.int64)
+    nobody = _Part(nothing, nothing, np.zeros(1), np.zeros(1))
+    least = _least_after(subproblem, [*one, *other], nobody)
+    for first in _parts(subproblem, one, least, limits, check_time, nobody):
         keys = subproblem.key(first.devices, first.samples)
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
-        # The least excess of so many devices, or samples: most of the others' are too many with either.
-        by_devices = _least_each(first.devices, first.excess, subproblem.devices)
-        by_samples = _least_each(first.samples, first.excess, subproblem.samples)
-        for second in _parts(subproblem, other, limit, check_time):
-            devices, samples = subproblem.devices - second.devices, subproblem.samples - second.samples
-            completed = second.excess + np.maximum(by_devices[devices], by_samples[samples])
-            near = np.flatnonzero(completed <= limit)
-            wanted = subproblem.key(devices[near], samples[near])
+        least = _least_after(subproblem, other, first)
+        for second in _parts(subproblem, other, least, limits, check_time, nobody):
+            wanted = subproblem.key(subproblem.devices - second.devices, subproblem.samples - second.samples)
             begin = np.searchsorted(keys, wanted)
             counts = np.searchsorted(keys, wanted, side="right") - begin
             for some in _slices(counts):
                 check_time()
                 matched = np.repeat(np.arange(some.start, some.stop), counts[some])
                 own = order[begin[matched] + _ramps(counts[some])]
-                matched = near[matched]
                 total = first.excess[own] + second.excess[matched]
-                kept = (total <= limit) & (total > before)
-                kept = np.flatnonzero(kept & (first.load[own] + second.load[matched] <= MOST_LOAD))
+                load = first.load[own] + second.load[matched]
+                kept = (total <= limit) & (total > before) & (load <= MOST_LOAD)
+                kept = np.flatnonzero(kept & (total - per_load * load <= limits[1]))
                 places = np.full((kept.size, len(subproblem.options)), -1, dtype=np.int64)
                 first.write_places(own[kept], places)
                 second.write_places(matched[kept], places)
@@ -158,38 +164,68 @@ def _pairs(
 def _parts(
     subproblem: Subproblem,
     choices: Sequence[OfferOptions],
-    limit: float,
+    least: Sequence[FloatArray],
+    limits: tuple[float, float],
     check_time: Callable[[], None],
-    part: _Part | None = None,
+    part: _Part,
 ) -> Iterator[_Part]:
-    """Yield all partial plans of some offers within an excess, as many at a time as memory bears."""
-    if part is None:
-        zero = np.zeros(1, dtype=np.int64)
-        part = _Part(zero, zero, np.zeros(1), np.zeros(1))
+    """Yield all partial plans of some offers that may be completed within limits, as many at a time as memory bears."""
     if not choices:
         yield part
         return
-    each = choices[0]
-    counts = np.searchsorted(each.excess, limit - part.excess, side="right")
+    each, (least_excess, least_unloaded) = choices[0], least[0]
+    counts = np.searchsorted(each.excess, limits[0] - part.excess, side="right")
     for some in _slices(counts):
         check_time()
         before, chosen = np.repeat(np.arange(some.start, some.stop), counts[some]), _ramps(counts[some])
-        devices = part.devices[before] + each.devices[chosen]
-        samples = part.samples[before] + each.samples[chosen]
-        load = part.load[before] + each.load[chosen]
-        kept = (devices <= subproblem.devices) & (samples <= subproblem.samples)
-        kept = np.flatnonzero(kept & (load <= MOST_LOAD))
-        before, chosen = before[kept], chosen[kept]
+        left = subproblem.samples - part.samples[before] - each.samples[chosen]
         excess = part.excess[before] + each.excess[chosen]
-        extended = _Part(devices[kept], samples[kept], excess, load[kept], each, chosen, part, before)
-        yield from _parts(subproblem, choices[1:], limit, check_time, extended)
+        kept = np.flatnonzero((left >= 0) & (excess + least_excess[left] <= limits[0]))
+        before, chosen, left, excess = before[kept], chosen[kept], left[kept], excess[kept]
+        devices = part.devices[before] + each.devices[chosen]
+        load = part.load[before] + each.load[chosen]
+        kept = (devices <= subproblem.devices) & (load <= MOST_LOAD)
+        kept &= excess - subproblem.prices.per_load * load + least_unloaded[left] <= limits[1]
+        which = np.flatnonzero(kept)
+        extended = _Part(
+            devices[which],
+            subproblem.samples - left[which],
+            excess[which],
+            load[which],
+            each,
+            chosen[which],
+            part,
+            before[which],
+        )
+        yield from _parts(subproblem, choices[1:], least[1:], limits, check_time, extended)
 
 
-def _least_each(numbers: IntArray, excess: FloatArray, most: int) -> FloatArray:
-    """Return the least excess of each number up to the most, infinite where there is none."""
-    least = np.full(most + 1, math.inf)
-    np.minimum.at(least, numbers, excess)
-    return least
+def _least_after(subproblem: Subproblem, choices: Sequence[OfferOptions], end: _Part) -> list[FloatArray]:
+    """Return what completes a partial plan at least, after each choice, by the samples that are left.
+
+    Args:
+        subproblem: The subproblem.
+        choices: Of the offers that are added one after the other.
+        end: Partial plans, with one of which all of them end.
+
+    Returns:
+        Excesses, and these without what loads are worth, shape (2, samples + 1); infinite where nothing does.
+    """
+    per_load, samples = subproblem.prices.per_load, subproblem.samples
+    least = np.full((2, samples + 1), math.inf)
+    np.minimum.at(least[0], end.samples, end.excess)
+    np.minimum.at(least[1], end.samples, end.excess - per_load * end.load)
+    found = [least]
+    for each in choices[:0:-1]:
+        if each.samples.size * samples > _MOST_LEAST:
+            least = np.full((2, samples + 1), -math.inf)
+        else:
+            costs = np.stack([each.excess, each.excess - per_load * each.load])
+            before = np.concatenate([np.full((2, samples), math.inf), least], axis=1)
+            moved = np.lib.stride_tricks.sliding_window_view(before, samples + 1, axis=1)[:, samples - each.samples]
+            least = np.asarray((moved + costs[:, :, None]).min(axis=1))
+        found.append(least)
+    return found[::-1]
 
 
 def _slices(counts: IntArray) -> Iterator[slice]:
