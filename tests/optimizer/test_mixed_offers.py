@@ -197,8 +197,10 @@ def test_every_plan_is_a_node_s_own_and_takes_no_less_than_its_bounds(seed):
 
 
 @pytest.mark.parametrize(("most_partial", "most_least"), [(400_000, 1_000_000), (7, 1_000_000), (50, 0)])
-@pytest.mark.parametrize("per_load", [0.0, 0.7])
-def test_the_plans_of_a_subproblem_below_a_price_are_all_listed_once(monkeypatch, most_partial, most_least, per_load):
+@pytest.mark.parametrize(("per_sample", "per_load"), [(0.01, 0.0), (0.01, 0.7), (1.0, 0.0), (-1.0, 50.0)])
+def test_the_plans_of_a_subproblem_below_a_price_are_all_listed_once(
+    monkeypatch, most_partial, most_least, per_sample, per_load
+):
     monkeypatch.setattr(exact, "_MOST_PARTIAL", most_partial)
     monkeypatch.setattr(exact, "_MOST_LEAST", most_least)
     problem, steps = mixed_offers(4, 3, 48, 5)
@@ -225,7 +227,7 @@ def test_the_plans_of_a_subproblem_below_a_price_are_all_listed_once(monkeypatch
         [each.machines.size for each in space.options],
         devices,
         space.samples,
-        DualPrices(float(prices[fits].min()) / devices / 2, 0.01, per_load),
+        DualPrices(float(prices[fits].min()) / devices / 2, per_sample, per_load),
         0.0,
         limit,
     )

@@ -223,7 +223,7 @@ def _least_after(subproblem: Subproblem, choices: Sequence[OfferOptions], end: _
             costs = np.stack([each.excess, each.excess - per_load * each.load])
             before = np.concatenate([np.full((2, samples), math.inf), least], axis=1)
             moved = np.lib.stride_tricks.sliding_window_view(before, samples + 1, axis=1)[:, samples - each.samples]
-            least = np.asarray((moved + costs[:, :, None]).min(axis=1))
+            least = np.asarray((moved + costs[:, :, None]).min(axis=1, initial=math.inf))
         found.append(least)
     return found[::-1]
 
