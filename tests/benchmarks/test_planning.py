@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
@@ -69,6 +70,19 @@ def test_a_chooser_that_knows_every_time_has_a_regret_where_measurements_scatter
     assert np.unique(redrawn.round(9)) == pytest.approx(np.exp([0.0, abs(off[0]), 2 * abs(off[0])]))
     exact = {key: [row.step_s] for key, row in zip(measured, rows, strict=True)}
     assert (regret.perfect_regrets([problem], exact) == 1.0).all()
+
+
+def test_what_was_never_measured_twice_scatters_as_neighbours_do(module) -> None:
+    regret, random = module("regret"), np.random.default_rng(0)
+    measured = {}
+    for cluster, spread, repeats in (("aws", 0.04, 2), ("dgx", 0.01, 1)):
+        for nodes, batch in itertools.product(range(1, 60), range(8, 16)):
+            logarithms = 0.9 * math.log(batch) + spread * random.standard_normal(repeats)
+            measured["bert", cluster, (nodes,), batch] = list(np.exp(logarithms))
+    (key, off), *others = regret.deviations_of_neighbours(measured).items()
+    assert key == ("bert", "dgx")
+    assert off.std() == pytest.approx(0.01, rel=0.1)
+    assert not others
 
 
 def test_where_most_rows_are_known_the_rest_is_asked_and_larger_batches_help(module) -> None:
