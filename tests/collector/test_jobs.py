@@ -65,6 +65,18 @@ def test_eight_gpus_of_a_job_are_followed_by_one_tracker_and_have_one_answer(set
     assert CountingTracker.ticks <= 1.3 * len(traces["GPU-0"])
 
 
+def test_ticks_of_a_job_wait_for_its_other_gpus_for_four_seconds(setup, monkeypatch):
+    monkeypatch.setattr(CountingTracker, "ticks", 0)
+    traces = gpu_traces(2)
+    subject = setup(make_tracker=CountingTracker)
+    records, behind = records_of(traces), []
+    for second in range(60):
+        subject.feed(records[second : second + 1], 1)
+        behind.append(second - CountingTracker.ticks / 10)
+    # The idle time before a run is not all its tracker's.
+    assert max(behind[30:]) - min(behind[30:]) <= 4.0
+
+
 def test_what_is_found_is_that_of_the_mean_of_the_gpus(setup):
     quiet = training_trace(PERIOD_S, EPOCHS)[0]
     rng = np.random.default_rng(5)

@@ -14,16 +14,7 @@ from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import MetricKind, Unit, metric
 
-UNITS = {
-    Unit.RATIO: metric_pb2.UNIT_RATIO,
-    Unit.BYTES: metric_pb2.UNIT_BYTES,
-    Unit.BYTES_PER_SECOND: metric_pb2.UNIT_BYTES_PER_SECOND,
-    Unit.WATTS: metric_pb2.UNIT_WATTS,
-    Unit.JOULES: metric_pb2.UNIT_JOULES,
-    Unit.CELSIUS: metric_pb2.UNIT_CELSIUS,
-    Unit.MEGAHERTZ: metric_pb2.UNIT_MEGAHERTZ,
-    Unit.COUNT: metric_pb2.UNIT_COUNT,
-}
+UNITS = {unit: metric_pb2.Unit.Value(f"UNIT_{unit.name}") for unit in Unit}
 METRICS = ("sm_active", "power_watts", "framebuffer_used_bytes")
 START_NS = 1_700_000_000_000_000_000
 TICK_NS = 100_000_000

@@ -103,8 +103,23 @@ def test_where_ticks_are_gone_averages_are_read_and_a_second_in_two_records_is_o
     assert len(recent) == 5
     assert recent.resolution_s == 0.0
     spool = int(samples.spool[0])
-    within = store.samples.read("GPU-a", *EVER, first=Position(spool, 4), last=Position(spool, 5))
+    # One that has none of it in memory.
+    _, other = open_with(raw_retention_s=DAY_S, second_retention_s=0, wall_clock_ns=lambda: now[0])
+    within = other.samples.read("GPU-a", *EVER, first=Position(spool, 4), last=Position(spool, 5))
     assert ((within.time_unix_nano - START_NS) // TICK_NS).tolist() == [10, 20, 21, 22, 23, 24]
+
+
+def test_records_that_came_last_are_read_from_memory(open_with, monkeypatch):
+    _, store = open_with()
+    store.samples.append(Feed().batches(1, 5))
+    whole = store.samples.read("GPU-a", *EVER)
+    first, last = Position(int(whole.spool[0]), 3), Position(int(whole.spool[0]), 4)
+    asked = store.samples.read("GPU-a", *EVER, last=last).take(slice(10, None))
+    monkeypatch.setattr(store.samples, "_select", None)
+    known = store.samples.read("GPU-a", *EVER, ["sm_active"], first=first, last=last)
+    assert known.time_unix_nano.tolist() == asked.time_unix_nano.tolist()
+    assert known.sequence.tolist() == asked.sequence.tolist() == [3] * 10 + [4] * 10
+    np.testing.assert_allclose(known.columns["sm_active"], asked.columns["sm_active"], atol=0.6 / 8192)
 
 
 def test_what_was_received_too_long_ago_goes(open_with):

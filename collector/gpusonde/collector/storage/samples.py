@@ -71,12 +71,14 @@ class Samples:
     def after(self, position: Position) -> Samples:
         """Return the ticks of records behind ``position``."""
         spool, sequence = self.spool, self.sequence
-        return self.take((spool > position.spool) | ((spool == position.spool) & (sequence > position.sequence)))
+        index = (spool > position.spool) | ((spool == position.spool) & (sequence > position.sequence))
+        return self if index.all() else self.take(index)
 
     def through(self, position: Position) -> Samples:
         """Return the ticks of records up to and including ``position``."""
         spool, sequence = self.spool, self.sequence
-        return self.take((spool < position.spool) | ((spool == position.spool) & (sequence <= position.sequence)))
+        index = (spool < position.spool) | ((spool == position.spool) & (sequence <= position.sequence))
+        return self if index.all() else self.take(index)
 
     def matrix(self, metrics: Sequence[str]) -> Float64Array:
         """Return the named columns, shape (metrics, n), NaN for a metric the samples do not have."""

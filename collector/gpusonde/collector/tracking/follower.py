@@ -26,8 +26,8 @@ from gpusonde.epoch_detect import EpochDetection
 # Lengths of the run after which the GPUs of its job are compared again, and the least time.
 _COMPARE_GROWTH = 3.0
 _LEAST_COMPARE_NS = 60_000_000_000
-# Ticks of a job that wait at most, so that its other GPUs are read a few times a minute and not with every record.
-_HELD_NS = 30_000_000_000
+# Ticks of a job that wait, so that its other GPUs are read once for what agents send together, not for each record.
+_HELD_NS = 3_000_000_000
 
 
 class RunLeftAloneError(Exception):

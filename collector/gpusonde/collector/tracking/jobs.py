@@ -211,13 +211,15 @@ class Jobs:
         if not others:
             return samples
         names = choose_metrics(list(samples.columns))
-        own = samples.matrix(names)
-        total, count = np.nan_to_num(own), np.isfinite(own).astype(np.int64)
+        total = samples.matrix(names)
+        known = np.isfinite(total)
+        total[~known], count = 0.0, known.astype(np.int64)
         for gpu_uuid, bound in others.items():
             values = self._values_at(samples, gpu_uuid, names)
-            values[:, ~bound] = np.nan
-            total += np.nan_to_num(values)
-            count += np.isfinite(values)
+            known = np.isfinite(values) & bound
+            values[~known] = 0.0
+            total += values
+            count += known
         mean = np.where(count, total / np.maximum(count, 1), np.nan)
         return replace(samples, columns={**samples.columns, **dict(zip(names, mean, strict=True))})
 
@@ -273,6 +275,8 @@ class Jobs:
         )
         if not len(other):
             return np.full((len(names), len(samples)), np.nan)
+        if _are_aligned(samples, other):
+            return other.matrix(names)
         other = other.take(np.lexsort((other.time_unix_nano, other.sequence, other.spool)))
         place = _places(samples, other)
         values = other.matrix(names)[:, np.maximum(place, 0)]
@@ -300,8 +304,6 @@ def _places(samples: Samples, other: Samples) -> Int64Array:
 
     Records are one and the same however the ticks are read; what lies beside them is not.
     """
-    if _are_aligned(samples, other):
-        return np.arange(len(samples))
     origin = int(min(samples.time_unix_nano.min(), other.time_unix_nano.min()))
     one, two = (each.spool * _MOST_SEQUENCES + each.sequence for each in (samples, other))
     records = np.unique(two)

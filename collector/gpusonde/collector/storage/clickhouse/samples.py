@@ -299,6 +299,9 @@ class ClickHouseSamples:
     ) -> Samples:
         """Return the ticks of a GPU in ``[start, end)`` in order of time, each once; see ``SampleReader``."""
         wanted = self._facts.metrics(gpu_uuid) if metrics is None else list(dict.fromkeys(metrics))
+        if first and (recent := self._recent_blocks(gpu_uuid, first)) is not None:
+            samples = join_blocks(recent, wanted).between(start_unix_nano, end_unix_nano)
+            return sort_by_time(samples.through(last) if last else samples)
         conditions = [
             "gpu_uuid = {gpu:String} AND time_unix_nano >= {start:Int64} AND time_unix_nano < {end:Int64}",
         ]
@@ -321,6 +324,16 @@ class ClickHouseSamples:
             return samples
         averages = self._averages(wanted, condition, values)
         return sort_by_time(concatenate([averages, samples], wanted)) if len(averages) else samples
+
+    def _recent_blocks(self, gpu_uuid: str, first: Position) -> list[StoredBlock] | None:
+        """Return a GPU's blocks from a record on, None where not all of them are in memory."""
+        with self._lock:
+            agent_id = next((agent for (agent, _), number in self._spools.items() if number == first.spool), None)
+        if agent_id is None:
+            return None
+        before = Position(first.spool, first.sequence - 1)
+        recent = self._tail.behind(gpu_uuid, self._durable_sequences(agent_id), before)
+        return None if recent is None else recent[0]
 
     def _averages(self, metrics: Sequence[str], condition: str, values: Mapping[str, int | str]) -> Samples:
         """Return the averages over seconds of records whose ticks are gone."""

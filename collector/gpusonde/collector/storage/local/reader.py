@@ -145,7 +145,11 @@ class LocalReader:
                 if first is None or spools is None or self._are_flushed(spools, first):
                     rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
                     memtables = self._memory.memtables()
-                blocks = _blocks_between(memtables, gpu_uuid, start_unix_nano, end_unix_nano)
+                if first is None or spools is None:
+                    blocks = _blocks_between(memtables, gpu_uuid, start_unix_nano, end_unix_nano)
+                else:
+                    before = Position(first.spool, first.sequence - 1)
+                    blocks = [block for each in memtables for block in each.blocks_after(gpu_uuid, spools, before)]
             rows = [row for row in rows if spools is None or row.part.spool in spools]
             try:
                 pieces = self._read_rollups([row for row in rows if row.kind is SegmentKind.SECOND], wanted)
@@ -156,7 +160,6 @@ class LocalReader:
             except StoreCorruptError as error:
                 if self._segments.is_registered(error.path.name):
                     raise
-        blocks = [stored for stored in blocks if spools is None or stored.position.spool in spools]
         pieces.append(join_blocks(blocks, wanted))
         pieces = [piece.between(start_unix_nano, end_unix_nano) for piece in pieces]
         samples = concatenate([piece for piece in pieces if len(piece)] or [empty_samples(wanted)], wanted)
