@@ -182,6 +182,9 @@ def test_a_job_that_is_over_is_ended_and_one_of_which_nothing_is_known_is_unknow
     assert unknown.state == query_pb2.JOB_STATE_UNKNOWN
     assert not unknown.HasField("goodput_ratio")
     assert names(ask(subject, active_only=True).jobs) == [["b"]]
+    for asked in ({"total_cycles": 9}, {"like_job_id": "other"}):
+        (ended,) = ask(subject, job_id="4711", **asked).jobs
+        assert ended.estimate_reason == "the job is over"
 
 
 @pytest.fixture
@@ -213,7 +216,10 @@ def test_the_total_may_be_that_of_another_level_and_counts_starts_that_are_not_k
     assert job.estimate.end_time.ToNanoseconds() / 1e9 == pytest.approx(START / 1e9 + 590 + 590, abs=1)
     (job,) = ask(trained, **(request | {"total_role": query_pb2.CYCLE_ROLE_STEP})).jobs
     assert not job.HasField("estimate")
-    assert "no level" in job.estimate_reason
+    assert job.estimate_reason == (
+        "no level of its cycles with that role is known yet; if its cycles of 60 s (epoch) are meant, say"
+        " --total-cycles 118"
+    )
 
 
 def test_totals_that_cannot_be_are_answered_in_words_and_totals_of_no_job_refused(trained):

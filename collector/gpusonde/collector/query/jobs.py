@@ -534,7 +534,11 @@ def _add_progress(
         level = max(same, key=lambda i: tree.cycles[i].confidence, default=None)
     if level is not None:
         job.level.CopyFrom(cycle_message(tree.cycles[level]))
-    if not (request.job_id or request.estimates) or not job.active:
+    if not (request.job_id or request.estimates):
+        return
+    if not job.active:
+        if request.total_cycles or request.like_job_id:
+            job.estimate_reason = "the job is over"
         return
     progress = JobProgress(results, members, run, tree, level, states)
     if request.total_cycles:
