@@ -9,6 +9,7 @@ import pytest
 
 from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, RunState, Verdict
 from gpusonde.epoch_detect.progress.pauses import PauseMemory
+from gpusonde.epoch_detect.progress.seconds import JobSecond
 from gpusonde.epoch_detect.progress.state import JobState, StateWatch
 
 GPUS = 8
@@ -878,3 +879,41 @@ def test_a_pause_is_as_long_as_the_cycle_of_the_job_lets_expect() -> None:
     patience = {period_s: memory.patience_s(period_s=period_s, may_think=False) for period_s in (10.0, 1000.0)}
     assert patience[10.0] == 48.0
     assert patience[1000.0] == 150.0
+
+
+COMPUTES = {"sm_active": 0.8, "tensor_active": 0.3, "dram_active": 0.4}
+SPINS = {"sm_active": 0.1, "tensor_active": 0.0, "dram_active": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hangs"),
+    [
+        (COMPUTES, SPINS, True),
+        (COMPUTES, {**SPINS, "dram_active": 0.3}, False),
+        (COMPUTES, {**SPINS, "sm_active": 0.8}, False),
+        (COMPUTES, {**SPINS, "dram_active": np.nan}, False),
+        (SPINS, SPINS, False),  # so small its kernels are
+    ],
+)
+@pytest.mark.parametrize("run_state", [RunState.TRAINING, RunState.OTHER])
+def test_kernels_that_compute_nothing_are_no_work_whatever_they_draw_in_a_job_that_computes(
+    before: dict[str, float], after: dict[str, float], hangs: bool, run_state: RunState
+) -> None:
+    watch = StateWatch(2)
+    now_s = show(watch, 0.0, 30, IDLE, sm_active=0.0, tensor_active=0.0, dram_active=0.0)
+    now_s = show(watch, now_s, 16, (550.0, 1.0), **before)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=run_state, run_state_confidence=0.8))
+    now_s = show(watch, now_s, 20, (545.0, 1.0), **after)
+    assert watch.report.state == JobState.UNKNOWN or not hangs
+    show(watch, now_s, 40, (545.0, 1.0), **after)
+    assert (watch.report.state == JobState.HUNG) is hangs
+    assert evaluated(watch, 0.0) == 0
+
+
+def test_one_gpu_that_computes_is_work_however_many_wait_for_it() -> None:
+    metrics = ["gpu_utilization", *SPINS]
+    values = np.repeat(np.array([[1.0], *([share] for share in SPINS.values())]), 8, axis=1)[..., None]
+    for dram, waits in ((0.01, True), (0.3, False)):
+        values[-1, 3] = dram
+        (second,) = JobSecond.measure([0.0], [0, 1], metrics, values)
+        assert (second.waits, second.computes) == (waits, not waits)

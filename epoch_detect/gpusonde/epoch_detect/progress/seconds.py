@@ -12,11 +12,14 @@ import numpy as np
 from gpusonde.telemetry import FloatArray
 
 POWER = "power_watts"
-USE = ("sm_active", "graphics_active", "gpu_utilization")
+SM_ACTIVE = "sm_active"
+USE = (SM_ACTIVE, "graphics_active", "gpu_utilization")
 MEMORY = "framebuffer_used_bytes"
 UTILIZATION, SM_CLOCK, TEMPERATURE = "gpu_utilization", "sm_clock_mhz", "gpu_temperature_celsius"
 _BUS = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
 _COMPUTING = {"tensor_active": 0.02, "dram_active": 0.08}  # share of use of those that do not only wait
+# Share of SMs that a kernel that waits is on, at most: those of collectives take 32 of 132.
+_WAITING = _COMPUTING | {SM_ACTIVE: 0.3}
 _LOADS = frozenset({POWER, *USE})
 METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
@@ -36,7 +39,8 @@ class JobSecond:
         spinning: GPUs that are in use all the time.
         unused: GPUs that are hardly in use.
         gpus: GPUs whose use is known.
-        computes: Whether tensor pipes or memory work, as they do not for a kernel that waits.
+        computes: Whether tensor pipes or memory of any GPU work, as they do not for a kernel that waits.
+        waits: Whether all GPUs are in use all the time and, as their SMs, tensor pipes and memory tell, for nothing.
         swing: How far power goes up and down within it, over the mean, or use, whatever is more; mean of the GPUs, 0
             for a single tick.
         crest: Highest tick over the mean, of power, or of use where that is not given; mean of the GPUs.
@@ -53,6 +57,7 @@ class JobSecond:
     computes: bool
     swing: float = 0.0
     crest: float = 1.0
+    waits: bool = False
 
     @classmethod
     def measure(
@@ -89,7 +94,7 @@ class JobSecond:
         if highest is None and load and len(time_s) > len(cells):
             highest = values[metrics.index(load)]
         peaks = _mean(np.fmax.reduceat(highest, stops[:-1], axis=1).T).tolist() if load and highest is not None else ()
-        seconds = []
+        seconds, tells = [], not _COMPUTING.keys().isdisjoint(metrics)
         for i, means in enumerate(_mean(of_each).tolist()):
             mean, ticks = dict(zip(metrics, means, strict=True)), cells[i]
             held_bytes, crest = mean.get(MEMORY, math.nan), 1.0
@@ -97,6 +102,13 @@ class JobSecond:
                 held_bytes = float(_mean(ticks[metrics.index(MEMORY), :, -1]))
             if peaks and mean[load] > 0:
                 crest = peaks[i] / mean[load]
+            uses = spinning, _, gpus = _count_uses(shares[i])
+            computes, waits = any(mean[name] > least for name, least in _COMPUTING.items() if name in mean), False
+            if tells and not computes:
+                # One that computes alone is work, however many wait for it.
+                most = dict(zip(metrics, np.fmax.reduce(of_each[i], axis=1).tolist(), strict=True))
+                computes = any(most[name] > least for name, least in _COMPUTING.items() if name in most)
+                waits = 0 < spinning == gpus and all(most.get(name, math.inf) <= at for name, at in _WAITING.items())
             seconds.append(
                 cls(
                     time_s[stops[i + 1] - 1],
@@ -104,9 +116,10 @@ class JobSecond:
                     mean.get(use, math.nan),
                     sum(mean[name] for name in _BUS if name in mean) if _BUS[0] in mean else math.nan,
                     held_bytes,
-                    *_count_uses(shares[i]),
-                    any(mean[name] > least for name, least in _COMPUTING.items() if name in mean),
+                    *uses,
+                    computes,
                     crest=crest,
+                    waits=waits,
                 )
             )
         return seconds

@@ -46,6 +46,7 @@ _LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
 _TRAINED_S = 60.0  # of even work, of a run that seems to train: most commands of a person take less
 _WORK_SHARE = 0.35  # of the time since the job began, likewise
 _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
+_COMPUTED = 0.5  # of its work, in which tensor pipes or memory work: without them nothing is done
 _MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
 
 _WRITES = 1e6  # bytes per second of a job that saves
@@ -159,7 +160,7 @@ class _Cycles:
 
 @dataclass
 class _Work:
-    """How the job works: since when without a pause, and for how long in all, how much of it at an even load."""
+    """How the job works: since when without a pause, and for how long in all, at an even load and computing."""
 
     first_s: float = math.nan
     since_s: float = math.nan
@@ -167,13 +168,15 @@ class _Work:
     change: float = 0.0
     seconds: float = 0.0
     even_s: float = 0.0
+    computed_s: float = 0.0
 
     def begin(self, time_s: float, load: float) -> None:
         self.first_s = time_s if math.isnan(self.first_s) else self.first_s
         self.since_s, self.last, self.change = time_s, load, 0.0
 
-    def add(self, load: float, floor: float, cell_s: float) -> None:
+    def add(self, load: float, floor: float, cell_s: float, *, computes: bool) -> None:
         self.seconds += cell_s
+        self.computed_s += cell_s * computes
         change = abs(load - self.last) / max(load - floor, 1e-9)
         self.change += (change - self.change) * min(1.0, cell_s / _CHANGE_S)
         self.last = load
@@ -435,7 +438,7 @@ class StateWatch:
 
     def _follow_pause(self, second: JobSecond, load: float, middle: float) -> None:
         time_s, work, pause = second.time_s, self._work, self._pause
-        if self._range.share(middle) > WORKS:
+        if self._range.share(middle) > WORKS and not self._only_waits():
             if pause is not None:
                 quiet_s = max(pause.longest_quiet_s, time_s - pause.sign_s)
                 self._pauses.add(pause.begin_s, quiet_s, rested=pause.rested > _MOST_OF_IT * pause.looks)
@@ -443,14 +446,14 @@ class StateWatch:
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
-            work.add(load, self._range.floor, self._cell_s)
+            work.add(load, self._range.floor, self._cell_s, computes=second.computes)
             return
         if pause is None:
             begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
             pause = self._pause = Pause(begin_s, begin_s, trained=self._cycles.run_state == RunState.TRAINING)
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
-        rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough
+        rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough and not second.waits
         works_on = rough or self._works_on(second, load, pause, known)
         if works_on:
             self._pauses.note_load(pause, time_s, self._range.width)
@@ -464,7 +467,7 @@ class StateWatch:
         rough &= not (cycles.cyclic and time_s - pause.begin_s < 0.5 * cycles.period_s)
         cycles_on = cycles.last_start_s > pause.begin_s + 0.5 * cycles.period_s and (
             # Cycles that are found in a load that does not move are found in its noise.
-            second.is_partly_used or pause.shows_cycles(cycles.shortest_s / self._cell_s)
+            second.is_partly_used or (not second.waits and pause.shows_cycles(cycles.shortest_s / self._cell_s))
         )
         if rough or cycles_on:
             # A lower level, but work: it moves as work does, or the cycles go on in it.
@@ -472,6 +475,19 @@ class StateWatch:
             self._level.forget()
             self._forget_pause(time_s)
             work.since_s = math.nan
+
+    def _only_waits(self, behind: int = 0) -> bool:
+        """Whether all GPUs have been in kernels that compute nothing for two seconds, in a job that computes.
+
+        They may draw as much as light work does. Who works in kernels too small for these metrics is not asked.
+
+        Args:
+            behind: The newest seconds, that are left out.
+        """
+        recent = self._recent
+        if len(recent) < 2 + behind or not recent[-1 - behind][0].waits or not recent[-2 - behind][0].waits:
+            return False
+        return self._work.computed_s > _COMPUTED * self._work.seconds
 
     def _forget_pause(self, time_s: float) -> None:
         """Go on as if there had been no pause; if an alarm was raised, it was none: wait longer next time."""
@@ -505,7 +521,11 @@ class StateWatch:
         if self._cycles.cyclic or self._surely_trains:
             return True
         kind = self._kind_of_run
-        if kind in (RunState.SERVING, RunState.IDLE) or (kind == RunState.OTHER and not self._pauses.are_alike):
+        if kind in (RunState.SERVING, RunState.IDLE):
+            return False
+        if self._only_waits():
+            return True
+        if kind == RunState.OTHER and not self._pauses.are_alike:
             return False
         work, pause = self._work, self._pause
         if pause is None or work.even_s < _LEAST_WORK_S:
@@ -544,9 +564,8 @@ class StateWatch:
         as_programs = pause.trained and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
         as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
-        patience_s = functools.partial(
-            self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=self._surely_trains
-        )
+        trains = self._surely_trains or self._only_waits()
+        patience_s = functools.partial(self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=trains)
         lasts = now_s - pause.sign_s > patience_s() or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
         if pause.usual_s < now_s and (self._cycles.cyclic or pause.trained):
             # Checkpoints of a training rest at their load, evaluations at theirs: what rests at another is neither.
@@ -579,7 +598,8 @@ class StateWatch:
             usual = known.usual_processors
             said.append(f"its processes take {known.processors:.2f} processors ({usual:.2f} while it trains)")
         if second.spinning and second.spinning == second.gpus:
-            said.append(f"utilisation is 100 % on all {second.gpus} GPUs at low power")
+            how = "and none computes" if second.waits else "at low power"
+            said.append(f"utilisation is 100 % on all {second.gpus} GPUs {how}")
         elif second.spinning and said:
             said.append(f"{second.spinning} of {second.gpus} GPUs wait in a kernel, {second.unused} do nothing")
         elif not waits and len(said) < 2:
@@ -598,12 +618,13 @@ class StateWatch:
         # A gap in a step may take a second, but has the highest ticks on either side of it.
         before, peak, after = [self._recent[i][0].crest * loads[i] for i in (max(at - 1, 0), at, at + 1)]
         peak = min(max(before, peak), max(peak, after))
+        only_waits = self._only_waits(behind=_LOOK_AHEAD - 1)
         trains = self._cycles.cyclic or self._likely_trains
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
             word = self._before(second)
         elif trains and self._kind_of_run in ("", RunState.TRAINING) and self._pauses.are_of_steps(second.time_s):
             word = self._in_steps()
-        elif share > WORKS or (share > IDLES and self._level.is_of_steps(peak)):
+        elif not only_waits and (share > WORKS or (share > IDLES and self._level.is_of_steps(peak))):
             word = self._at_work(second.time_s, loads, at, smooth, peak)
         else:
             # As the load: a second of use, or one between work and rest, does not make an evaluation of a rest.
@@ -614,7 +635,8 @@ class StateWatch:
             # belong to it.
             before, own, after = map(self._range.share, (loads[max(at - 1, 0)], *loads[at : at + 2]))
             lowest = min(share, own, after, before if after > WORKS else share)
-            word = self._at_rest(second, lowest if lowest < IDLES else share, at_rest=bool(rests), spins=spins)
+            share = lowest if lowest < IDLES else share
+            word = self._at_rest(second, share, at_rest=bool(rests), spins=spins, only_waits=only_waits)
         self._add(word, second.time_s)
 
     def _before(self, second: JobSecond) -> _Word:
@@ -652,7 +674,7 @@ class StateWatch:
         reason = f"works in steps, and pauses in them: once in {self._pauses.cycle_s:.3g} s"
         return JobState.TRAINING, reason, 0.8
 
-    def _at_rest(self, second: JobSecond, share: float, *, at_rest: bool, spins: bool) -> _Word:
+    def _at_rest(self, second: JobSecond, share: float, *, at_rest: bool, spins: bool, only_waits: bool) -> _Word:
         since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S
         known = self._processes.at(second.time_s, since_s)
         if self._kind_of_run == RunState.SERVING:
@@ -660,6 +682,8 @@ class StateWatch:
         said = f"the load is at {percent(max(share, 0.0))} of its range"
         if known.written_per_s > _WRITES:
             return JobState.CHECKPOINTING, f"{said}, and {known.written_per_s / 1e6:.0f} MB/s are written", 0.9
+        if only_waits:
+            return JobState.UNKNOWN, f"{said}, and kernels that compute nothing are on all its GPUs all the time", 0.3
         if second.spinning and second.unused and not second.is_partly_used:
             reason = f"{said}: {second.unused} of {second.gpus} GPUs do nothing, the others wait for them"
             return JobState.CHECKPOINTING, reason, 0.6
