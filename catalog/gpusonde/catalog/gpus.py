@@ -21,10 +21,11 @@ from gpusonde.catalog.others import OtherAccelerator, find_vendor, parse_other
 from gpusonde.catalog.spec import DATA_DIRECTORY, GpuSpec, Source, parse_sources, read_toml
 from gpusonde.errors import CatalogError, UnknownGpuError
 
-# As NVML ("NVIDIA A100-SXM4-40GB MIG 3g.20gb"), Kubernetes ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb") and users write it;
-# "+me" adds media engines, "2c." takes a part of the slice's SMs only.
+# As NVML ("NVIDIA A100-SXM4-40GB MIG 3g.20gb"), Kubernetes ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", its resource
+# "nvidia.com/mig-1g.5gb") and users write it; "+me" adds media engines, "2c." takes a part of the slice's SMs only.
 _NAME = re.compile(
-    r"(?P<gpu>.*?)[\s-]*(?:\bMIG\b)?[\s-]*(?:(?P<part>\d+c)\.)?(?P<profile>\d+g\.\d+gb)(?:\+[\w.]+)?", re.IGNORECASE
+    r"(?:nvidia\.com/)?(?P<gpu>.*?)[\s-]*(?:\bMIG\b)?[\s-]*(?:(?P<part>\d+c)\.)?(?P<profile>\d+g\.\d+gb)(?:\+[\w.]+)?",
+    re.IGNORECASE,
 )
 _PER_SM = (
     "cuda_cores", "tensor_cores", "fp32_tflops", "fp16_tflops", "fp64_tflops", "tensor_fp16_tflops",
