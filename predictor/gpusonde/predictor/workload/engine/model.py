@@ -219,6 +219,9 @@ class WorkloadModel:
                 known = chosen.calibration(environment, measured_there=ood_score.measured_there)
             if falls_back:
                 known = max(known, state.roofline_errors, key=lambda each: each.quantile)
+            # All but the products is as measured: answered likewise, only wider.
+            unmeasured = _judge_products(requests[row].cluster.precision, gpu)
+            ood_score = replace(ood_score, unlike_cluster=(*ood_score.unlike_cluster, *unmeasured))
             width = state.intervals.half_width(ood_score, known)
             width = min(width, _WIDEST)
             found.append(
@@ -360,6 +363,13 @@ class WorkloadModel:
 def _is_half(request: WorkloadRequest) -> bool:
     precision = request.cluster.precision
     return MEASURED_AS.get(precision, precision) in (Precision.FP16, Precision.MIXED)
+
+
+def _judge_products(precision: Precision, gpu: GpuSpec) -> list[str]:
+    """Say where products run at a rate that no measurement tells of: FP8's own units, BF16 without any."""
+    if (precision, gpu.substitute(precision)) in ((Precision.FP8, None), (Precision.BF16, Precision.FP32)):
+        return [f"no products were measured in {precision.value} as {gpu.name} computes them"]
+    return []
 
 
 def _note_precision(precision: Precision, gpu: GpuSpec) -> list[str]:
