@@ -186,12 +186,14 @@ class Resolution:
         requested: The name as given.
         note: Empty when the name means this GPU and no other; else what was assumed, for the user to see.
         candidates: Canonical names that the name could mean, the taken one first.
+        is_machine: Whether the name is an instance type's or a family's of these.
     """
 
     spec: GpuSpec
     requested: str
     note: str = ""
     candidates: tuple[str, ...] = ()
+    is_machine: bool = False
 
 
 @dataclass(frozen=True)
@@ -415,6 +417,7 @@ class GpuCatalog:
         if (entry := self._ambiguous_by_key.get(key)) is not None:
             return self._choose(requested, entry, memory_bytes)
         spec = self._by_key.get(key)
+        is_machine = spec is None
         if spec is None:
             spec = self._by_family(requested, spelling)
         if spec is None:
@@ -422,7 +425,7 @@ class GpuCatalog:
         note = ""
         if memory_bytes is not None and not _memory_fits(spec, memory_bytes):
             note = f"taken for {spec.name}, but {_gibibytes(memory_bytes)} of memory do not fit it"
-        return Resolution(spec, requested, note, (spec.name,))
+        return Resolution(spec, requested, note, (spec.name,), is_machine)
 
     def _by_family(self, requested: str, spelling: str) -> GpuSpec | None:
         match = self._family_pattern.fullmatch(spelling.strip())
