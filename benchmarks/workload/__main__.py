@@ -95,7 +95,7 @@ def main() -> int:
         print("\n".join(found[name]), flush=True)
     if args.out:
         kept = {**read_sections(args.out), **found}
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, busy with other work all the time"
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, busy with other work"
         head = _HEAD.read_text(encoding="utf-8").rstrip().replace("{machine}", machine).splitlines()
         write_page(args.out, head, {name: kept[name] for name in SECTIONS if name in kept})
     return 0

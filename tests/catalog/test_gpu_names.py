@@ -201,6 +201,7 @@ def test_a_count_is_left_out_and_said(gpus: GpuCatalog) -> None:
         ("Gaudi2", "Intel, not NVIDIA: nothing measured"),
         ("Intel Gaudi 3", "Intel, not NVIDIA: nothing measured"),
         ("HL-225", "Intel, not NVIDIA: nothing measured"),
+        ("Data Center GPU Max 1550", "Intel, not NVIDIA: nothing measured"),
         ("TPU v5p", "Google, not NVIDIA: nothing measured"),
         ("Ascend 910B", "Huawei, not NVIDIA: nothing measured"),
         ("Apple M3 Max", "Apple, not NVIDIA: nothing measured"),
@@ -249,6 +250,7 @@ def test_a_slice_has_its_share_of_the_gpu(
         ("A30 MIG 3g.18gb", "known are 1g.6gb, 2g.12gb, 4g.24gb"),
         ("A30 MIG 1c.2g.12gb", "known are 1g.6gb"),
         ("MIG 1g.5gb", "a GPU that is not named"),
+        ("nvidia.com/mig-1g.5gb", "a GPU that is not named"),
         ("A100 MIG", "is a MIG slice;"),
     ],
 )

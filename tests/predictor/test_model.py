@@ -397,6 +397,10 @@ def test_a_better_gpu_that_is_slower_than_another_one_says_why(tmp_path, small_s
         words = "faster than on V100-SXM2-16GB though" if source.gpu == v100 else "slower than on T4 though"
         assert words in (fast if source.gpu == v100 else slow).reason
         assert "than on" not in (slow if source.gpu == v100 else fast).reason
+        slow, new = model.predict(source, [v100, gpus.get("V100-PCIe-16GB")])  # the second was not fitted on
+        assert new.epoch_latency_s < 0.99 * slow.epoch_latency_s
+        words = "faster than on V100-SXM2-16GB" if source.gpu == v100 else "slower than on V100-PCIe-16GB"
+        assert words in (new if source.gpu == v100 else slow).reason
 
 
 def test_between_known_answers_the_interpolation_rises_and_keeps_what_rises():

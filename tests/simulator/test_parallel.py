@@ -106,6 +106,15 @@ def test_a_gpu_without_a_number_means_as_many_as_the_run_has(ask):
     assert not note
 
 
+def test_a_machine_with_several_gpus_named_as_a_gpu_says_how_all_are_asked_for():
+    one, note = Placement.parse("p4d.24xlarge", GPUS)
+    assert (one, one.counted, note) == (
+        Placement(A100), False, "a machine of 8 GPUs; 8xA100-SXM4-40GB takes all"
+    )  # fmt: skip
+    assert Placement.parse("g4dn.xlarge", GPUS)[1] == ""
+    assert Placement.parse("8xp4d.24xlarge", GPUS)[1] == ""
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

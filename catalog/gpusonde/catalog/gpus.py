@@ -21,10 +21,11 @@ from gpusonde.catalog.others import OtherAccelerator, find_vendor, parse_other
 from gpusonde.catalog.spec import DATA_DIRECTORY, GpuSpec, Source, parse_sources, read_toml
 from gpusonde.errors import CatalogError, UnknownGpuError
 
-# As NVML ("NVIDIA A100-SXM4-40GB MIG 3g.20gb"), Kubernetes ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb") and users write it;
-# "+me" adds media engines, "2c." takes a part of the slice's SMs only.
+# As NVML ("NVIDIA A100-SXM4-40GB MIG 3g.20gb"), Kubernetes ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", its resource
+# "nvidia.com/mig-1g.5gb") and users write it; "+me" adds media engines, "2c." takes a part of the slice's SMs only.
 _NAME = re.compile(
-    r"(?P<gpu>.*?)[\s-]*(?:\bMIG\b)?[\s-]*(?:(?P<part>\d+c)\.)?(?P<profile>\d+g\.\d+gb)(?:\+[\w.]+)?", re.IGNORECASE
+    r"(?:nvidia\.com/)?(?P<gpu>.*?)[\s-]*(?:\bMIG\b)?[\s-]*(?:(?P<part>\d+c)\.)?(?P<profile>\d+g\.\d+gb)(?:\+[\w.]+)?",
+    re.IGNORECASE,
 )
 _PER_SM = (
     "cuda_cores", "tensor_cores", "fp32_tflops", "fp16_tflops", "fp64_tflops", "tensor_fp16_tflops",
@@ -185,12 +186,14 @@ class Resolution:
         requested: The name as given.
         note: Empty when the name means this GPU and no other; else what was assumed, for the user to see.
         candidates: Canonical names that the name could mean, the taken one first.
+        is_machine: Whether the name is an instance type's or a family's of these.
     """
 
     spec: GpuSpec
     requested: str
     note: str = ""
     candidates: tuple[str, ...] = ()
+    is_machine: bool = False
 
 
 @dataclass(frozen=True)
@@ -414,6 +417,7 @@ class GpuCatalog:
         if (entry := self._ambiguous_by_key.get(key)) is not None:
             return self._choose(requested, entry, memory_bytes)
         spec = self._by_key.get(key)
+        is_machine = spec is None
         if spec is None:
             spec = self._by_family(requested, spelling)
         if spec is None:
@@ -421,7 +425,7 @@ class GpuCatalog:
         note = ""
         if memory_bytes is not None and not _memory_fits(spec, memory_bytes):
             note = f"taken for {spec.name}, but {_gibibytes(memory_bytes)} of memory do not fit it"
-        return Resolution(spec, requested, note, (spec.name,))
+        return Resolution(spec, requested, note, (spec.name,), is_machine)
 
     def _by_family(self, requested: str, spelling: str) -> GpuSpec | None:
         match = self._family_pattern.fullmatch(spelling.strip())

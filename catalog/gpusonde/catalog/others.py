@@ -15,7 +15,7 @@ _VENDORS = tuple(
     (vendor, re.compile(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])", re.IGNORECASE))
     for vendor, words in (
         ("AMD", r"amd|ati|radeon|instinct|firepro|mi\d{2,3}[a-z]?|rx ?\d{4}(?: ?xtx?)?|gfx\d+[a-z]?"),
-        ("Intel", r"intel|gaudi ?\d?|habana|hl-?\d{3}[a-z]?|arc ?[ab]\d{2,3}[a-z]?"),
+        ("Intel", r"intel|gaudi ?\d?|habana|hl-?\d{3}[a-z]?|arc ?[ab]\d{2,3}[a-z]?|data center gpu (?:max|flex)"),
         ("Google", r"tpu(?:[ -]?v\d[a-z]?)?"),
         ("AWS", r"trainium ?\d?|inferentia ?\d?"),
         ("Huawei", r"huawei|ascend(?: ?\d{3}[a-z]?)?"),

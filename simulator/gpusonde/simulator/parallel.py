@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, Precision
+from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, Precision, load_offers
 from gpusonde.catalog.gpus import split_count
 from gpusonde.errors import MeasurementError
 from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement
@@ -130,7 +130,7 @@ class Placement:
         """Read ``[[HOSTSx]GPUSx]NAME[@nvlink|@pcie][@GBITgbit][@batchN]``: ``8xV100``, ``2x8xH100@400gbit``.
 
         Returns:
-            The placement, and what an ambiguous name was taken for.
+            The placement, and what to know of how the name was taken.
 
         Raises:
             MeasurementError: It is none.
@@ -160,7 +160,11 @@ class Placement:
                 raise MeasurementError(f"{text[:60]!r} is one host, which needs no network; write {two} for two")
             told["network_bytes_per_second"] *= 1e9 / _BITS
         count = hosts * int(found["gpus"] or 1)
-        return cls(resolution.spec, count, hosts, counted=counted, **told), resolution.note
+        note = resolution.note
+        if resolution.is_machine and not counted:
+            held = max((each.gpu_count for each in load_offers().all if each.instance_type == found["name"]), default=1)
+            note = f"a machine of {held} GPUs; {held}x{resolution.spec.name} takes all" if held > 1 else note
+        return cls(resolution.spec, count, hosts, counted=counted, **told), note
 
     def as_many_as(self, run: Placement) -> Placement:
         """Return the placement with the run's number of GPUs and hosts, where its own was not said."""

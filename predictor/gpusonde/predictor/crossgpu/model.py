@@ -229,13 +229,15 @@ class Query:
     ) -> dict[int, _RatioEstimate]:
         """Say so where, of the source and the targets, a GPU is slower than one that has nothing more than it."""
         source = self._source.gpu
-        fitted = [(targets[i], its.log_ratio) for i, its in answers.items() if not self._is_new(targets[i])]
+        every = [(targets[i], its.log_ratio) for i, its in answers.items()]
+        # New GPUs are in order among themselves.
+        fitted = [each for each in every if not self._is_new(each[0])]
         explained = {}
         for index, answer in answers.items():
             target = targets[index]
             told = [
                 f"slower than on {other.name} though it has nothing less"
-                for other, log_ratio in ((source, 0.0), *fitted)
+                for other, log_ratio in ((source, 0.0), *(fitted if self._is_new(target) else every))
                 if answer.log_ratio - log_ratio > math.log(_SLOWER) and dominates(target, other)
             ]
             if answer.log_ratio < -math.log(_SLOWER) and dominates(source, target):

@@ -149,6 +149,25 @@ def test_what_nothing_was_measured_in_and_what_a_gpu_has_no_unit_for_is_said(shi
     assert "measured in" not in reasons("A100-SXM4-40GB", Precision.TF32)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "precision", "flagged"),
+    [
+        ("H100-SXM5-80GB", Precision.FP8, True),
+        ("A100-SXM4-40GB", Precision.FP8, False),
+        ("A100-SXM4-40GB", Precision.BF16, False),
+        ("T4", Precision.BF16, True),
+    ],
+)
+def test_products_at_a_rate_that_nothing_was_measured_at_are_flagged_and_wider(shipped, gpu, precision, flagged):
+    network = zoo.load("resnet50")
+    found, mixed = shipped.predict(
+        [WorkloadRequest(network, 32, Cluster(gpu, precision=each)) for each in (precision, Precision.MIXED)]
+    )
+    assert found.out_of_distribution == flagged
+    assert (found.high_s / found.seconds > 1.05 * mixed.high_s / mixed.seconds) == flagged
+    assert any("no products were measured" in each for each in found.reasons) == flagged
+
+
 def test_matrix_products_in_fp32_do_not_use_tf32(shipped):
     network = zoo.load("vit_l_16")
     fp32, tf32 = (

@@ -219,6 +219,9 @@ class WorkloadModel:
                 known = chosen.calibration(environment, measured_there=ood_score.measured_there)
             if falls_back:
                 known = max(known, state.roofline_errors, key=lambda each: each.quantile)
+            # All but the products is as measured: answered likewise, only wider.
+            unmeasured = _judge_products(requests[row].cluster.precision, gpu)
+            ood_score = replace(ood_score, unlike_cluster=(*ood_score.unlike_cluster, *unmeasured))
             width = state.intervals.half_width(ood_score, known)
             width = min(width, _WIDEST)
             found.append(
@@ -231,7 +234,7 @@ class WorkloadModel:
                     features=ROOFLINE if falls_back else features,
                     out_of_distribution=ood_score.out_of_distribution,
                     reasons=(
-                        *self._give_reasons(ood_score, gpu, table, row, falls_back=falls_back, few=few),
+                        *_give_reasons(ood_score, gpu, table, row, falls_back=falls_back, few=few),
                         *_note_precision(requests[row].cluster.precision, gpu),
                         *_note_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
                     ),
@@ -273,32 +276,6 @@ class WorkloadModel:
         """Tell whether too few were measured in a known environment for errors of its own to say how wide to answer."""
         own = environment in chosen.by_environment or self.state.kind != "default"
         return not own and not ood_score.unknown_environment
-
-    def _give_reasons(
-        self, ood_score: OodScore, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool, few: bool
-    ) -> list[str]:
-        known = self.state.ood_detector
-        reasons = [*ood_score.unlike_network, *ood_score.unlike_cluster]
-        if ood_score.unknown_device:
-            names = ", ".join(each.name for each in known.gpus.gpus) or "those of others"
-            reasons.append(
-                f"no steps, or too few, were measured on {gpu.name}: extrapolated by its data sheet from {names}"
-            )
-        if falls_back:
-            reasons.append("answered by the calibrated roofline, which has few features and extrapolates best")
-        if ood_score.new_in_environment:
-            reasons.append(ood_score.new_in_environment)
-        elif ood_score.unknown_environment:
-            environment = str(table.environment[row])
-            where = (
-                f"the environment {environment!r} is none that was measured"
-                if environment
-                else "no known environment is named"
-            )
-            if few:
-                where = f"too few steps were measured at {environment!r} to know how far off answers are there"
-            reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")
-        return reasons
 
     def _compute_embedding(self, requests: Sequence[WorkloadRequest]) -> FloatArray:
         if self._embed is None:
@@ -360,6 +337,37 @@ class WorkloadModel:
 def _is_half(request: WorkloadRequest) -> bool:
     precision = request.cluster.precision
     return MEASURED_AS.get(precision, precision) in (Precision.FP16, Precision.MIXED)
+
+
+def _give_reasons(
+    ood_score: OodScore, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool, few: bool
+) -> list[str]:
+    """Say what is unlike what was measured."""
+    reasons = [*ood_score.unlike_network, *ood_score.unlike_cluster]
+    if ood_score.unknown_device:
+        reasons.append(f"no steps, or too few, were measured on {gpu.name}: extrapolated by its data sheet")
+    if falls_back:
+        reasons.append("answered by the calibrated roofline, which has few features and extrapolates best")
+    if ood_score.new_in_environment:
+        reasons.append(ood_score.new_in_environment)
+    elif ood_score.unknown_environment:
+        environment = str(table.environment[row])
+        where = (
+            f"the environment {environment!r} is none that was measured"
+            if environment
+            else "no known environment is named"
+        )
+        if few:
+            where = f"too few steps were measured at {environment!r} to know how far off answers are there"
+        reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")
+    return reasons
+
+
+def _judge_products(precision: Precision, gpu: GpuSpec) -> list[str]:
+    """Say where products run at a rate that no measurement tells of: FP8's own units, BF16 without any."""
+    if (precision, gpu.substitute(precision)) in ((Precision.FP8, None), (Precision.BF16, Precision.FP32)):
+        return [f"no products were measured in {precision.value} as {gpu.name} computes them"]
+    return []
 
 
 def _note_precision(precision: Precision, gpu: GpuSpec) -> list[str]:
