@@ -1,6 +1,8 @@
 """``gpusonde top``: the terminal, driven by keys, on a collector that answers what it is told to."""
 
 import asyncio
+import contextlib
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,6 +26,8 @@ pytest.importorskip("textual", reason="the terminal needs the extra cli")
 
 from textual.widgets import DataTable, Static
 
+from gpusonde.cli.commands import jobs
+from gpusonde.cli.main import main
 from gpusonde.cli.top import FleetPage, JobPage, TopApp
 
 START = 1_700_000_000_000_000_000
@@ -51,7 +55,7 @@ class ScriptedClient:
         self.gone = self.broken = False
         self.asked = []
 
-    def list_jobs(self, *, job_id="", active_only=False, limit=None):
+    def list_jobs(self, *, job_id="", active_only=False, limit=None, **_totals):
         self.asked.append((job_id, active_only))
         if self.broken:
             raise ValueError("no such role")
@@ -232,3 +236,22 @@ def test_without_a_terminal_it_says_what_to_use():
     done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 2
     assert "top needs a terminal; 'gpusonde jobs --watch'" in done.stderr
+
+
+def test_jobs_that_are_watched_in_a_pipe_are_asked_for_again_once_a_collector_is_back(monkeypatch, capsys):
+    client = ScriptedClient(job("a", "training", 1))
+    asked = iter([False, True, True, False])
+
+    def sleep(_):
+        client.gone = next(asked, None)
+        if client.gone is None:
+            raise KeyboardInterrupt
+        if not client.gone and len(client.asked) > 2:
+            client.jobs = [job("a", "hung", 1)]
+
+    monkeypatch.setattr(jobs, "connect", lambda _: contextlib.nullcontext(client))
+    monkeypatch.setattr(jobs.time, "sleep", sleep)
+    assert main(["jobs", "--watch", "--json"]) == 0
+    told = capsys.readouterr()
+    assert [json.loads(line)["jobs"][0]["state"] for line in told.out.splitlines()] == ["training", "hung"]
+    assert told.err.count("nobody listens") == 1

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import check_writable
-from gpusonde.cli.output import JsonKey, Output, Screen, make_screen
+from gpusonde.cli.output import JsonKey, Output, Screen, complain, make_screen
 from gpusonde.cli.parsing import Parser, add_plot_option, positive_integer
 from gpusonde.cli.runs_view import LevelPayload, job_facts, level_payload, level_text
-from gpusonde.errors import CommandError, UsageError
+from gpusonde.errors import CollectorError, CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import Client, JobAlert, JobInfo
@@ -270,11 +270,26 @@ def _print_alerts(client: Client, args: argparse.Namespace) -> None:
 
 
 def _watch(client: Client, args: argparse.Namespace) -> None:
-    """Print again whenever something has changed: under ``--json`` and into a pipe one after the other."""
-    shown = ""
+    """Print again whenever something has changed: under ``--json`` and into a pipe one after the other.
+
+    Raises:
+        CollectorError: Not even the first answer came; one that fails later is told, and asked for again.
+    """
+    shown = failure = ""
+    jobs: Sequence[JobInfo] | None = None
     while True:
         began = time.monotonic()
-        jobs = _ask(client, args)
+        try:
+            jobs = _ask(client, args)
+        except CollectorError as error:
+            if jobs is None:
+                raise
+            if str(error) != failure:
+                complain(f"gpusonde: error: {error}; asked again every second")
+            failure = str(error)
+            time.sleep(_WATCH_INTERVAL_S)
+            continue
+        failure = ""
         if args.json or not sys.stdout.isatty():
             text = repr(jobs)
             if text != shown:
