@@ -33,7 +33,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def test_a_trace_is_predicted_on_the_targets_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = run_json(capsys, "predict", "--trace", str(bundled_trace()), "--targets", "A10G,V100,Tesla T4")
+    code, answer = run_json(capsys, "predict", "--trace", str(bundled_trace()), "--targets", "A10G,V100,Tesla T4,T4")
     assert code == 0
     rows = answer["predictions"]
     assert [row["gpu_model"] for row in rows] == ["A10G", "V100-SXM2-16GB", "T4"]

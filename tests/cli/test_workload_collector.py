@@ -127,7 +127,7 @@ def test_busy_gpus_are_pointed_out(collector, network, capsys):
 
 def test_hosts_that_are_not_there_are_said(collector, network, capsys):
     code, said = say(capsys, "predict", network, "--hosts", "node-9", "--collector", collector.target)
-    assert code == 0
+    assert code == 1
     assert "no answer for net on these hosts: there is no host 'node-9' here" in said.out
 
 

@@ -195,7 +195,9 @@ def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[Placement
     if args.targets is None:
         return [Placement(spec, counted=False) for spec in gpus.specs], []
     placed = [(text, *Placement.parse(text, gpus)) for text in args.targets]
-    return [target for _, target, _ in placed], [f"{text}: {note}" for text, _, note in placed if note]
+    notes = [f"{text}: {note}" for text, _, note in placed if note]
+    # Two names of one GPU are one row.
+    return list(dict.fromkeys(target for _, target, _ in placed)), notes
 
 
 def predict_run_of(

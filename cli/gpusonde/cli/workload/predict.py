@@ -117,13 +117,13 @@ def counts(text: str) -> list[int]:
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Predict and print."""
+    """Predict and print; exit code 1 if nothing could be predicted."""
     _check(args)
     output = Output(as_json=args.json)
     payload = _predict_here(args) if args.collector is None else _ask_collector(args)
     if args.matrix is None:
         output.result(payload, lambda screen: render_predictions(screen, payload))
-        return 0
+        return 0 if any(each["error"] is None for each in payload["predictions"]) else 1
     rates = ExchangeRates.from_steps(payload["predictions"])
     payload["exchange_rates"] = rates.payload()
     output.result(payload, lambda screen: rates.render(screen, args.matrix))
