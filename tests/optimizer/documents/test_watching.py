@@ -189,6 +189,25 @@ def test_where_no_plan_keeps_the_deadline_monitor_names_the_one_that_solve_says_
     assert found["why"].endswith("no plan keeps it with confidence, 1 x t4 @ 256 comes nearest")
 
 
+def test_spot_machines_that_nothing_guards_are_at_risk_where_solve_says_no_plan_keeps_the_limits():
+    """On average they end in time; with preemptions counted that is not sure enough."""
+    spot = {"name": "spot", "device": "T4", "quota": 1, "fabric": "slow", "usd_per_hour": 0.15, "billing": "spot"}
+    changes = {"batch_sizes": [64], "global_batch": 64, "iterations": 100_000, "overhead_s": 180.0}
+    asked = small_problem(offers=[{**spot, "preemptions_per_hour": 0.5}], **changes, deadline_s=1e9)
+    document = parse_problem(asked, GPUS, OFFERS)
+    estimate = solve_problem(document)["estimate"]
+    mean_s, kept_s = estimate["time_s"], estimate["time_at_confidence_s"]
+    late = replace(document, problem=replace(document.problem, deadline_s=(mean_s + 3 * kept_s) / 4))
+    dear = replace(document, problem=replace(document.problem, budget_usd=0.99 * estimate["cost_usd"]))
+    for posed in (late, dear):
+        solved, found = solve_problem(posed), start_watch(posed, {}).recommend(0.0)
+        assert solved["status"] == "infeasible"
+        assert (found["plan"], found["at_risk"]) == (solved["nearest"]["plan"], True)
+    assert start_watch(late, {"plan": solved["nearest"]["plan"]}).recommend(0.0)["at_risk"]
+    safe = replace(document, problem=replace(document.problem, deadline_s=1.1 * kept_s))
+    assert not start_watch(safe, {}).recommend(0.0)["at_risk"]
+
+
 def test_spot_machines_of_a_job_too_short_to_turn_to_others_are_used_as_planned():
     """Half an hour of work; on demand would be started anew for 20 minutes if a machine went: solve reckons with it."""
     slow = {"device": "T4", "quota": 1, "fabric": "slow"}

@@ -13,7 +13,7 @@ from gpusonde.errors import ProblemError
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.preemptions import ExpectedRun, PreemptionRates, checkpoint_interval_s, expected_run
 from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Objective, Plan, Problem
-from gpusonde.optimizer.solution import Solution
+from gpusonde.optimizer.solution import Solution, quantile_s
 from gpusonde.optimizer.solve import solve
 from gpusonde.optimizer.step_times import StepTimes
 from gpusonde.simulator.iteration import Sharding, StepMode
@@ -88,6 +88,7 @@ class PlanCandidate:
         run: What the work takes from then on, preemptions included.
         end_s: Mean end.
         bound_s: End that is kept with confidence if nothing is preempted and launches are slow.
+        kept_s: End that is kept with confidence, preemptions counted.
         optimistic_s: End that is undercut with as little probability.
         worst_s: As ``bound_s``, to three deviations where nobody measured the plan.
         usd: Mean cost from now on.
@@ -101,6 +102,7 @@ class PlanCandidate:
     run: ExpectedRun
     end_s: float
     bound_s: float
+    kept_s: float
     optimistic_s: float
     worst_s: float
     usd: float
@@ -187,6 +189,9 @@ class CandidateFinder:
         bound_s = at.now_s + slow_wait_s + work_s * reach
         interval_s = at.interval_s if stay else self._interval_s(work_s, bound_s, per_hour)
         run = expected_run(work_s, per_hour, options.restart_s, options.save_s, interval_s)
+        kept_s = run.seconds
+        if 0 < run.seconds < math.inf:
+            kept_s = quantile_s(run.seconds, math.hypot(spread * run.seconds, run.sd_s), self._problem.confidence)
         usd_per_hour, once_usd = plan.usd_per_hour(self._problem.offers), 0.0
         if self._problem.data is not None:
             # Where machines are held, the data are.
@@ -203,6 +208,7 @@ class CandidateFinder:
             run=run,
             end_s=at.now_s + wait_s + run.seconds,
             bound_s=bound_s,
+            kept_s=at.now_s + wait_s + kept_s,
             optimistic_s=at.now_s + wait_s + work_s / reach,
             worst_s=at.now_s + slow_wait_s + work_s * math.exp(worst_deviations * spread),
             usd=once_usd + usd_per_hour * (run.running_s + (0.0 if stay else options.restore_s)) / _HOUR_S,
@@ -261,6 +267,7 @@ class CandidateFinder:
             self.evaluate(found.plan, at),
             end_s=at.now_s + found.estimate.time_s,
             bound_s=at.now_s + found.estimate.time_at_confidence_s,
+            kept_s=at.now_s + found.estimate.time_at_confidence_s,
             usd=found.estimate.cost_usd,
         )
 

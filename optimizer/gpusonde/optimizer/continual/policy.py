@@ -128,9 +128,8 @@ class Policy:
                     again_s=min(expiry_s, until_s),
                 )
         if best is not None:
-            return PolicyDecision(
-                best, f"{best.plan} is the {_superlative(objective)} that can be had now", fallback=fallback
-            )
+            why = f"{best.plan} is the {_superlative(objective)} that can be had now"
+            return PolicyDecision(best, why, at_risk=self._is_at_risk(best, at, fallback), fallback=fallback)
         return self._best_effort(at, fallback, expiry_s)
 
     def review(
@@ -183,7 +182,8 @@ class Policy:
             why = "behind, but not certainly: the fluctuation may pass"
         if dear:
             why = f"the job is expected to cost {dollars(at.spent_usd + stay.usd)}, above its budget"
-        return PolicyDecision(stay, why, at_risk=late or dear, fallback=fallback, again_s=min(again_s, expiry_s))
+        at_risk = late or self._is_at_risk(stay, at, fallback)
+        return PolicyDecision(stay, why, at_risk=at_risk, fallback=fallback, again_s=min(again_s, expiry_s))
 
     def _leave_spot(self, at: WatchedJob, fallback: Fallback) -> PolicyDecision:
         cheapest = self._finder.best(at, on_demand_only=True)
@@ -226,7 +226,9 @@ class Policy:
         limits = "deadline" if self._problem.deadline_s is not None else "limits"
         nearest = self._guarded(self._finder.best(at, or_nearest=True), at, fallback)
         if nearest is None:
-            return PolicyDecision(None, "no plan can be had that does the job", at_risk=True, again_s=expiry_s)
+            within = " within the budget" if self._problem.budget_usd is not None else ""
+            why = f"no plan can be had that does the job{within}"
+            return PolicyDecision(None, why, at_risk=True, again_s=expiry_s)
         why = f"no plan keeps the {limits} with confidence; {nearest.plan} comes nearest"
         return PolicyDecision(nearest, why, at_risk=True, fallback=fallback)
 
@@ -259,6 +261,18 @@ class Policy:
         if stay is None and candidate.wait_s > options.launch_s:
             wasted_s += options.launch_slowest_s
         return fallback.slack_s > wasted_s + _lost_s(candidate, fallback.candidate)
+
+    def _is_at_risk(self, candidate: PlanCandidate, at: WatchedJob, fallback: Fallback | None) -> bool:
+        """Whether the budget is exceeded on average, or spot machines may end late and no other ones take over."""
+        problem = self._problem
+        if problem.budget_usd is not None and at.spent_usd + candidate.usd > problem.budget_usd:
+            return True
+        return (
+            problem.deadline_s is not None
+            and candidate.spot
+            and fallback is None
+            and candidate.kept_s > problem.deadline_s
+        )
 
     def _is_dearer(self, spot: PlanCandidate, at: WatchedJob, fallback: Fallback | None) -> bool:
         """Whether the checkpoints that a deadline asks of spot machines cost more than these save."""
