@@ -409,7 +409,7 @@ class Controller:
 
     def _holds(self, target: _Target, at: WatchedJob) -> bool:
         """Whether spot machines that boot may still be waited for, or something else must be launched by now."""
-        if not target.candidate.spot or target.ruling.at_risk or target.is_unguarded:
+        if not target.candidate.spot or target.is_unguarded:
             return True
         runs = None if self.running is None else self._finder.evaluate(self.running, at, stay=True)
         # On-demand machines save nothing on the way, since they are not taken away: none of their work can be lost.
