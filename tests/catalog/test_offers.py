@@ -153,6 +153,13 @@ def test_a_line_that_cannot_be_used_is_refused_by_line_and_field(
     assert complaint in str(caught.value)
 
 
+@pytest.mark.parametrize("before", ["", "# comment\n"])
+def test_a_file_that_a_spreadsheet_saved_is_read(tmp_path: Path, gpus: GpuCatalog, before: str) -> None:
+    """Spreadsheets save UTF-8 with a byte order mark before the first line."""
+    (offer,) = load(tmp_path, gpus, "\ufeff" + before + HEADER + LINE).all
+    assert offer.provider == "c"
+
+
 def test_a_file_without_the_columns_is_refused(tmp_path: Path, gpus: GpuCatalog) -> None:
     with pytest.raises(CatalogError, match="lacks column 'region'"):
         load(tmp_path, gpus, "provider\naws\n")

@@ -8,7 +8,7 @@ from gpusonde.catalog import CatalogError, UnknownGpuError, load_offers
 from gpusonde.errors import ProblemError, TableError
 from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers, region_of
 from gpusonde.optimizer.problem import Billing, Problem
-from gpusonde.optimizer.spot_offers import read_spot_rows, spot_offers
+from gpusonde.optimizer.spot_offers import ask_spot_rows, read_spot_rows, spot_offers
 
 CATALOG = load_offers()
 V100, T4 = "V100-SXM2-16GB", "T4"
@@ -205,6 +205,15 @@ def test_a_bad_line_of_a_spot_table_is_refused_by_its_number(line, why, tmp_path
     with pytest.raises(TableError, match=r"spot\.csv:2") as refused:
         list(read_spot_rows(spot_table(tmp_path, line)))
     assert why in str(refused.value)
+
+
+def test_a_spot_table_that_a_spreadsheet_saved_is_read(tmp_path):
+    """Spreadsheets save UTF-8 with a byte order mark before the first column's name."""
+    plain = spot_table(tmp_path, "aws,us-east-1,,p3.8xlarge,2026-11-21,1,,").read_bytes()
+    saved = tmp_path / "saved.csv"
+    saved.write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))
+    assert [row.usd_per_hour for row in read_spot_rows(saved)] == [1.0]
+    assert [row.usd_per_hour for row in ask_spot_rows(["cat", "saved.csv"], tmp_path)] == [1.0]
 
 
 def test_a_spot_table_needs_its_columns_and_to_be_there(tmp_path):

@@ -312,7 +312,7 @@ def read_offer_rows(file: Path) -> list[tuple[str, Mapping[str, str]]]:
     try:
         if file.stat().st_size > _LARGEST_FILE_BYTES:
             raise CatalogError(f"{file}: is larger than {_LARGEST_FILE_BYTES:,} bytes, which no offer file is")
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise CatalogError(f"{file}: cannot be read: {error.strerror}; name an existing file") from error
     except UnicodeDecodeError as error:

@@ -55,7 +55,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     # tomllib came with Python 3.11; before that the distribution depends on tomli, which is the same code.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise CatalogError(f"{path}: cannot be read: {error.strerror}; name an existing file") from error
     except UnicodeDecodeError as error:

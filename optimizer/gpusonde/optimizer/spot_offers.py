@@ -65,7 +65,7 @@ def read_spot_rows(path: Path | str) -> Iterator[SpotRow]:
         TableError: The file cannot be read, lacks a column or has a row that cannot be used.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             yield from _read_rows(file, str(path))
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror}; name an existing file") from error
@@ -103,7 +103,7 @@ def ask_spot_rows(command: Sequence[str], folder: Path) -> list[SpotRow]:
     if process.returncode:
         raise TableError(f"{name}: it ended with status {process.returncode}; run it by hand to see why")
     try:
-        return list(_read_rows(io.StringIO(printed.decode("utf-8"), newline=""), name))
+        return list(_read_rows(io.StringIO(printed.decode("utf-8-sig"), newline=""), name))
     except UnicodeDecodeError as error:
         raise TableError(f"{name}: is not UTF-8 text (byte {error.start})") from error
 
