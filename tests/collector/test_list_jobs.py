@@ -358,6 +358,23 @@ def test_a_job_whose_gpus_its_scheduler_never_took_away_is_one_however_long_it_p
         assert job.start_time.ToNanoseconds() == START
 
 
+def test_a_job_that_was_requeued_is_one_and_does_what_its_new_hosts_do_while_it_holds_their_gpus(subject):
+    hold(subject, idle_traces())
+    before = run_of("a", -400, -200, ended=True, agent="host-0")
+    save(
+        subject,
+        RunUpdate(before, None, states=[state(-400, "training"), state(-230, "hung")]),
+        RunUpdate(replace(run_of("b", 5, 60), gpu_uuid="GPU-0"), None, states=[state(5, "training")]),
+        RunUpdate(run_of("a2", -390, -200, ended=True, agent="host-0"), None),
+    )
+    now = START + 60 * SECOND
+    for active_only in (True, False):
+        (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=active_only), now).jobs
+        assert [member.run_id for member in job.members] == ["a", "a2", "b", ""]
+        assert (job.state, job.reason) == (query_pb2.JOB_STATE_TRAINING, "it is training")
+        assert job.goodput_ratio == pytest.approx((2 * 170 + 55) / (2 * 200 + 55))
+
+
 def test_what_a_scheduler_gives_now_belongs_to_no_earlier_job_of_the_name_on_whatever_page(subject):
     hold(subject, idle_traces())
     save(subject, run_of("old", -9_000, -8_000, ended=True))

@@ -219,8 +219,9 @@ def _active_jobs(results: ResultStore, job_id: str, held: Mapping[_Named, Sequen
         newest = [run for run in results.runs(job_id=key[1], limit=_PAGE) if run.scheduler == key[0]][:1]
         # Those before the binding were of another job of that name.
         since = min(hold.binding.start_unix_nano for hold in held[key])
-        members = [run for run in runs_of_job(results, newest[0], held) if run.end_unix_nano >= since] if newest else []
-        found.append(_Runs(members, held[key]))
+        members = runs_of_job(results, newest[0], held) if newest else []
+        lasts = any(run.end_unix_nano >= since for run in members)
+        found.append(_Runs(members if lasts else [], held[key]))
     return sorted(found, key=lambda each: each.place, reverse=True)
 
 
@@ -276,12 +277,13 @@ def runs_of_job(
     same = [
         other for other in results.runs(job_id=run.job_id, limit=MOST_RUNS_OF_A_JOB) if other.scheduler == run.scheduler
     ]
-    holds = held.get((run.scheduler, run.job_id), [])
-    since = min((hold.binding.start_unix_nano for hold in holds), default=run.end_unix_nano + 1)
-    if run.end_unix_nano >= since:
-        # However long it paused: the scheduler has not taken the GPUs away in between.
-        return sorted((o for o in same if o.end_unix_nano >= since), key=lambda o: o.start_unix_nano, reverse=True)
-    (members,) = [stay for stay in stays(same) if any(other.run_id == run.run_id for other in stay)] or [[run]]
+    found = stays(same)
+    if holds := held.get((run.scheduler, run.job_id)):
+        # However long it paused since then: the scheduler has not taken the GPUs away in between.
+        since = min(hold.binding.start_unix_nano for hold in holds)
+        lasting = [stay for stay in found if max(each.end_unix_nano for each in stay) >= since]
+        found = [*found[: len(found) - len(lasting)], [each for stay in lasting for each in stay]]
+    (members,) = [stay for stay in found if any(other.run_id == run.run_id for other in stay)] or [[run]]
     return members[::-1]
 
 
@@ -311,7 +313,7 @@ def _job(
         if (key := (hold.agent_id, hold.binding.gpu_uuid)) not in worked:
             job.members.append(_bound(hold, gpus.get((key[1], key[0]))))
     parts = _parts(store.results, members)
-    told = _add_state(job, parts, members)
+    told = _add_state(job, parts, of)
     if works and job.state == query_pb2.JOB_STATE_SLOWER:
         since = _slower_since(told)
         job.state_time.CopyFrom(timestamp(since))
@@ -429,14 +431,13 @@ def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentS
     return parts
 
 
-def _add_state(
-    job: query_pb2.Job, parts: Mapping[str, _AgentStates], members: Sequence[RunRow]
-) -> Sequence[tuple[JobStateRow, int]]:
+def _add_state(job: query_pb2.Job, parts: Mapping[str, _AgentStates], of: _Runs) -> Sequence[tuple[JobStateRow, int]]:
     """Add what the job is doing: what the most of its GPUs do, with the hosts named that do otherwise.
 
     Returns:
         The states of a host that does what most do, with the end of each.
     """
+    members = of.runs
     if not job.active:
         last = max(members, key=lambda run: run.end_unix_nano)
         job.state, job.reason, job.confidence = query_pb2.JOB_STATE_ENDED, last.end_reason, 1.0
@@ -446,6 +447,9 @@ def _add_state(
         job.state_time.CopyFrom(job.start_time)
     if not parts:
         return ()
+    # A job that was put back into the queue may have left hosts.
+    here = {run.agent_id for run in members if not run.ended} | {hold.agent_id for hold in of.held}
+    parts = {agent_id: part for agent_id, part in parts.items() if agent_id in here} or parts
     counts: dict[str, int] = {}
     for part in parts.values():
         counts[part.state] = counts.get(part.state, 0) + part.gpu_count
