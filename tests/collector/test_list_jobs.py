@@ -410,6 +410,18 @@ def test_a_job_one_of_whose_gpus_never_says_whether_it_is_in_use_is_not_said_to_
     assert job.reason.startswith("nothing tells whether GPU-0 is in use; none of its 2 GPUs has ever worked")
 
 
+def test_a_job_whose_gpus_work_is_not_idle_before_its_runs_are_found(subject):
+    traces = gpu_traces(2)
+    records = records_of(traces, [binding(gpu, "4711") for gpu in traces], agent_id="host-1")[:62]
+    # An agent that was away sends an hour at once; tracking comes to it later.
+    subject.store.samples.append(records)
+    for late_s in (61, 200):
+        now = START + late_s * SECOND
+        (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+        assert (job.state, job.confidence) == (query_pb2.JOB_STATE_UNKNOWN, 0.0)
+        assert job.reason.startswith("GPU-0, GPU-1 work, and what was sent of them is not looked at yet; none of its")
+
+
 def test_a_job_that_has_left_its_gpus_is_over(subject):
     hold(subject, idle_traces())
     bindings = [binding(gpu, "4711", end=START + 30 * SECOND) for gpu in idle_traces()]

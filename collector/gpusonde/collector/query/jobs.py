@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import cast
 
 import numpy as np
 
+from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.query.endings import JobProgress, earlier_runs, stays
 from gpusonde.collector.query.job_looks import JobLooks
 from gpusonde.collector.query.job_tree import JobTree
@@ -40,6 +42,9 @@ _MOST_OPEN_RUNS = 100_000
 _DAY_NS = 86_400_000_000_000
 _SILENT_NS = 300_000_000_000
 _LATELY_NS = 30_000_000_000
+# In so much of it a GPU works whose run is not found yet; less are ticks of a monitor or a display.
+_SOME_USE = 0.1
+_LEAST_ACTIVITY = RunsConfig().activity_threshold
 _MOST_NAMED = 4
 _MOST_SPANS = 64
 # Of the time that processes are asked about: in a shorter pause it is not looked up what they did.
@@ -363,8 +368,11 @@ def _add_idleness(job: query_pb2.Job, store: Store, of: _Runs, end: int, now: in
     job.reason = f"none of its {len(of.held)} GPUs {worked}, and the scheduler still gives them to it"
     job.state, job.confidence = query_pb2.JOB_STATE_IDLE, 0.9
     against = [f"nothing is heard of {', '.join(silent)}"] if silent else []
-    if dumb := [hold.binding.gpu_uuid for hold in of.held if not _tells_use(store, hold.binding.gpu_uuid, now)]:
+    uses = {gpu: _use(store, gpu, now) for gpu in sorted({hold.binding.gpu_uuid for hold in of.held})}
+    if dumb := [gpu for gpu, use in uses.items() if math.isnan(use)]:
         against.append(f"nothing tells whether {', '.join(dumb[:_MOST_NAMED])} is in use")
+    if busy := [gpu for gpu, use in uses.items() if use > _SOME_USE]:
+        against.append(f"{', '.join(busy[:_MOST_NAMED])} work, and what was sent of them is not looked at yet")
     if against:
         job.state, job.confidence = query_pb2.JOB_STATE_UNKNOWN, 0.0
         job.reason = "; ".join([*against, job.reason])
@@ -372,11 +380,20 @@ def _add_idleness(job: query_pb2.Job, store: Store, of: _Runs, end: int, now: in
     return sum(max(0, until - max(end, hold.binding.start_unix_nano)) for hold in of.held)
 
 
-def _tells_use(store: Store, gpu_uuid: str, now: int) -> bool:
-    """Return whether the latest ticks of a GPU say that it works or rests, if there are any."""
+def _use(store: Store, gpu_uuid: str, now: int) -> float:
+    """Return in which share of its latest ticks a GPU works; NaN where they do not say, 0 where there are none."""
     names = [name for name in store.facts.metrics(gpu_uuid) if has_activity([name])]
     samples = store.samples.read(gpu_uuid, now - _LATELY_NS, now + 1, names)
-    return not len(samples) or bool(np.isfinite(measure_activity(samples)).any())
+    if not len(samples):
+        samples = store.samples.read(gpu_uuid, now - _SILENT_NS, now + 1, names)
+        samples = samples.take(
+            np.flatnonzero(samples.time_unix_nano > samples.time_unix_nano.max(initial=0) - _LATELY_NS)
+        )
+    activity = measure_activity(samples)
+    known = activity[np.isfinite(activity)]
+    if not known.size:
+        return math.nan if len(samples) else 0.0
+    return float((known > _LEAST_ACTIVITY).mean())
 
 
 def _alerts(results: ResultStore, job: query_pb2.Job) -> Iterator[query_pb2.JobAlert]:
