@@ -400,6 +400,33 @@ def test_silence_of_an_agent_is_no_idleness_and_ends_its_jobs_after_a_day(subjec
     assert not list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), later).jobs
 
 
+def test_a_job_is_unknown_once_nothing_is_heard_of_its_agents_and_one_of_several_is_named(subject):
+    save(
+        subject,
+        RunUpdate(run_of("a"), None, states=[state(0, "starting"), state(30, "training")]),
+        RunUpdate(run_of("b", agent="host-2"), None, states=[state(0, "training")]),
+    )
+
+    def asked(after_s):
+        now = START + (600 + after_s) * SECOND
+        (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+        return job
+
+    assert (asked(200).state, asked(200).reason) == (query_pb2.JOB_STATE_TRAINING, "it is training")
+    job = asked(400)
+    assert (job.state, job.confidence, job.active) == (query_pb2.JOB_STATE_UNKNOWN, 0.0, True)
+    assert job.reason == "nothing is heard of host-1, host-2; before that: it is training"
+    assert job.state_time.ToNanoseconds() == job.history[-1].end_time.ToNanoseconds() == START + 600 * SECOND
+    assert [span.state for span in job.history] == [query_pb2.JOB_STATE_STARTING, query_pb2.JOB_STATE_TRAINING]
+    # What is heard of is told of; a recording that is played with its own times, long ago, is heard, too.
+    save(subject, run_of("a", 0, 950))
+    assert (asked(400).state, asked(400).reason) == (
+        query_pb2.JOB_STATE_TRAINING,
+        "it is training; nothing is heard of host-2",
+    )
+    assert ask(subject).jobs[0].state == query_pb2.JOB_STATE_TRAINING
+
+
 def test_a_job_one_of_whose_gpus_never_says_whether_it_is_in_use_is_not_said_to_be_idle(subject):
     dumb, quiet = idle_traces().items()
     unknown = Trace(dumb[1].time_s, dumb[1].values | {"dram_active": np.full(len(dumb[1]), np.nan)})

@@ -318,7 +318,7 @@ def _job(
         if (key := (hold.agent_id, hold.binding.gpu_uuid)) not in worked:
             job.members.append(_bound(hold, gpus.get((key[1], key[0]))))
     parts = _parts(store.results, members)
-    told = _add_state(job, parts, of)
+    told = _add_state(job, parts, of, now)
     if works and job.state == query_pb2.JOB_STATE_SLOWER:
         since = _slower_since(told)
         job.state_time.CopyFrom(timestamp(since))
@@ -448,13 +448,15 @@ def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentS
     return parts
 
 
-def _add_state(job: query_pb2.Job, parts: Mapping[str, _AgentStates], of: _Runs) -> Sequence[tuple[JobStateRow, int]]:
+def _add_state(
+    job: query_pb2.Job, parts: Mapping[str, _AgentStates], of: _Runs, now: int
+) -> Sequence[tuple[JobStateRow, int]]:
     """Add what the job is doing: what the most of its GPUs do, with the hosts named that do otherwise.
 
     Returns:
         The states of a host that does what most do, with the end of each.
     """
-    members = of.runs
+    members, lost = of.runs, False
     if not job.active:
         last = max(members, key=lambda run: run.end_unix_nano)
         job.state, job.reason, job.confidence = query_pb2.JOB_STATE_ENDED, last.end_reason, 1.0
@@ -467,6 +469,8 @@ def _add_state(job: query_pb2.Job, parts: Mapping[str, _AgentStates], of: _Runs)
     # A job that was put back into the queue may have left hosts.
     here = {run.agent_id for run in members if not run.ended} | {hold.agent_id for hold in of.held}
     parts = {agent_id: part for agent_id, part in parts.items() if agent_id in here} or parts
+    silent = _silent(members, now)
+    parts = {agent_id: part for agent_id, part in parts.items() if agent_id not in silent} or parts
     counts: dict[str, int] = {}
     for part in parts.values():
         counts[part.state] = counts.get(part.state, 0) + part.gpu_count
@@ -478,17 +482,34 @@ def _add_state(job: query_pb2.Job, parts: Mapping[str, _AgentStates], of: _Runs)
         job.state, job.reason, job.confidence = _state(row.state), row.reason, row.confidence
         job.state_time.CopyFrom(timestamp(row.start_unix_nano))
         others = [f"{agent_id} is {part.state}" for agent_id, part in parts.items() if agent_id not in agents]
-        if silent := sorted({run.agent_id for run in members if not run.ended} - parts.keys()):
-            others.append(f"nothing is known of {', '.join(silent)}")
-        job.reason = "; ".join([job.reason, *others])
+        if dumb := sorted({run.agent_id for run in members if not run.ended} - parts.keys() - silent):
+            others.append(f"nothing is known of {', '.join(dumb)}")
+        unheard = [f"nothing is heard of {', '.join(sorted(silent))}"] if silent else []
+        job.reason = "; ".join([job.reason, *others, *unheard])
+        if lost := parts.keys() <= silent:
+            job.state, job.confidence = query_pb2.JOB_STATE_UNKNOWN, 0.0
+            job.reason = f"{unheard[0]}; before that: {row.reason}"
+            job.state_time.CopyFrom(timestamp(told[-1][1]))
     goes_on = any(not run.ended for run in members)
-    for row, end in (told[:-1] if goes_on else told)[-_MOST_SPANS:]:
+    for row, end in (told[:-1] if goes_on and not lost else told)[-_MOST_SPANS:]:
         job.history.append(
             query_pb2.JobStateSpan(
                 state=_state(row.state), start_time=timestamp(row.start_unix_nano), end_time=timestamp(end)
             )
         )
     return told
+
+
+def _silent(runs: Sequence[RunRow], now: int) -> set[str]:
+    """Return the agents that have sent no ticks of runs that go on for minutes, but did within a day.
+
+    Ticks that are older are those of a recording; runs of an agent that is silent for longer end.
+    """
+    latest: dict[str, int] = {}
+    for run in runs:
+        if not run.ended:
+            latest[run.agent_id] = max(latest.get(run.agent_id, 0), run.end_unix_nano)
+    return {agent_id for agent_id, at in latest.items() if _SILENT_NS < now - at < _DAY_NS}
 
 
 def _slower_since(told: Sequence[tuple[JobStateRow, int]]) -> int:
