@@ -358,6 +358,23 @@ def test_a_job_whose_gpus_its_scheduler_never_took_away_is_one_however_long_it_p
         assert job.start_time.ToNanoseconds() == START
 
 
+def test_a_job_that_was_requeued_is_one_and_does_what_its_new_hosts_do_while_it_holds_their_gpus(subject):
+    hold(subject, idle_traces())
+    before = run_of("a", -400, -200, ended=True, agent="host-0")
+    save(
+        subject,
+        RunUpdate(before, None, states=[state(-400, "training"), state(-230, "hung")]),
+        RunUpdate(replace(run_of("b", 5, 60), gpu_uuid="GPU-0"), None, states=[state(5, "training")]),
+        RunUpdate(run_of("a2", -390, -200, ended=True, agent="host-0"), None),
+    )
+    now = START + 60 * SECOND
+    for active_only in (True, False):
+        (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=active_only), now).jobs
+        assert [member.run_id for member in job.members] == ["a", "a2", "b", ""]
+        assert (job.state, job.reason) == (query_pb2.JOB_STATE_TRAINING, "it is training")
+        assert job.goodput_ratio == pytest.approx((2 * 170 + 55) / (2 * 200 + 55))
+
+
 def test_what_a_scheduler_gives_now_belongs_to_no_earlier_job_of_the_name_on_whatever_page(subject):
     hold(subject, idle_traces())
     save(subject, run_of("old", -9_000, -8_000, ended=True))
@@ -383,6 +400,33 @@ def test_silence_of_an_agent_is_no_idleness_and_ends_its_jobs_after_a_day(subjec
     assert not list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), later).jobs
 
 
+def test_a_job_is_unknown_once_nothing_is_heard_of_its_agents_and_one_of_several_is_named(subject):
+    save(
+        subject,
+        RunUpdate(run_of("a"), None, states=[state(0, "starting"), state(30, "training")]),
+        RunUpdate(run_of("b", agent="host-2"), None, states=[state(0, "training")]),
+    )
+
+    def asked(after_s):
+        now = START + (600 + after_s) * SECOND
+        (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+        return job
+
+    assert (asked(200).state, asked(200).reason) == (query_pb2.JOB_STATE_TRAINING, "it is training")
+    job = asked(400)
+    assert (job.state, job.confidence, job.active) == (query_pb2.JOB_STATE_UNKNOWN, 0.0, True)
+    assert job.reason == "nothing is heard of host-1, host-2; before that: it is training"
+    assert job.state_time.ToNanoseconds() == job.history[-1].end_time.ToNanoseconds() == START + 600 * SECOND
+    assert [span.state for span in job.history] == [query_pb2.JOB_STATE_STARTING, query_pb2.JOB_STATE_TRAINING]
+    # What is heard of is told of; a recording that is played with its own times, long ago, is heard, too.
+    save(subject, run_of("a", 0, 950))
+    assert (asked(400).state, asked(400).reason) == (
+        query_pb2.JOB_STATE_TRAINING,
+        "it is training; nothing is heard of host-2",
+    )
+    assert ask(subject).jobs[0].state == query_pb2.JOB_STATE_TRAINING
+
+
 def test_a_job_one_of_whose_gpus_never_says_whether_it_is_in_use_is_not_said_to_be_idle(subject):
     dumb, quiet = idle_traces().items()
     unknown = Trace(dumb[1].time_s, dumb[1].values | {"dram_active": np.full(len(dumb[1]), np.nan)})
@@ -391,6 +435,18 @@ def test_a_job_one_of_whose_gpus_never_says_whether_it_is_in_use_is_not_said_to_
     (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
     assert (job.state, job.confidence) == (query_pb2.JOB_STATE_UNKNOWN, 0.0)
     assert job.reason.startswith("nothing tells whether GPU-0 is in use; none of its 2 GPUs has ever worked")
+
+
+def test_a_job_whose_gpus_work_is_not_idle_before_its_runs_are_found(subject):
+    traces = gpu_traces(2)
+    records = records_of(traces, [binding(gpu, "4711") for gpu in traces], agent_id="host-1")[:62]
+    # An agent that was away sends an hour at once; tracking comes to it later.
+    subject.store.samples.append(records)
+    for late_s in (61, 200):
+        now = START + late_s * SECOND
+        (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+        assert (job.state, job.confidence) == (query_pb2.JOB_STATE_UNKNOWN, 0.0)
+        assert job.reason.startswith("GPU-0, GPU-1 work, and what was sent of them is not looked at yet; none of its")
 
 
 def test_a_job_that_has_left_its_gpus_is_over(subject):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import cast
 
 import numpy as np
 
+from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.query.endings import JobProgress, earlier_runs, stays
 from gpusonde.collector.query.job_looks import JobLooks
 from gpusonde.collector.query.job_tree import JobTree
@@ -40,6 +42,9 @@ _MOST_OPEN_RUNS = 100_000
 _DAY_NS = 86_400_000_000_000
 _SILENT_NS = 300_000_000_000
 _LATELY_NS = 30_000_000_000
+# In so much of it a GPU works whose run is not found yet; less are ticks of a monitor or a display.
+_SOME_USE = 0.1
+_LEAST_ACTIVITY = RunsConfig().activity_threshold
 _MOST_NAMED = 4
 _MOST_SPANS = 64
 # Of the time that processes are asked about: in a shorter pause it is not looked up what they did.
@@ -219,8 +224,9 @@ def _active_jobs(results: ResultStore, job_id: str, held: Mapping[_Named, Sequen
         newest = [run for run in results.runs(job_id=key[1], limit=_PAGE) if run.scheduler == key[0]][:1]
         # Those before the binding were of another job of that name.
         since = min(hold.binding.start_unix_nano for hold in held[key])
-        members = [run for run in runs_of_job(results, newest[0], held) if run.end_unix_nano >= since] if newest else []
-        found.append(_Runs(members, held[key]))
+        members = runs_of_job(results, newest[0], held) if newest else []
+        lasts = any(run.end_unix_nano >= since for run in members)
+        found.append(_Runs(members if lasts else [], held[key]))
     return sorted(found, key=lambda each: each.place, reverse=True)
 
 
@@ -276,12 +282,13 @@ def runs_of_job(
     same = [
         other for other in results.runs(job_id=run.job_id, limit=MOST_RUNS_OF_A_JOB) if other.scheduler == run.scheduler
     ]
-    holds = held.get((run.scheduler, run.job_id), [])
-    since = min((hold.binding.start_unix_nano for hold in holds), default=run.end_unix_nano + 1)
-    if run.end_unix_nano >= since:
-        # However long it paused: the scheduler has not taken the GPUs away in between.
-        return sorted((o for o in same if o.end_unix_nano >= since), key=lambda o: o.start_unix_nano, reverse=True)
-    (members,) = [stay for stay in stays(same) if any(other.run_id == run.run_id for other in stay)] or [[run]]
+    found = stays(same)
+    if holds := held.get((run.scheduler, run.job_id)):
+        # However long it paused since then: the scheduler has not taken the GPUs away in between.
+        since = min(hold.binding.start_unix_nano for hold in holds)
+        lasting = [stay for stay in found if max(each.end_unix_nano for each in stay) >= since]
+        found = [*found[: len(found) - len(lasting)], [each for stay in lasting for each in stay]]
+    (members,) = [stay for stay in found if any(other.run_id == run.run_id for other in stay)] or [[run]]
     return members[::-1]
 
 
@@ -311,7 +318,7 @@ def _job(
         if (key := (hold.agent_id, hold.binding.gpu_uuid)) not in worked:
             job.members.append(_bound(hold, gpus.get((key[1], key[0]))))
     parts = _parts(store.results, members)
-    told = _add_state(job, parts, members)
+    told = _add_state(job, parts, of, now)
     if works and job.state == query_pb2.JOB_STATE_SLOWER:
         since = _slower_since(told)
         job.state_time.CopyFrom(timestamp(since))
@@ -361,8 +368,11 @@ def _add_idleness(job: query_pb2.Job, store: Store, of: _Runs, end: int, now: in
     job.reason = f"none of its {len(of.held)} GPUs {worked}, and the scheduler still gives them to it"
     job.state, job.confidence = query_pb2.JOB_STATE_IDLE, 0.9
     against = [f"nothing is heard of {', '.join(silent)}"] if silent else []
-    if dumb := [hold.binding.gpu_uuid for hold in of.held if not _tells_use(store, hold.binding.gpu_uuid, now)]:
+    uses = {gpu: _use(store, gpu, now) for gpu in sorted({hold.binding.gpu_uuid for hold in of.held})}
+    if dumb := [gpu for gpu, use in uses.items() if math.isnan(use)]:
         against.append(f"nothing tells whether {', '.join(dumb[:_MOST_NAMED])} is in use")
+    if busy := [gpu for gpu, use in uses.items() if use > _SOME_USE]:
+        against.append(f"{', '.join(busy[:_MOST_NAMED])} work, and what was sent of them is not looked at yet")
     if against:
         job.state, job.confidence = query_pb2.JOB_STATE_UNKNOWN, 0.0
         job.reason = "; ".join([*against, job.reason])
@@ -370,11 +380,20 @@ def _add_idleness(job: query_pb2.Job, store: Store, of: _Runs, end: int, now: in
     return sum(max(0, until - max(end, hold.binding.start_unix_nano)) for hold in of.held)
 
 
-def _tells_use(store: Store, gpu_uuid: str, now: int) -> bool:
-    """Return whether the latest ticks of a GPU say that it works or rests, if there are any."""
+def _use(store: Store, gpu_uuid: str, now: int) -> float:
+    """Return in which share of its latest ticks a GPU works; NaN where they do not say, 0 where there are none."""
     names = [name for name in store.facts.metrics(gpu_uuid) if has_activity([name])]
     samples = store.samples.read(gpu_uuid, now - _LATELY_NS, now + 1, names)
-    return not len(samples) or bool(np.isfinite(measure_activity(samples)).any())
+    if not len(samples):
+        samples = store.samples.read(gpu_uuid, now - _SILENT_NS, now + 1, names)
+        samples = samples.take(
+            np.flatnonzero(samples.time_unix_nano > samples.time_unix_nano.max(initial=0) - _LATELY_NS)
+        )
+    activity = measure_activity(samples)
+    known = activity[np.isfinite(activity)]
+    if not known.size:
+        return math.nan if len(samples) else 0.0
+    return float((known > _LEAST_ACTIVITY).mean())
 
 
 def _alerts(results: ResultStore, job: query_pb2.Job) -> Iterator[query_pb2.JobAlert]:
@@ -430,13 +449,14 @@ def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentS
 
 
 def _add_state(
-    job: query_pb2.Job, parts: Mapping[str, _AgentStates], members: Sequence[RunRow]
+    job: query_pb2.Job, parts: Mapping[str, _AgentStates], of: _Runs, now: int
 ) -> Sequence[tuple[JobStateRow, int]]:
     """Add what the job is doing: what the most of its GPUs do, with the hosts named that do otherwise.
 
     Returns:
         The states of a host that does what most do, with the end of each.
     """
+    members, lost = of.runs, False
     if not job.active:
         last = max(members, key=lambda run: run.end_unix_nano)
         job.state, job.reason, job.confidence = query_pb2.JOB_STATE_ENDED, last.end_reason, 1.0
@@ -446,6 +466,11 @@ def _add_state(
         job.state_time.CopyFrom(job.start_time)
     if not parts:
         return ()
+    # A job that was put back into the queue may have left hosts.
+    here = {run.agent_id for run in members if not run.ended} | {hold.agent_id for hold in of.held}
+    parts = {agent_id: part for agent_id, part in parts.items() if agent_id in here} or parts
+    silent = _silent(members, now)
+    parts = {agent_id: part for agent_id, part in parts.items() if agent_id not in silent} or parts
     counts: dict[str, int] = {}
     for part in parts.values():
         counts[part.state] = counts.get(part.state, 0) + part.gpu_count
@@ -457,17 +482,34 @@ def _add_state(
         job.state, job.reason, job.confidence = _state(row.state), row.reason, row.confidence
         job.state_time.CopyFrom(timestamp(row.start_unix_nano))
         others = [f"{agent_id} is {part.state}" for agent_id, part in parts.items() if agent_id not in agents]
-        if silent := sorted({run.agent_id for run in members if not run.ended} - parts.keys()):
-            others.append(f"nothing is known of {', '.join(silent)}")
-        job.reason = "; ".join([job.reason, *others])
+        if dumb := sorted({run.agent_id for run in members if not run.ended} - parts.keys() - silent):
+            others.append(f"nothing is known of {', '.join(dumb)}")
+        unheard = [f"nothing is heard of {', '.join(sorted(silent))}"] if silent else []
+        job.reason = "; ".join([job.reason, *others, *unheard])
+        if lost := parts.keys() <= silent:
+            job.state, job.confidence = query_pb2.JOB_STATE_UNKNOWN, 0.0
+            job.reason = f"{unheard[0]}; before that: {row.reason}"
+            job.state_time.CopyFrom(timestamp(told[-1][1]))
     goes_on = any(not run.ended for run in members)
-    for row, end in (told[:-1] if goes_on else told)[-_MOST_SPANS:]:
+    for row, end in (told[:-1] if goes_on and not lost else told)[-_MOST_SPANS:]:
         job.history.append(
             query_pb2.JobStateSpan(
                 state=_state(row.state), start_time=timestamp(row.start_unix_nano), end_time=timestamp(end)
             )
         )
     return told
+
+
+def _silent(runs: Sequence[RunRow], now: int) -> set[str]:
+    """Return the agents that have sent no ticks of runs that go on for minutes, but did within a day.
+
+    Ticks that are older are those of a recording; runs of an agent that is silent for longer end.
+    """
+    latest: dict[str, int] = {}
+    for run in runs:
+        if not run.ended:
+            latest[run.agent_id] = max(latest.get(run.agent_id, 0), run.end_unix_nano)
+    return {agent_id for agent_id, at in latest.items() if _SILENT_NS < now - at < _DAY_NS}
 
 
 def _slower_since(told: Sequence[tuple[JobStateRow, int]]) -> int:
