@@ -1,4 +1,4 @@
-"""The results page: sections that can be measured one by one, and what falls short of its bar at its top."""
+"""The results page: sections that can be measured one by one, and at its top what their bars come to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 BAR_COLUMNS = ("what", "bar", "measured", "met")
 _MARK = "<!-- section: {} -->"
+_NAMED_BARS = re.compile(r"\{([^{}]+)\}")
 _MARKED = re.compile(r"<!-- section: (\w+) -->")
 
 
@@ -57,19 +58,29 @@ def read_sections(page: Path) -> dict[str, list[str]]:
 
 
 def write_page(page: Path, head: Sequence[str], sections: dict[str, list[str]]) -> None:
-    """Write head, the bars that are not met, and the sections."""
-    bars = [row for lines in sections.values() for row in _bar_rows(lines) if row[-1] != "-"]
-    text = [*head, ""]
-    missed = [row for row in bars if row[-1] != "yes"]
-    if missed:
-        said = f"{len(bars) - len(missed)} of {len(bars)} bars are met (what is *reported* has none); the others:"
-        text += ["## What falls short", "", said, "", *table(BAR_COLUMNS, missed)]
-    elif bars:
-        text += [f"All {len(bars)} bars are met (what is *reported* has none).", ""]
+    """Write the head, with what its places in braces name, and the sections."""
+    bars = [row for lines in sections.values() for row in _bar_rows(lines)]
+    judged = [row for row in bars if row[-1] != "-"]
+    missed = [row for row in judged if row[-1] != "yes"]
+    said = f"{len(judged) - len(missed)} of {len(judged)} bars are met (what is *reported* has none)"
+    said = "\n".join([f"{said}; the others:", "", *table(BAR_COLUMNS, missed)]) if missed else f"{said}."
+    text = [said.rstrip() if line == "{missed}" else _filled(line, bars) for line in head]
+    text.append("")
     for name, lines in sections.items():
         text += [_MARK.format(name), *_trimmed(lines), ""]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
+
+
+def _filled(line: str, bars: Sequence[tuple[str, ...]]) -> str:
+    """A row of the head that names bars in braces: what was measured of them, and whether all are met."""
+    place = _NAMED_BARS.search(line)
+    if not place:
+        return line
+    found = {what: (measured, met) for what, _, measured, met in bars}
+    measured, met = zip(*(found.get(name, ("not run", "-")) for name in place.group(1).split("; ")), strict=True)
+    judged = "**no**" if "**no**" in met else "-" if "-" in met else "yes"
+    return f"{line[: place.start()]}{'; '.join(measured)}{line[place.end() :]} {judged} |"
 
 
 def _bar_rows(lines: Sequence[str]) -> list[tuple[str, ...]]:

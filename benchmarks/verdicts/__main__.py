@@ -1,7 +1,7 @@
 """Verdicts on jobs against what is true of them: ``python benchmarks/verdicts --out docs/results/verdicts.md``.
 
 Each table is a section of the page. ``--only`` makes some of them anew and keeps the others as they stand there, and
-of each what is written from its first ``###`` on.
+of each what is written from its first ``###`` on. What stands above the first table made here is written by hand.
 """
 
 from __future__ import annotations
@@ -30,14 +30,7 @@ import weeks
 from kinds import KINDS
 from playing import Told, follow_cycles
 
-_HEADER = """# Verdicts on jobs
-
-Written by [benchmarks/verdicts](../../benchmarks/verdicts/__main__.py), streamed: ticks as they came, cycles as
-`EpochTracker` had told them by then. Recorded: 146 MLPerf Training runs (power of nodes at 2 s, exact events), 5 of 8
-H100 that write checkpoints, 6 of LoRA on 4 GPUs (10 Hz: power, utilisation); nothing of processes. Generated: jobs of
-[benchmarks/epochs](../../benchmarks/epochs). Held back from every choice: half of the runs of each kind, by a hash of
-their names, and gpt3/64, llama2_70b_lora/64, ssd/8, resnet/8, unet3d/9 as a whole (ssd/8's errors were seen once).
-"""
+_TITLE = "# Verdicts on jobs"
 
 Recorded = list[tuple[recordings.JobRecording, Told]]
 _BARE_SHARE = 0.2  # of the weeks, to be watched without marks as well
@@ -80,11 +73,12 @@ def main() -> None:
         made[title] = "\n".join([f"## {title}", "", origin, "", *lines, ""])
         print(made[title], flush=True)
     if arguments.out:
-        known = _sections(arguments.out.read_text()) if arguments.out.exists() else {}
+        page = arguments.out.read_text() if arguments.out.exists() else _TITLE
+        head, known = page.partition("\n## ")[0].rstrip() + "\n", _sections(page)
         for title in made.keys() & known.keys():
             _, notes, written = known[title].partition("\n### ")
             made[title] += notes + written
-        arguments.out.write_text("\n".join([_HEADER, *(known | made).values()]).rstrip() + "\n")
+        arguments.out.write_text("\n".join([head, *(known | made).values()]).rstrip() + "\n")
 
 
 def _sections(page: str) -> dict[str, str]:

@@ -58,17 +58,17 @@ def test_a_section_measured_anew_replaces_its_own_lines_only(tmp_path, monkeypat
         ("ratio", "<= 1.05", "1.2", "**no**"),
         ("more", "reported", "7", "-"),
     ]
-    write_page(
-        page, ["# Head"], {"compute": ["## Compute", "", *table(BAR_COLUMNS, rows)], "exact": ["## Exact", "old"]}
-    )
-    write_page(page, ["# Head"], {**read_sections(page), "exact": ["## Exact", "new"]})
+    head = ["# Head", "| both | bar | {curves; ratio} |", "## What falls short", "{missed}"]
+    write_page(page, head, {"compute": ["## Compute", "", *table(BAR_COLUMNS, rows)], "exact": ["## Exact", "old"]})
+    write_page(page, head, {**read_sections(page), "exact": ["## Exact", "new"]})
     text = page.read_text()
     assert text.count("| curves | <= 5.5 % | 5.4 % | yes |") == 1
     assert text.count("| ratio | <= 1.05 | 1.2 | **no** |") == 2
+    assert "| both | bar | 5.4 %; 1.2 | **no** |" in text
     assert "1 of 2 bars are met" in text
     assert "new" in text
     assert "old" not in text
     assert text.index("## What falls short") < text.index("## Compute") < text.index("## Exact")
-    write_page(page, ["# Head"], {"compute": ["## Compute", "", *table(BAR_COLUMNS, [rows[0], rows[2]])]})
-    assert "All 1 bars are met" in page.read_text()
-    assert "falls short" not in page.read_text()
+    write_page(page, head, {"compute": ["## Compute", "", *table(BAR_COLUMNS, [rows[0], rows[2]])]})
+    assert "1 of 1 bars are met (what is *reported* has none)." in page.read_text()
+    assert "| both | bar | 5.4 %; not run | - |" in page.read_text()
