@@ -54,6 +54,12 @@ def test_a_skypilot_task_names_machine_place_and_batch() -> None:
         made("skypilot", MIXED)
 
 
+@pytest.mark.parametrize(("at_most_s", "said"), [(1800.0, "30.0 min"), (25_920.0, "7.20 h")])
+def test_the_end_is_said_as_solve_says_it(at_most_s: float, said: str) -> None:
+    text = launch_file("slurm", LONE, (G5, SPOT), name="x", at_most_s=at_most_s)
+    assert f"# ends within {said} with the wanted confidence\n" in text
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_plan_that_reckons_with_checkpoints_says_how_often_the_script_saves_them(launcher: str) -> None:
     for interval_s, said in ((667.5, True), (math.inf, False)):

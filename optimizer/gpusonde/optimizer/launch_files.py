@@ -307,4 +307,4 @@ def _comment(text: str) -> str:
 def _ends(seconds: float) -> str:
     if not seconds < _LONGEST_S:
         return "may not end"
-    return f"ends within {seconds / 3600:.3g} h with the wanted confidence"
+    return f"ends within {duration(seconds)} with the wanted confidence"

@@ -177,10 +177,13 @@ def test_where_no_plan_keeps_the_deadline_monitor_names_the_one_that_solve_says_
         for name, device, usd in (("t4", "T4", 0.5), ("v100", "V100-SXM2-16GB", 2.5), ("k80", "K80", 0.4))
     ]
     posed = parse_problem(document, GPUS, OFFERS)
-    nearest = solve_problem(posed)["nearest"]["plan"]
+    solved = solve_problem(posed)["nearest"]
+    nearest, estimate = solved["plan"], solved["estimate"]
     assert nearest["groups"][0]["offer"] == "t4"
     found = start_watch(posed, {}).recommend(0.0)
     assert (found["plan"], found["at_risk"]) == (nearest, True)
+    said = (found["expected_usd"], found["projection"]["end_s"], found["projection"]["high_s"])
+    assert said == (estimate["cost_usd"], estimate["time_s"], estimate["time_at_confidence_s"])
     slow = start_watch(posed, {"plan": {"groups": [{"offer": "k80", "machines": 1, "batch_size": 256}]}})
     for now_s in range(0, 1260, 60):
         take_report(slow, {"elapsed_s": now_s, "completed_iterations": now_s / 3.1})

@@ -13,7 +13,7 @@ from gpusonde.errors import ProblemError
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.preemptions import ExpectedRun, PreemptionRates, checkpoint_interval_s, expected_run
 from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Objective, Plan, Problem
-from gpusonde.optimizer.solution import Solution, quantile_s
+from gpusonde.optimizer.solution import PlanEstimate, Solution, quantile_s
 from gpusonde.optimizer.solve import solve
 from gpusonde.optimizer.step_times import StepTimes
 from gpusonde.simulator.iteration import Sharding, StepMode
@@ -130,6 +130,7 @@ class CandidateFinder:
         self._solver = solver
         self._offers = {offer.name: offer for offer in problem.offers}
         self._known: dict[tuple[tuple[MachineOffer, ...], Objective], Plan | None] = {}
+        self._first: tuple[Problem, Solution] | None = None
         self._deviations = float(ndtri(problem.confidence))
 
     def replace_problem(self, problem: Problem) -> None:
@@ -251,6 +252,19 @@ class CandidateFinder:
 
     def planned(self, at: WatchedJob) -> PlanCandidate | None:
         """Return the plan, times and cost that ``solve`` names; None once anything has begun, or where no plan is."""
+        found = self._solved(at)
+        if found is None or found.plan is None or found.estimate is None:
+            return None
+        return self._as_estimated(self.evaluate(found.plan, at), found.estimate, at)
+
+    def as_planned(self, candidate: PlanCandidate, at: WatchedJob) -> PlanCandidate:
+        """Return a plan with the times and cost that ``solve`` names where it comes nearest, too."""
+        found = self._solved(at)
+        if found is None or found.nearest is None or found.nearest.plan != candidate.plan:
+            return candidate
+        return self._as_estimated(candidate, found.nearest.estimate, at)
+
+    def _solved(self, at: WatchedJob) -> Solution | None:
         problem = self._problem
         if at.remaining < problem.iterations or at.held or at.depleted or at.spent_usd > 0:
             return None
@@ -259,16 +273,16 @@ class CandidateFinder:
             asked = replace(problem, deadline_s=left_s)
         except ProblemError:
             return None
-        self.solved += 1
-        found = self._solver(asked, self._steps)
-        if found.plan is None or found.estimate is None:
-            return None
+        if self._first is None or self._first[0] != asked:
+            self.solved += 1
+            self._first = asked, self._solver(asked, self._steps)
+        return self._first[1]
+
+    @staticmethod
+    def _as_estimated(candidate: PlanCandidate, estimate: PlanEstimate, at: WatchedJob) -> PlanCandidate:
+        kept_s = at.now_s + estimate.time_at_confidence_s
         return replace(
-            self.evaluate(found.plan, at),
-            end_s=at.now_s + found.estimate.time_s,
-            bound_s=at.now_s + found.estimate.time_at_confidence_s,
-            kept_s=at.now_s + found.estimate.time_at_confidence_s,
-            usd=found.estimate.cost_usd,
+            candidate, end_s=at.now_s + estimate.time_s, bound_s=kept_s, kept_s=kept_s, usd=estimate.cost_usd
         )
 
     def reserve_s(self, candidate: PlanCandidate, at: WatchedJob) -> float:

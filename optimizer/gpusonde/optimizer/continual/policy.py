@@ -230,6 +230,7 @@ class Policy:
             why = f"no plan can be had that does the job{within}"
             return PolicyDecision(None, why, at_risk=True, again_s=expiry_s)
         why = f"no plan keeps the {limits} with confidence; {nearest.plan} comes nearest"
+        nearest = self._finder.as_planned(nearest, at) if self._options.guard else nearest
         return PolicyDecision(nearest, why, at_risk=True, fallback=fallback)
 
     def _guarded(
