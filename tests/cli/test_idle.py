@@ -219,3 +219,19 @@ def test_how_long_is_waited_is_the_same_before_and_after_the_time_that_is_asked_
     client = SimpleNamespace(list_jobs=lambda **_: [job_info(message)])
     (evidence,) = judge(client, listed, 1800.0).verdict.evidence
     assert evidence == "idle for 1000 s of 3600 s; it paused for 600 s before and went on"
+
+
+def test_gpus_that_a_job_had_before_it_was_put_back_into_the_queue_say_nothing_of_it():
+    message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
+    message.members.add(run_id="a", gpu_uuid="GPU-left", host_name="host-1")
+    message.members.add(run_id="b", gpu_uuid="GPU-1", host_name="host-2", active=True)
+    message.end_time.FromNanoseconds(9000 * SECOND)
+    asked = []
+    time_s = np.arange(7200.0, 9000.0)
+    trace = Trace(time_s, {"gpu_utilization": np.zeros(time_s.size), "power_watts": np.full(time_s.size, 60.0)})
+    client = SimpleNamespace(
+        list_jobs=lambda **_: [job_info(message)], read_samples=lambda gpu, **_: asked.append(gpu) or trace
+    )
+    told = judge(client, job_info(message), 1800.0).payload()
+    assert asked == told["gpu_uuids"] == ["GPU-1"]
+    assert told["hosts"] == ["host-2"]
