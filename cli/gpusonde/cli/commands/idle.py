@@ -201,6 +201,7 @@ def _judge_hosts(
         # A job that is over: since then it has been idle, as far as ticks say so up to now.
         found = [job for job in client.list_jobs(job_id=run.job_id or run.run_id) or client.list_jobs(job_id=run.run_id)
                  if run.run_id in {member.run_id for member in job.members}]  # fmt: skip
+        found = [_left_behind(job, run.gpu_uuid) for job in found]
         judged += [
             judge(
                 client,
@@ -220,6 +221,13 @@ def _judge_hosts(
     return judged, against
 
 
+def _left_behind(job: JobInfo, gpu_uuid: str) -> JobInfo:
+    """Return a job as far as a GPU is concerned that it has no more: there it is over, whatever it does elsewhere."""
+    if not job.active or gpu_uuid in {each.gpu_uuid for each in job.present}:
+        return job
+    return replace(job, active=False, members=tuple(each for each in job.members if each.gpu_uuid == gpu_uuid))
+
+
 def _idle_jobs(client: Client, job_id: str = "") -> list[JobInfo]:
     return [job for job in client.list_jobs(job_id=job_id, active_only=True) if job.state == "idle"]
 
@@ -236,7 +244,7 @@ def judge(client: Client, job: JobInfo, wanted_s: float, *, takes_servers: bool 
     gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
     window_s = min(wanted_s, _LONGEST_WINDOW_S)
     same = client.list_jobs(job_id=job.job_id, active_only=job.active, process_window_s=window_s)
-    for each in (each for each in same if each.scheduler == job.scheduler):
+    for each in (each for each in same if (each.scheduler, each.active) == (job.scheduler, job.active)):
         longest_pause_s = each.longest_pause_s
         if (found := each.processes) is not None:
             processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s, found.on_gpus)
