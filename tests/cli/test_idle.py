@@ -18,7 +18,7 @@ from support.trace_records import incoming
 from support.tracked_store import TrackedStore
 from support.wire_agent import batch, block, inventory
 
-from gpusonde.cli.commands.idle import judge
+from gpusonde.cli.commands.idle import _judge_hosts, judge
 from gpusonde.collector.client.query import job_info
 from gpusonde.collector.query.jobs import STATES
 from gpusonde.collector.storage.model import AgentRow
@@ -219,3 +219,39 @@ def test_how_long_is_waited_is_the_same_before_and_after_the_time_that_is_asked_
     client = SimpleNamespace(list_jobs=lambda **_: [job_info(message)])
     (evidence,) = judge(client, listed, 1800.0).verdict.evidence
     assert evidence == "idle for 1000 s of 3600 s; it paused for 600 s before and went on"
+
+
+def test_gpus_that_a_job_had_before_it_was_put_back_into_the_queue_say_nothing_of_it():
+    message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
+    message.members.add(run_id="a", gpu_uuid="GPU-left", host_name="host-1")
+    message.members.add(run_id="b", gpu_uuid="GPU-1", host_name="host-2", active=True)
+    message.end_time.FromNanoseconds(9000 * SECOND)
+    asked = []
+    time_s = np.arange(7200.0, 9000.0)
+    trace = Trace(time_s, {"gpu_utilization": np.zeros(time_s.size), "power_watts": np.full(time_s.size, 60.0)})
+    client = SimpleNamespace(
+        list_jobs=lambda **_: [job_info(message)], read_samples=lambda gpu, **_: asked.append(gpu) or trace
+    )
+    told = judge(client, job_info(message), 1800.0).payload()
+    assert asked == told["gpu_uuids"] == ["GPU-1"]
+    assert told["hosts"] == ["host-2"]
+
+
+def test_a_host_that_a_job_has_left_is_judged_by_its_own_gpus_while_the_job_goes_on_elsewhere(monkeypatch):
+    message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_TRAINING)
+    message.members.add(run_id="a", gpu_uuid="GPU-left", host_name="host-1")
+    message.members.add(run_id="b", gpu_uuid="GPU-1", host_name="host-2", active=True)
+    message.start_time.FromNanoseconds(1000 * SECOND)
+    message.processes.CopyFrom(query_pb2.JobProcesses(processors=9.0, bytes_per_second=0.0))
+    asked = []
+    time_s = np.arange(7200.0, 9000.0)
+    trace = Trace(time_s, {"gpu_utilization": np.zeros(time_s.size), "power_watts": np.full(time_s.size, 60.0)})
+    run = SimpleNamespace(run_id="a", job_id="4711", gpu_uuid="GPU-left", host_name="host-1", end_unix_nano=SECOND)
+    client = SimpleNamespace(
+        list_jobs=lambda **_: [job_info(message)],
+        list_runs=lambda **_: [run],
+        read_samples=lambda gpu, **_: asked.append(gpu) or trace,
+    )
+    monkeypatch.setattr(time, "time_ns", lambda: 9000 * SECOND)
+    (judged,), against = _judge_hosts(client, frozenset(["host-1"]), 1800.0, takes_servers=False)
+    assert (judged.verdict.idle, against, asked) == (True, [], ["GPU-left"]), judged.verdict

@@ -258,23 +258,31 @@ def test_why_a_job_is_told_to_kueue_without_exchange_rates_is_said_once(capsys):
     assert said.count("job team/train-0 is told without exchange rates: run run-1 has no epochs") == 1
 
 
-def test_all_jobs_are_asked_for_at_once_with_their_ends_and_those_that_are_listed_no_more_are_forgotten(capsys):
-    def job(name):
+def test_a_job_that_runs_for_long_is_told_and_so_is_its_end_however_many_others_came_since(capsys):
+    def job(name, active, end_s=0):
         return SimpleNamespace(
-            job_id=name, scheduler="kubernetes", active=True, state="training", estimate=None, members=()
-        )
+            job_id=f"team/{name}", scheduler="kubernetes", active=active, state="training", estimate=None, members=(),
+            end_unix_nano=time.time_ns() - end_s * SECOND,
+        )  # fmt: skip
 
-    pages = [[job(f"team/a-{i}") for i in range(3)], [job("team/b")]]
-    asked = []
-    client = SimpleNamespace(list_jobs=lambda **request: asked.append(request) or pages[len(asked) - 1])
-    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [])
+    def list_jobs(active_only=False, limit=None, estimates=False, job_id=""):
+        asked.append((active_only, estimates))
+        of_name = [each for each in [*newer, long] if job_id in ("", each.job_id) and (each.active or not active_only)]
+        return of_name[: min(limit or 9, 9)]
+
+    asked, newer, long, known = [], [job(f"a-{i}", i == 0, 900) for i in range(9)], job("long", True), {}
+    told = SimpleNamespace(takes=lambda _: True, describe=lambda each: f"{each.job_id} {each.active}")
     arguments = SimpleNamespace(scheduler="kueue", dry_run=True, json=True, every="30s")
-    known = {}
-    tell._tell(client, kueue, arguments, known)
-    assert set(known) == {"team/a-0", "team/a-1", "team/a-2"}
-    tell._tell(client, kueue, arguments, known)
-    assert set(known) == {"team/b"}
-    assert asked == [{"limit": 1000, "estimates": True}] * 2
+    client = SimpleNamespace(list_jobs=list_jobs)
+    tell._tell(client, told, arguments, known)
+    assert known == {"team/a-0": "team/a-0 True", "team/long": "team/long True"}
+    assert asked == [(True, True), (False, False)]
+    long = job("long", False, 10)
+    tell._tell(client, told, arguments, known)
+    assert known["team/long"] == "team/long False"
+    long = job("long", False, 400)
+    tell._tell(client, told, arguments, known)
+    assert set(known) == {"team/a-0"}
 
 
 def test_an_earlier_job_of_the_same_name_does_not_have_the_newest_one_told_again_and_again(capsys):
@@ -284,7 +292,8 @@ def test_an_earlier_job_of_the_same_name_does_not_have_the_newest_one_told_again
             end_unix_nano=time.time_ns() - end_s * SECOND,
         )  # fmt: skip
 
-    client = SimpleNamespace(list_jobs=lambda **_: [job(0, True), job(3600, False)])
+    jobs = [job(0, True), job(3600, False)]
+    client = SimpleNamespace(list_jobs=lambda active_only=False, **_: jobs[: 1 if active_only else 2])
     kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [])
     arguments = SimpleNamespace(scheduler="kueue", dry_run=True, json=True, every="30s")
     known = {}

@@ -13,7 +13,7 @@ from support.tracked_store import TrackedStore
 
 from gpusonde.cli.main import main
 from gpusonde.collector.client import Client
-from gpusonde.collector.query.jobs import get_job, list_jobs
+from gpusonde.collector.query.jobs import get_job, gpus_of, list_jobs
 from gpusonde.collector.query.runs import list_epochs, timestamp
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
@@ -373,6 +373,13 @@ def test_a_job_that_was_requeued_is_one_and_does_what_its_new_hosts_do_while_it_
         assert [member.run_id for member in job.members] == ["a", "a2", "b", ""]
         assert (job.state, job.reason) == (query_pb2.JOB_STATE_TRAINING, "it is training")
         assert job.goodput_ratio == pytest.approx((2 * 170 + 55) / (2 * 200 + 55))
+        # It has what it was given, whether that works or rests.
+        assert gpus_of(job) == {("host-1", "GPU-0"), ("host-1", "GPU-1")}
+        assert [member.active for member in job.members] == [False, False, True, True]
+    ended = replace(run_of("b", 5, 60, ended=True), gpu_uuid="GPU-0")
+    save(subject, RunUpdate(ended, None))
+    (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
+    assert gpus_of(job) == {("host-1", "GPU-0"), ("host-1", "GPU-1")}
 
 
 def test_what_a_scheduler_gives_now_belongs_to_no_earlier_job_of_the_name_on_whatever_page(subject):

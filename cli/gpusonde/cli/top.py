@@ -343,7 +343,7 @@ def _key_at(table: DataTable[Text]) -> str:
 
 
 def _gpu_count(job: JobInfo) -> int:
-    return len({(member.agent_id, member.gpu_uuid) for member in job.members})
+    return len({(member.agent_id, member.gpu_uuid) for member in job.present})
 
 
 def _matches(job: JobInfo, wanted: str) -> bool:

@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gpusonde.collector.alerts import JobAlerts
+from gpusonde.collector.query.jobs import gpus_of
 from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.collector.workload.errors import KINDS
@@ -358,7 +359,7 @@ class JobMetrics:
             named = [job.job_id, _scheduler(job)]
             state.add_metric([*named, _state_name(job)], 1)
             since.add_metric(named, job.state_time.ToNanoseconds() / 1e9)
-            gpus.add_metric(named, len({(member.agent_id, member.gpu_uuid) for member in job.members}))
+            gpus.add_metric(named, len(gpus_of(job)))
             if job.HasField("goodput_ratio"):
                 goodput.add_metric(named, job.goodput_ratio)
             if job.HasField("progress_ratio"):

@@ -84,8 +84,8 @@ class JudgedJob:
             "since_time": formatting.iso_time(self.job.state_unix_nano),
             "idle_s": self.idle_s,
             "evidence": list(self.verdict.evidence),
-            "hosts": sorted({member.host_name for member in self.job.members}),
-            "gpu_uuids": [member.gpu_uuid for member in self.job.members],
+            "hosts": sorted({member.host_name for member in self.job.present}),
+            "gpu_uuids": [member.gpu_uuid for member in self.job.present],
             "reaped": self.reaped,
             "failure": self.failure or None,
         }
@@ -187,13 +187,13 @@ def _judge_hosts(
 ) -> tuple[list[JudgedJob], list[str]]:
     """Return the verdicts on what has worked on hosts last, and what speaks against taking these away."""
     now = time.time_ns()
-    active = [job for job in client.list_jobs(active_only=True) if hosts & {member.host_name for member in job.members}]
+    active = [job for job in client.list_jobs(active_only=True) if hosts & {member.host_name for member in job.present}]
     against = [f"job {job.job_id} is {job.state}" for job in active if job.state != "idle"]
     judged = [judge(client, job, wanted_s, takes_servers=takes_servers) for job in active if job.state == "idle"]
-    held = {member.gpu_uuid for job in active for member in job.members}
+    held = {member.gpu_uuid for job in active for member in job.present}
     newest = {run.gpu_uuid: run for run in reversed(client.list_runs(limit=_MOST_RUNS)) if run.host_name in hosts}
     known = {run.host_name for run in newest.values()}
-    known |= {member.host_name for job in active for member in job.members}
+    known |= {member.host_name for job in active for member in job.present}
     against += [f"nothing is known of host {host}" for host in sorted(hosts - known)]
     for run in newest.values():
         if run.gpu_uuid in held:
@@ -201,6 +201,7 @@ def _judge_hosts(
         # A job that is over: since then it has been idle, as far as ticks say so up to now.
         found = [job for job in client.list_jobs(job_id=run.job_id or run.run_id) or client.list_jobs(job_id=run.run_id)
                  if run.run_id in {member.run_id for member in job.members}]  # fmt: skip
+        found = [_left_behind(job, run.gpu_uuid) for job in found]
         judged += [
             judge(
                 client,
@@ -220,6 +221,13 @@ def _judge_hosts(
     return judged, against
 
 
+def _left_behind(job: JobInfo, gpu_uuid: str) -> JobInfo:
+    """Return a job as far as a GPU is concerned that it has no more: there it is over, whatever it does elsewhere."""
+    if not job.active or gpu_uuid in {each.gpu_uuid for each in job.present}:
+        return job
+    return replace(job, active=False, members=tuple(each for each in job.members if each.gpu_uuid == gpu_uuid))
+
+
 def _idle_jobs(client: Client, job_id: str = "") -> list[JobInfo]:
     return [job for job in client.list_jobs(job_id=job_id, active_only=True) if job.state == "idle"]
 
@@ -236,13 +244,13 @@ def judge(client: Client, job: JobInfo, wanted_s: float, *, takes_servers: bool 
     gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
     window_s = min(wanted_s, _LONGEST_WINDOW_S)
     same = client.list_jobs(job_id=job.job_id, active_only=job.active, process_window_s=window_s)
-    for each in (each for each in same if each.scheduler == job.scheduler):
+    for each in (each for each in same if (each.scheduler, each.active) == (job.scheduler, job.active)):
         longest_pause_s = each.longest_pause_s
         if (found := each.processes) is not None:
             processes = ProcessUse(found.seen_s, found.processors, found.bytes_per_s, found.on_gpus)
     if idle_s >= wanted_s:
         start = job.end_unix_nano - round(wanted_s * 1e9)
-        for gpu_uuid in sorted({member.gpu_uuid for member in job.members}):
+        for gpu_uuid in sorted({member.gpu_uuid for member in job.present}):
             try:
                 trace = client.read_samples(gpu_uuid, start_unix_nano=start, end_unix_nano=job.end_unix_nano + 1)
             except CollectorError as error:
@@ -317,7 +325,7 @@ def _render(screen: Screen, args: argparse.Namespace, command: Sequence[str], ju
                 each.job.job_id,
                 "reaped" if each.reaped else formatting.yes_no(each.verdict.idle),
                 formatting.number(each.idle_s),
-                str(len({member.gpu_uuid for member in each.job.members})),
+                str(len({member.gpu_uuid for member in each.job.present})),
                 "; ".join(each.verdict.evidence),
             )
             for each in judged

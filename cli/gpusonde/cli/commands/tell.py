@@ -153,7 +153,11 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
     """Tell what has changed; return whether something could not be told, which is then tried again."""
     now = time.time_ns()
     told: list[ToldPayload] = []
-    jobs = client.list_jobs(limit=_MOST_JOBS, estimates=args.scheduler == "kueue")
+    jobs = client.list_jobs(active_only=True, estimates=args.scheduler == "kueue")
+    # The newest may be over; of others it is known that they were told of.
+    jobs += client.list_jobs(limit=_MOST_JOBS)
+    for gone in known.keys() - {job.job_id for job in jobs}:
+        jobs += client.list_jobs(job_id=gone, limit=1)
     for gone in known.keys() - {job.job_id for job in jobs}:
         del known[gone]
     # Of a name that was used before, the newest one counts.

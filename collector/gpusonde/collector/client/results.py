@@ -261,7 +261,10 @@ class RunEpochs:
 
 @dataclass(frozen=True)
 class JobMember:
-    """A run of a job, see ``RunInfo``, or a GPU that has not worked for it yet, whose ``run_id`` is empty."""
+    """A run of a job, see ``RunInfo``, or a GPU that has not worked for it yet, whose ``run_id`` is empty.
+
+    It is active while the run goes on, or the scheduler still gives the GPU to the job.
+    """
 
     run_id: str
     agent_id: str
@@ -395,6 +398,11 @@ class JobInfo:
     longest_pause_s: float = 0.0
     processes: JobProcessesInfo | None = None
     slow_devices: tuple[SlowDevice, ...] = ()
+
+    @property
+    def present(self) -> tuple[JobMember, ...]:
+        """What it has now, without the GPUs that it had before it was put back into the queue; once over, all."""
+        return tuple(member for member in self.members if member.active) or self.members
 
 
 @dataclass(frozen=True)

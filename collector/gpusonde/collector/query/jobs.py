@@ -312,7 +312,10 @@ def _job(
     works = any(not run.ended for run in members)
     end = max((run.end_unix_nano for run in members), default=min(starts))
     job.end_time.CopyFrom(timestamp(end if works or not of.active else max(end, now)))
-    job.members.extend(_member(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in reversed(members))
+    given = {(hold.agent_id, hold.binding.gpu_uuid) for hold in of.held}
+    for run in reversed(members):
+        is_here = not run.ended or (run.agent_id, run.gpu_uuid) in given
+        job.members.append(_member(run, gpus.get((run.gpu_uuid, run.agent_id)), is_active=is_here))
     worked = {(run.agent_id, run.gpu_uuid) for run in members}
     for hold in of.held:
         if (key := (hold.agent_id, hold.binding.gpu_uuid)) not in worked:
@@ -337,7 +340,7 @@ def _job(
         job.alerts.extend(_alerts(store.results, job))
     if request.HasField("process_window"):
         window_ns = request.process_window.ToNanoseconds()
-        members_gpus = {(member.agent_id, member.gpu_uuid) for member in job.members}
+        members_gpus = gpus_of(job)
         # Short pauses are shorter than the window, whatever rested in them.
         long = [begin for begin, stop in pauses if stop - begin > window_ns / _SHORT_PAUSE]
         looks = JobLooks(store.facts, members_gpus, window_ns, now, min(long, default=now))
@@ -347,6 +350,11 @@ def _job(
     if longest_ns:
         job.longest_pause.FromNanoseconds(longest_ns)
     return job
+
+
+def gpus_of(job: query_pb2.Job) -> set[tuple[str, str]]:
+    """Return agent and UUID of the GPUs that a job has, of one that is over of those that it had."""
+    return {(each.agent_id, each.gpu_uuid) for each in job.members if each.active or not job.active}
 
 
 def _bound(hold: _Hold, gpu: GpuRow | None) -> query_pb2.JobMember:
@@ -413,14 +421,14 @@ def _alert(row: AlertRow) -> query_pb2.JobAlert:
     )
 
 
-def _member(run: RunRow, gpu: GpuRow | None) -> query_pb2.JobMember:
+def _member(run: RunRow, gpu: GpuRow | None, *, is_active: bool) -> query_pb2.JobMember:
     return query_pb2.JobMember(
         run_id=run.run_id,
         agent_id=run.agent_id,
         host_name=gpu.host_name if gpu else "",
         gpu_uuid=run.gpu_uuid,
         product_name=gpu_message(gpu).product_name,
-        active=not run.ended,
+        active=is_active,
     )
 
 

@@ -1,6 +1,6 @@
 // The fleet: jobs, those that want somebody first, and the time of every GPU by state.
 
-import { STATES, colourOf, el, jobAddress, lengthText, rankOf, refill, secondsOf, stateMark, stateOf, table, timeText } from "./parts.js";
+import { STATES, colourOf, el, jobAddress, lengthText, presentOf, rankOf, refill, secondsOf, stateMark, stateOf, table, timeText } from "./parts.js";
 
 const PAGE = 500;
 const MOST_JOBS = 3000;
@@ -88,8 +88,8 @@ export class Fleet {
       el("td", {}, el("a", { href: jobAddress(job.job_id) }, job.job_id)),
       stateMark(stateOf(job.state)),
       job.active ? lengthText(Math.max(0, this.end - secondsOf(job.state_time))) : "",
-      `${new Set(job.members.map((member) => member.gpu_uuid)).size}`,
-      [...new Set(job.members.map((member) => member.host_name || member.agent_id))].slice(0, 3).join(", "),
+      `${new Set(presentOf(job).map((member) => member.gpu_uuid)).size}`,
+      [...new Set(presentOf(job).map((member) => member.host_name || member.agent_id))].slice(0, 3).join(", "),
       el("td", { className: "why" }, job.reason),
     ]);
     refill(this.list, jobs.length ? table("jobs", ["Job", "State", "For", "GPUs", "Hosts", "Why"], rows) : "");
@@ -187,7 +187,7 @@ function gpuRows(jobs, start, end) {
     else if (!spans.length) spans.push({ state: "unknown", start: secondsOf(job.start_time), end: secondsOf(job.end_time) });
     const shown = spans.filter((span) => span.end > start && span.start < end).map((span) => ({ ...span, job: job.job_id }));
     if (!shown.length) continue;
-    for (const member of job.members) {
+    for (const member of presentOf(job)) {
       const key = `${member.agent_id} ${member.gpu_uuid}`;
       const row = rows.get(key) || {
         gpu: member.gpu_uuid, host: member.host_name || member.agent_id, model: member.product_name, spans: [], state: "ended",

@@ -88,6 +88,9 @@ export function nounOf(level) {
 
 export const jobAddress = (jobId) => `#/jobs/${encodeURIComponent(jobId)}`;
 
+// Without the GPUs that a job had before it was put back into the queue.
+export const presentOf = (job) => job.members.filter((member) => member.active || !job.active);
+
 // The run that speaks for a job.
 export const runOf = (job) => [...job.members].reverse().find((member) => member.run_id)?.run_id;
 
