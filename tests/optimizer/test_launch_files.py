@@ -147,6 +147,29 @@ def test_an_aws_script_orders_what_the_plan_has_once_the_account_is_named(tmp_pa
         launch_file("aws-cli", LONE, (replace(SPOT, region="gcp/asia-east1"),), name="x", at_most_s=1.0)
 
 
+def test_an_aws_script_asks_for_a_subnet_of_every_zone_and_an_image_of_every_region(tmp_path: Path) -> None:
+    """A subnet lies in one zone, an image and a key in one region: the second order would fail, the first be paid."""
+    other = replace(SPOT, name="aws/us-east-1b/g4dn.12xlarge/spot", zone="us-east-1b")
+    west = replace(G5, name="aws/us-west-2/g5.12xlarge", region="aws/us-west-2")
+    given = {"AMI": "ami-1", "SUBNET": "subnet-1", "KEY": "k"}
+
+    def ordered(*offers: MachineOffer, **variables: str) -> list[dict[str, str]]:
+        plan = Plan(tuple(Group(offer.name, 1, 32) for offer in offers))
+        printed = run(launch_file("aws-cli", plan, offers, name="x", at_most_s=60.0), tmp_path, **variables)
+        documents = re.findall(r"^{.*?^}", printed, re.MULTILINE | re.DOTALL)
+        return [{key: json.loads(text)[key] for key in ("ImageId", "SubnetId", "KeyName")} for text in documents]
+
+    one = {"ImageId": "ami-1", "SubnetId": "subnet-1", "KeyName": "k"}
+    assert ordered(G5, SPOT, **given) == [one, one]
+    assert ordered(SPOT, other, **given) == []
+    zones = {"SUBNET_US_EAST_1A": "subnet-a", "SUBNET_US_EAST_1B": "subnet-b"}
+    a, b = {**one, "SubnetId": "subnet-a"}, {**one, "SubnetId": "subnet-b"}
+    assert ordered(G5, SPOT, other, **given, **zones) == [a, a, b]
+    regions = {"AMI_US_EAST_1": "ami-1", "KEY_US_EAST_1": "k", "SUBNET_US_EAST_1": "subnet-1"}
+    regions |= {"AMI_US_WEST_2": "ami-2", "KEY_US_WEST_2": "l", "SUBNET_US_WEST_2": "subnet-2"}
+    assert ordered(G5, west, **regions) == [one, {"ImageId": "ami-2", "SubnetId": "subnet-2", "KeyName": "l"}]
+
+
 def test_kubernetes_jobs_share_one_world() -> None:
     service, first, second = yaml.safe_load_all(made("k8s-job", MIXED))
     assert service["spec"]["clusterIP"] == "None"

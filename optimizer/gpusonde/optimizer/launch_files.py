@@ -180,22 +180,32 @@ def _aws_cli(groups: Sequence[_Machines], name: str, head: Sequence[str], at_mos
     others = {machines.cloud for machines in groups} - {"", "aws"}
     if others:
         raise ProblemError(f"the aws command starts no machines of {', '.join(sorted(others))}; --emit skypilot does")
+    # An image and a key pair are of one region, a subnet of one zone, which machines without a zone take as well.
+    zones = {machines.region: machines.zone for machines in reversed(groups) if machines.zone}
+    images = _variables("AMI", [machines.region for machines in groups])
+    keys = _variables("KEY", [machines.region for machines in groups])
+    subnets = _variables(
+        "SUBNET", [machines.zone or zones.get(machines.region, machines.region) for machines in groups]
+    )
+    meant = {"the image to boot": images, "the subnet to start in": subnets, "the name of the key pair": keys}
+    given = {"ami-...": images, "subnet-...": subnets, "...": keys}
+    filled = " ".join(f"{name}={value}" for value, names in given.items() for name in dict.fromkeys(names))
     lines = [
         "#!/bin/bash",
         *head,
-        f"# AMI=ami-... SUBNET=subnet-... KEY=... bash {name}.sh, then ends by hand:",
+        f"# {filled} bash {name}.sh, then ends by hand:",
         f"# aws ec2 describe-instances --filters Name=tag:gpusonde,Values={name} lists the machines",
         "set -eu",
-        ': "${AMI:?the image to boot}" "${SUBNET:?the subnet to start in}" "${KEY:?the name of the key pair}"',
+        ": " + " ".join(f'"${{{name}:?{what}}}"' for what, names in meant.items() for name in dict.fromkeys(names)),
     ]
-    for machines in groups:
+    for machines, image, subnet, key in zip(groups, images, subnets, keys, strict=True):
         content: dict[str, object] = {
-            "ImageId": "${AMI}",
+            "ImageId": f"${{{image}}}",
             "InstanceType": machines.instance_type,
             "MinCount": machines.count,
             "MaxCount": machines.count,
-            "KeyName": "${KEY}",
-            "SubnetId": "${SUBNET}",
+            "KeyName": f"${{{key}}}",
+            "SubnetId": f"${{{subnet}}}",
             "InstanceInitiatedShutdownBehavior": "terminate",
             "TagSpecifications": [
                 {
@@ -222,6 +232,13 @@ def _aws_cli(groups: Sequence[_Machines], name: str, head: Sequence[str], at_mos
             ')"',
         ]
     return "\n".join([*lines, ""])
+
+
+def _variables(name: str, places: Sequence[str]) -> list[str]:
+    """Return the variable of each place: the bare name where there is one place only."""
+    if len(set(places)) == 1:
+        return [name] * len(places)
+    return ["_".join(filter(None, [name, _NOT_IN_NAMES.sub("_", place.lower()).upper()])) for place in places]
 
 
 def _kubernetes(groups: Sequence[_Machines], name: str, head: Sequence[str], at_most_s: float) -> str:
