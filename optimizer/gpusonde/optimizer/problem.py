@@ -20,6 +20,8 @@ from gpusonde.simulator.iteration import PLAIN_STEPS, Sharding, StepMode
 
 _MOST_CANDIDATES = 4096
 _LARGEST_BATCH = 2**31
+# Fabrics of machines whose network to others nobody knows begin so.
+LONE_FABRIC = "inside of "
 _MOST_MACHINES = 100_000
 # What a document may hold.
 MOST_OFFERS = 1000
@@ -100,6 +102,11 @@ class MachineOffer:
             _amount(self.network_bytes_per_second, f"{what}: network_bytes_per_second", "or none when unknown")
         if not _is_number(self.preemptions_per_hour) or not 0 <= self.preemptions_per_hour < math.inf:
             raise ProblemError(f"{what}: preemptions_per_hour {self.preemptions_per_hour} must be 0 or more")
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether nobody knows what it reaches together with other machines."""
+        return self.fabric.startswith(LONE_FABRIC)
 
     @property
     def preemption_rate(self) -> float:
@@ -322,20 +329,25 @@ class Problem:
         raise KeyError(name)
 
     def parts(self) -> tuple[Problem, ...]:
-        """Return a problem for every mode, and every set of offers whose machines may work together: of a region."""
+        """Return a problem for every mode, and every set of offers whose machines may work together."""
         offers = self.offers
         for quota in self.quotas:
             offers = tuple(
                 replace(offer, quota=min(offer.quota, quota.gpus // offer.devices)) if quota.limits(offer) else offer
                 for offer in offers
             )
-        regions = tuple(dict.fromkeys(offer.region for offer in offers))
-        together = [offers]
-        if not self.across_regions and len(regions) > 1:
-            together = [tuple(offer for offer in offers if offer.region == region) for region in regions]
+        together: dict[tuple[str, str], list[MachineOffer]] = {}
+        for offer in offers:
+            together.setdefault(self.pool(offer), []).append(offer)
         if len(together) == len(self.modes) == 1:
             return (self if offers == self.offers else replace(self, offers=offers),)
-        return tuple(replace(self, offers=offers, modes=(mode,)) for mode in self.modes for offers in together)
+        return tuple(
+            replace(self, offers=tuple(pool), modes=(mode,)) for mode in self.modes for pool in together.values()
+        )
+
+    def pool(self, offer: MachineOffer) -> tuple[str, str]:
+        """Return what offers have in common whose machines may work together."""
+        return "" if self.across_regions else offer.region, offer.name if offer.is_lone else ""
 
     def broken_quota(self, plan: Plan) -> SharedQuota | None:
         """Return a shared quota that a plan exceeds; None where it keeps all."""

@@ -195,6 +195,9 @@ def check_plan(problem: Problem, plan: Plan) -> None:
     broken = problem.broken_quota(plan)
     if broken is not None:
         raise ProblemError(f"the plan has {max(problem.used(broken, plan).values())} GPUs, more than the {broken}")
+    lone = [group.offer for group in plan.groups if problem.offer(group.offer).is_lone]
+    if lone and len(plan.groups) > 1:
+        raise ProblemError(f"nobody knows the network of {lone[0]} to other machines: give network_bytes_per_second")
     regions = sorted({problem.offer(group.offer).region or "no region" for group in plan.groups})
     if len(regions) > 1 and not problem.across_regions:
         raise ProblemError(f"the plan spans {' and '.join(regions)}: across_regions = true allows that")

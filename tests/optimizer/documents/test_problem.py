@@ -9,10 +9,12 @@ import pytest
 from support.problem_documents import probes, small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
-from gpusonde.errors import DocumentError
+from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer.documents.problem import MOST_OFFERS, parse_plan, parse_problem
 from gpusonde.optimizer.documents.watching import estimate_plan, pareto_plans, solve_problem, solve_problems
 from gpusonde.optimizer.problem import Billing, Group, Objective, Plan
+from gpusonde.optimizer.solution import check_plan
+from gpusonde.optimizer.solve import solve
 from gpusonde.simulator.compute import CurveOrigin
 
 GPUS, OFFERS = load_gpus(), load_offers()
@@ -258,9 +260,35 @@ def test_one_machine_needs_no_network_rate():
     # The GPUs of one machine exchange gradients over what its data sheet says.
     assert fastest["plan"]["groups"][0]["offer"] == "v100"
     assert fastest["estimate"]["step"]["mean_s"] > 0.016
-    mixed = {**document, "across_regions": True}
-    mixed["offers"][1]["network_bytes_per_second"] = 1e9
-    assert [offer.name for offer in parse_problem(mixed, GPUS, OFFERS).problem.offers] == ["v100"]
+
+
+def test_a_machine_without_a_network_rate_stays_where_it_stands():
+    """Its region was its own name: quotas of the region did not hold, and data that lie there were moved to it."""
+    here = {"device": "T4", "quota": 1, "usd_per_hour": 0.5, "region": "aws/us-east-1"}
+    changes = {"global_batch": 64, "batch_sizes": [64], "offers": [{**here, "name": "box"}]}
+    data = {"gigabytes": 500, "region": "aws/us-east-1", "egress_usd_per_gb": 0.09}
+    found = solve_problem(parse(**changes, data=data))
+    assert (found["status"], found["estimate"]["data_usd"]) == ("optimal", 0.0)
+    quotas = [{"gpus": 0, "region": "us-east-1"}]
+    assert solve_problem(parse(**changes, quotas=quotas))["status"] == "infeasible"
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_machine_without_a_network_rate_works_alone_beside_others(across):
+    """Across regions it was left out, and without other offers there were none."""
+    here = {"device": "T4", "quota": 2, "usd_per_hour": 0.5, "region": "aws/us-east-1"}
+    rated = {**here, "name": "rated", "usd_per_hour": 5.0, "network_bytes_per_second": 1e9}
+    for offers in ([{**here, "name": "box"}], [{**here, "name": "box"}, rated]):
+        changes = {"batch_sizes": [64], "deadline_s": None, "offers": offers, "across_regions": across}
+        document = parse(**changes, global_batch=64)
+        alone = solve_problem(document)["plan"]
+        assert [group["offer"] for group in alone["groups"]] == ["box"]
+        assert solve(document.problem, document.step_times(), method="brute_force").plan.machines == 1
+        if len(offers) > 1:
+            with pytest.raises(ProblemError, match="network_bytes_per_second"):
+                check_plan(document.problem, Plan((Group("box", 1, 32), Group("rated", 1, 32))))
+            together = solve_problem(parse(**changes, global_batch=128))["plan"]
+            assert [group["offer"] for group in together["groups"]] == ["rated"]
 
 
 @pytest.mark.parametrize(

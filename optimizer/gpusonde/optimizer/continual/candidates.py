@@ -326,7 +326,7 @@ class CandidateFinder:
 
     def _group_offers(self, at: WatchedJob, on_demand_only: bool, ready_only: bool) -> Iterable[list[MachineOffer]]:
         """Yield sets of offers whose machines may work together, with what can be had of each."""
-        regions: dict[str, list[MachineOffer]] = {}
+        pools: dict[tuple[str, str], list[MachineOffer]] = {}
         for offer in self._problem.offers:
             if on_demand_only and offer.billing is Billing.SPOT:
                 continue
@@ -339,11 +339,10 @@ class CandidateFinder:
             if per_hour > 0:
                 run = expected_run(_HOUR_S, per_hour, self._options.restart_s, self._options.save_s)
                 rise = min(_LARGEST_RISE, run.seconds / _HOUR_S)
-            region = "" if self._problem.across_regions else offer.region
             # The raised price counts the preemptions, and a guard keeps the deadline.
             raised = replace(offer, quota=quota, usd_per_hour=offer.usd_per_hour * rise, preemptions_per_hour=0.0)
-            regions.setdefault(region, []).append(raised)
-        return regions.values()
+            pools.setdefault(self._problem.pool(offer), []).append(raised)
+        return pools.values()
 
     def _find_among(
         self, offers: list[MachineOffer], at: WatchedJob, deadline: bool, objective: Objective

@@ -22,6 +22,7 @@ from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.documents.job import Job, JobKeys, device_name, parse_job
 from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers, region_of
 from gpusonde.optimizer.problem import (
+    LONE_FABRIC,
     MOST_MACHINES,
     MOST_OFFERS,
     BatchSize,
@@ -56,8 +57,6 @@ _MOST_COMBINATIONS = 200_000
 _MOST_ITERATIONS = 2**53
 _MOST_TOKENS = 10**15
 _LONGEST_SEQUENCE = 100_000_000
-# Fabrics of one machine whose network to others is unknown.
-_INSIDE = "inside of "
 _MOST_NAMED = 5
 _Texts = Annotated[tuple[str, ...], ListOf(64)]
 
@@ -284,7 +283,7 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
         for offer in offers
         if offer.fabric not in rated and offer.network_bytes_per_second is not None
     }
-    offers = _without_strangers(offers, keys.across_regions, notes)
+    offers = _without_strangers(offers, notes)
     iterations, per_epoch = _count_iterations(keys)
     options = keys.continual.options(keys.overhead_s)
     preempted = [offer for offer in offers if offer.preemption_rate]
@@ -388,24 +387,18 @@ def _add_memory_limit(offer: MachineOffer, job: Job, memory: JobMemory | None, g
     return offer
 
 
-def _without_strangers(offers: list[MachineOffer], across_regions: bool, notes: list[str]) -> list[MachineOffer]:
-    """Return offers of which those whose network nobody knows stand alone, or are left out where all may be mixed."""
-    alone = [offer for offer in offers if offer.fabric.startswith(_INSIDE)]
+def _without_strangers(offers: list[MachineOffer], notes: list[str]) -> list[MachineOffer]:
+    """Return offers of which those whose network nobody knows give one machine, which works alone."""
+    alone = [offer for offer in offers if offer.is_lone]
     if not alone:
         return offers
     names = ", ".join(sorted({offer.name for offer in alone})[:_MOST_NAMED])
     more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
-    done = "is left out" if across_regions else "is used for one machine only"
     notes.append(
-        f"what is offered without a network rate {done} ({names}{more}); network_bytes_per_second, or measurements of"
-        " its fabric, let several work together"
+        f"what is offered without a network rate is used for one machine only ({names}{more});"
+        " network_bytes_per_second, or measurements of its fabric, let several work together"
     )
-    if across_regions:
-        return [offer for offer in offers if offer not in alone]
-    # A plan stays in one region.
-    return [
-        replace(offer, quota=min(1, offer.quota), region=offer.name) if offer in alone else offer for offer in offers
-    ]
+    return [replace(offer, quota=min(1, offer.quota)) if offer.is_lone else offer for offer in offers]
 
 
 def _inside_link(offer: MachineOffer, gpus: GpuCatalog) -> RatedLink:
@@ -454,7 +447,7 @@ def _add_fabrics(
             found.append(offer)
             continue
         network = _rated_network(offer, job, gpus)
-        inside = f"{_INSIDE}{offer.devices} x {offer.device}"
+        inside = f"{LONE_FABRIC}{offer.devices} x {offer.device}"
         fabric = inside
         if network.between is not None:
             # The inside of machines with one GPU makes no difference.
@@ -463,7 +456,7 @@ def _add_fabrics(
             fabric += f", {network.factor:.6g} times as slow" if network.factor != 1.0 else ""
         rated[fabric] = network
         found.append(replace(offer, fabric=fabric))
-    assumed = sum(offer.fabric in rated and not offer.fabric.startswith(_INSIDE) for offer in found)
+    assumed = sum(offer.fabric in rated and not offer.is_lone for offer in found)
     if assumed:
         notes.append(
             f"the network of {count(assumed, 'offer')} is not measured but assumed from the ratings of NICs and GPUs,"
