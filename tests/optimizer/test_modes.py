@@ -11,7 +11,7 @@ from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer import Group, MachineOffer, Plan, Problem, Status, TableSteps, pareto, solve
 from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
-from gpusonde.optimizer.documents.watching import start_watch, take_report
+from gpusonde.optimizer.documents.watching import solve_problem, start_watch, take_report
 from gpusonde.optimizer.problem import JobMemory
 from gpusonde.optimizer.solution import check_plan
 from gpusonde.simulator.iteration import Sharding, StepMode
@@ -45,6 +45,22 @@ def parse(**job):
 def answer(**job):
     found = parse(**job)
     return solve(found.problem, found.step_times(), explain=False)
+
+
+def test_a_plan_without_accumulation_says_what_that_would_save() -> None:
+    """So a looser deadline, which a dear machine keeps without it, made the job dearer without a word."""
+    document = deepcopy(FEW) | {"global_batch": 512}
+    dear = {**document["offers"][0], "name": "dear", "devices": 4, "quota": 1, "usd_per_hour": 40.0}
+    document["offers"] = [{**document["offers"][0], "quota": 1}, dear]
+    least = solve_problem(parse_problem(document, GPUS, OFFERS))
+    assert [group["offer"] for group in least["plan"]["groups"]] == ["dear"]
+    assert least["binding"][0] == "accumulation_steps"
+    (told,) = least["relaxations"]
+    assert told["words"].startswith("accumulation_steps up to 4: ")
+    document["job"]["accumulation_steps"] = 4
+    saved = solve_problem(parse_problem(document, GPUS, OFFERS))
+    assert (told["plan"], told["cost_usd"]) == (saved["plan"], saved["estimate"]["cost_usd"])
+    assert saved["estimate"]["cost_usd"] < 0.2 * least["estimate"]["cost_usd"]
 
 
 def test_a_batch_too_large_for_the_gpus_is_accumulated_and_said_so() -> None:

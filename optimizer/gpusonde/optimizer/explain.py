@@ -13,9 +13,10 @@ from gpusonde.formatting import dollars, duration, percent
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
 from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, find_time_factor
-from gpusonde.optimizer.search.space import make_space
+from gpusonde.optimizer.search.space import make_space, with_spare_modes
 from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Relaxation, objective_value, violation
 from gpusonde.optimizer.step_times import StepTimes
+from gpusonde.simulator.iteration import StepMode
 
 # From this gap on a bound says nothing.
 _NOTHING_KNOWN = 0.9999
@@ -318,6 +319,10 @@ def _changes(problem: Problem, plan: Plan, solve_again: SolveAgain) -> Iterator[
     tried += [limit for limit in reached if limit in own][:_MOST_QUOTAS]
     for limit in tried:
         yield limit, [("x 2", _double(problem, {limit}))]
+    spare = _useful_spare_modes(problem)
+    if spare:
+        most = max(mode.accumulation_steps for mode in spare)
+        yield "accumulation_steps", [(f"up to {most}", with_spare_modes(replace(problem, spare_modes=spare)))]
     try:
         found = solve_again(_double(problem, own.union(map(str, problem.quotas))), plan)
     except ProblemError:  # too many ways to choose for a search
@@ -325,6 +330,16 @@ def _changes(problem: Problem, plan: Plan, solve_again: SolveAgain) -> Iterator[
     if found.plan is not None:
         for limit in [limit for limit in _exceeded(problem, found.plan) if limit not in tried][:_MOST_QUOTAS]:
             yield limit, [("x 2", _double(problem, {limit}))]
+
+
+def _useful_spare_modes(problem: Problem) -> tuple[StepMode, ...]:
+    """The spare modes but for those with more micro-batches than any lone machine needs for the whole batch."""
+    if problem.memory is not None:
+        return problem.spare_modes
+    fits = [offer.devices * (offer.largest_batch or problem.global_batch) for offer in problem.offers]
+    needed = -(-problem.global_batch // min(fits))
+    enough = min((m.accumulation_steps for m in problem.spare_modes if m.accumulation_steps >= needed), default=needed)
+    return tuple(m for m in problem.spare_modes if needed > 1 and m.accumulation_steps <= enough)
 
 
 def _double(problem: Problem, limits: set[str]) -> Problem:

@@ -83,7 +83,7 @@ class Relaxation:
     """What giving way at one limit buys.
 
     Attributes:
-        limit: ``budget_usd``, ``deadline_s`` or ``quota of NAME``.
+        limit: ``budget_usd``, ``deadline_s``, ``accumulation_steps`` or ``quota of NAME``.
         change: In words, such as "+10 %".
         plan: Best plan then; None when there is still none.
         time_s: Its mean time; None likewise.
@@ -127,8 +127,8 @@ class Solution:
         estimate: What it takes and costs; None likewise.
         proof: What was searched.
         why: Why this plan, or why none, for people.
-        binding: Limits that keep the objective from being lower: ``deadline_s``, ``budget_usd``, ``quota of NAME``,
-            ``memory of NAME``, ``smallest batch of NAME``.
+        binding: Limits that keep the objective from being lower: ``deadline_s``, ``budget_usd``,
+            ``accumulation_steps``, ``quota of NAME``, ``memory of NAME``, ``smallest batch of NAME``.
         relaxations: What giving way at these buys.
         nearest: When there is no plan: the one that violates least; None when there is not even such a one.
         explored: Plans or states that were looked at.
