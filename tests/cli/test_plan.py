@@ -156,6 +156,7 @@ def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.Cap
         (["plan", "solve", "counted.json"], 1, "device: '2x T4' is several GPUs"),
         (["plan", "solve", "query.json"], 1, "catalog[0].gpus: '8xV100' is several GPUs"),
         (["plan", "init", *OF_32_GPUS[2:], "--targets", "8xV100"], 2, "--targets: '8xV100' is several GPUs"),
+        ([*OF_32_GPUS, "--batch-size", "8", "--out", "/dev/full"], 1, "/dev/full: is no regular file"),
         (["monitor", "p.json"], 2, "--progress FILE, or --run ID"),
         (["monitor", "p.json", "--run", "x"], 2, "--run needs --collector"),
         (["monitor", "p.json", "--progress", "p.json"], 1, "p.json:1:"),

@@ -269,10 +269,12 @@ def _doubt_of(role: str, period_s: float, total: str) -> str:
 
 
 def _init(args: argparse.Namespace, output: Output, posed: PosedProblem) -> int:
+    from gpusonde.service.durable_files import write_durably
+
     if args.out is None:
         output.result(posed.document, lambda screen: screen.line(posed.toml().rstrip()))
         return 0
-    args.out.write_text(posed.toml(), encoding="utf-8")
+    write_durably(args.out, posed.toml().encode())
     output.result(posed.document, lambda screen: screen.line(f"{args.out}: 'gpusonde plan solve {args.out}' takes it"))
     return 0
 

@@ -80,6 +80,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 def run_probe(args: argparse.Namespace) -> int:
     """Measure, write and print."""
+    from gpusonde.service.durable_files import write_durably
     from gpusonde.simulator.allreduce import measurements_to_json
     from gpusonde.simulator.instrument.allreduce_probe import probe_allreduce
 
@@ -98,7 +99,7 @@ def run_probe(args: argparse.Namespace) -> int:
     except ProblemError as error:
         raise UsageError(f"--fabric, --location or --device: {error}") from None
     if found:
-        args.out.write_text(measurements_to_json(found), encoding="utf-8")
+        write_durably(args.out, measurements_to_json(found).encode())
     Output(as_json=args.json).result(
         probe_payload(args.fabric, found, args.out), lambda screen: _render_probe(screen, found, args.out)
     )
