@@ -96,6 +96,7 @@ DATA = {"gigabytes": 10, "region": "us-east-1", "egress_usd_per_gb": 0.09}
         ({"quotas": [{}]}, "quotas[0].gpus", "missing"),
         ({"data": {"gigabytes": 10, "region": "us-east-1"}}, "data.egress_usd_per_gb", "missing"),
         ({"data": DATA | {"region": "aws/us-eats-1"}}, "data.region", "did you mean 'aws/us-east-1'"),
+        ({"data": DATA | {"region": "us-east-2"}}, "data.region", "with its cloud it is taken, such as aws/us-east-2"),
         ({"data": DATA | {"gigabytes": 0}}, "data.gigabytes", "above 0"),
     ],
 )

@@ -492,6 +492,9 @@ def _data_costs(keys: ProblemKeys, offers: list[MachineOffer]) -> DataCosts | No
     regions = sorted({offer.region for offer in offers})
     near = difflib.get_close_matches(keys.data.region, regions, n=1)
     # Regions of one coast differ in their number: us-east-2 is no slip.
+    if near and not cloud and _letters(near[0].rpartition("/")[2]) == _letters(region):
+        here = f"{near[0].rpartition('/')[0]}/{region}"
+        raise DocumentError("data.region", f"no offer stands in {region!r}; with its cloud it is taken, such as {here}")
     if near and _letters(near[0]) != _letters(keys.data.region):
         raise DocumentError("data.region", f"no offer stands in {keys.data.region!r}; did you mean {near[0]!r}?")
     return keys.data
