@@ -45,6 +45,15 @@ def test_a_downloaded_list_is_compared_written_and_listed(
     assert (again["changes"], again["unchanged_count"]) == ([], again["offer_count"])
 
 
+def test_files_may_begin_with_the_mark_that_spreadsheets_write(
+    tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "index.csv").write_text(aws_file(), encoding="utf-8-sig")
+    report = run(capsys, "prices", "aws", "--from", str(tmp_path / "index.csv"))
+    own.write_text(own.read_text(), encoding="utf-8-sig")
+    assert len(run(capsys, "offers", "--provider", "aws", "--region", "us-east-1")["offers"]) == report["offer_count"]
+
+
 def test_several_files_and_pages_are_read_together(
     tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,9 @@ _NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
 _OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
 _MOST_ROWS = 5_000_000
 _LONGEST_TEXT = 128
+# What offers may cost and lose.
+_MOST_USD = 1e9
+_MOST_PREEMPTIONS = 3600.0
 # What a program that prints prices may take and print.
 _COMMAND_S = 60.0
 _MOST_PRINTED = 64 << 20
@@ -261,7 +264,7 @@ def _parse(row: Mapping[str, str], where: str) -> SpotRow:
         text = row[column].strip()
         if not text or len(text) > _LONGEST_TEXT or not text.isprintable():
             raise TableError(f"{where}: {column} must be a text of 1 to {_LONGEST_TEXT} characters")
-    price = _number(row, "usd_per_hour", where)
+    price = _number(row, "usd_per_hour", where, most=_MOST_USD)
     if price is None or price == 0:
         raise TableError(f"{where}: usd_per_hour must be above zero; leave out what is not for rent")
     available = _number(row, "available_machines", where)
@@ -275,7 +278,7 @@ def _parse(row: Mapping[str, str], where: str) -> SpotRow:
         time=_time(row["time"].strip(), where),
         usd_per_hour=price,
         available_machines=None if available is None else int(available),
-        preemptions_per_hour=_number(row, "preemptions_per_hour", where),
+        preemptions_per_hour=_number(row, "preemptions_per_hour", where, most=_MOST_PREEMPTIONS),
     )
 
 
@@ -288,7 +291,7 @@ def _time(text: str, where: str) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
 
 
-def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
+def _number(row: Mapping[str, str], column: str, where: str, most: float = math.inf) -> float | None:
     text = row.get(column, "").strip()
     if not text:
         return None
@@ -298,4 +301,6 @@ def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
         raise TableError(f"{where}: {column} must be a finite number that is not negative, not {text[:40]!r}")
+    if value > most:
+        raise TableError(f"{where}: {column} must be at most {most:g}, not {text[:40]!r}")
     return value

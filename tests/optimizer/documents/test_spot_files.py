@@ -56,6 +56,20 @@ def test_current_rows_with_a_curve_and_a_preemption_rate_become_offers(tmp_path,
     assert "no batch limits for A10G" in caplog.text
 
 
+@pytest.mark.parametrize("spot", [SPOT, SPOT.replace('file = "spot.csv"', 'command = ["cat", "spot.csv"]')])
+def test_a_table_may_begin_with_the_mark_that_spreadsheets_write(tmp_path, spot):
+    read(tmp_path)
+    (tmp_path / "spot.csv").write_text(HEADER + ROWS, encoding="utf-8-sig")
+    (tmp_path / "job.toml").write_text(PROBLEM + spot)
+    assert len(read_problem(tmp_path / "job.toml", noon)["offers"]) == 1
+
+
+@pytest.mark.parametrize(("was", "row"), [(",1.43,", ",1e10,"), (",6,0.05", ",6,4000")])
+def test_a_figure_beyond_what_offers_may_have_is_refused_by_its_line(tmp_path, was, row):
+    with pytest.raises(DocumentError, match=r"spot.csv:2: (usd|preemptions)_per_hour must be at most"):
+        read(tmp_path, rows=ROWS.replace(was, row))
+
+
 def test_a_rate_for_all_and_filters_of_the_table_hold(tmp_path):
     first, second = read(tmp_path, SPOT + "preemptions_per_hour = 0.2\nlargest_batch = 32\n").offers
     assert (first.preemptions_per_hour, second.preemptions_per_hour) == (0.05, 0.2)

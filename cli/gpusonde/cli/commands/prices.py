@@ -158,7 +158,7 @@ def _read(provider: str, files: list[Path]) -> PriceList:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    with file.open(encoding="utf-8", errors="replace", newline="") as lines:
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         yield from lines
 
 
