@@ -173,6 +173,18 @@ def test_a_job_is_in_the_state_of_most_of_its_gpus_and_hosts_that_do_otherwise_a
     assert job.gpu_time.seconds == 1800
 
 
+def test_between_the_runs_of_a_requeued_job_nothing_worked(subject):
+    save(
+        subject,
+        RunUpdate(run_of("a", 0, 100, ended=True), None, states=[state(0, "training")]),
+        RunUpdate(run_of("b", 400, 500), None, states=[state(400, "training"), state(450, "idle")]),
+    )
+    (job,) = ask(subject).jobs
+    lengths = [(span.state, span.end_time.ToNanoseconds() - span.start_time.ToNanoseconds()) for span in job.history]
+    assert lengths == [(query_pb2.JOB_STATE_TRAINING, 100 * SECOND), (query_pb2.JOB_STATE_TRAINING, 50 * SECOND)]
+    assert job.goodput_ratio == pytest.approx(150 / 200)
+
+
 def test_a_job_that_is_over_is_ended_and_one_of_which_nothing_is_known_is_unknown(subject):
     over = run_of("a", ended=True)
     save(subject, RunUpdate(over, None, states=[state(0, "training")]), run_of("b", 700, 800, job="other"))

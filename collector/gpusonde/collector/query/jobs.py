@@ -60,6 +60,7 @@ STATES = {
 # In which a job gets on. A checkpoint is not progress: it is what a failure would have cost, paid in advance.
 _PROGRESS = frozenset({query_pb2.JOB_STATE_TRAINING, query_pb2.JOB_STATE_EVALUATING, query_pb2.JOB_STATE_SLOWER})
 _PAUSES = frozenset({"idle", "stalled", "hung", "checkpointing"})
+_RESTS = _PAUSES | {"ended", "unknown"}
 
 
 def list_jobs(
@@ -452,8 +453,19 @@ def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentS
         runs = [run for run in members if run.agent_id == agent_id]
         rows = sorted((row for run in runs for row in known.get(run.run_id, ())), key=lambda row: row.start_unix_nano)
         if told := with_ends(rows, max(run.end_unix_nano for run in runs)):
-            parts[agent_id] = _AgentStates(told, len({run.gpu_uuid for run in runs}))
+            parts[agent_id] = _AgentStates(_within(runs, told), len({run.gpu_uuid for run in runs}))
     return parts
+
+
+def _within(runs: Sequence[RunRow], told: Sequence[tuple[JobStateRow, int]]) -> list[tuple[JobStateRow, int]]:
+    """Return states, work of them only as long as there were runs: one that was requeued did none in between."""
+    within = []
+    for row, end in told:
+        begun = [run.end_unix_nano for run in runs if run.start_unix_nano < end]
+        # Rests begin where work ended, and go on without a run.
+        work_end = end if row.state in _RESTS else max(begun, default=end)
+        within.append((row, max(min(end, work_end), row.start_unix_nano)))
+    return within
 
 
 def _add_state(
