@@ -173,6 +173,16 @@ def test_a_job_is_in_the_state_of_most_of_its_gpus_and_hosts_that_do_otherwise_a
     assert job.gpu_time.seconds == 1800
 
 
+def test_a_job_is_in_no_state_of_a_host_that_it_has_left(subject):
+    left = RunUpdate(run_of("a", 0, 100, ended=True), None, states=[state(0, "training"), state(60, "hung")])
+    save(subject, left, run_of("b", 0, 100, ended=True), run_of("c", 300, 600, agent="host-2"))
+    (job,) = ask(subject).jobs
+    assert (job.state, job.reason) == (query_pb2.JOB_STATE_UNKNOWN, "nothing is known of its state yet")
+    save(subject, RunUpdate(run_of("c", 300, 600, agent="host-2"), None, states=[state(300, "training")]))
+    (job,) = ask(subject).jobs
+    assert (job.state, job.reason) == (query_pb2.JOB_STATE_TRAINING, "it is training")
+
+
 def test_between_the_runs_of_a_requeued_job_nothing_worked(subject):
     save(
         subject,

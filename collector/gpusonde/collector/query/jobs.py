@@ -477,6 +477,10 @@ def _add_state(
         The states of a host that does what most do, with the end of each.
     """
     members, lost = of.runs, False
+    # A job that was put back into the queue may have left hosts.
+    here = {run.agent_id for run in members if not run.ended} | {hold.agent_id for hold in of.held}
+    if here:
+        parts = {agent_id: part for agent_id, part in parts.items() if agent_id in here}
     if not job.active:
         last = max(members, key=lambda run: run.end_unix_nano)
         job.state, job.reason, job.confidence = query_pb2.JOB_STATE_ENDED, last.end_reason, 1.0
@@ -486,9 +490,6 @@ def _add_state(
         job.state_time.CopyFrom(job.start_time)
     if not parts:
         return ()
-    # A job that was put back into the queue may have left hosts.
-    here = {run.agent_id for run in members if not run.ended} | {hold.agent_id for hold in of.held}
-    parts = {agent_id: part for agent_id, part in parts.items() if agent_id in here} or parts
     silent = _silent(members, now)
     parts = {agent_id: part for agent_id, part in parts.items() if agent_id not in silent} or parts
     counts: dict[str, int] = {}
