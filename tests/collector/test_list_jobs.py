@@ -184,15 +184,24 @@ def test_a_job_is_in_no_state_of_a_host_that_it_has_left(subject):
 
 
 def test_between_the_runs_of_a_requeued_job_nothing_worked(subject):
+    again = replace(run_of("b", 400, 500), gpu_uuid="GPU-a")
     save(
         subject,
         RunUpdate(run_of("a", 0, 100, ended=True), None, states=[state(0, "training")]),
-        RunUpdate(run_of("b", 400, 500), None, states=[state(400, "training"), state(450, "idle")]),
+        RunUpdate(again, None, states=[state(400, "training"), state(450, "idle")]),
     )
     (job,) = ask(subject).jobs
     lengths = [(span.state, span.end_time.ToNanoseconds() - span.start_time.ToNanoseconds()) for span in job.history]
     assert lengths == [(query_pb2.JOB_STATE_TRAINING, 100 * SECOND), (query_pb2.JOB_STATE_TRAINING, 50 * SECOND)]
     assert job.goodput_ratio == pytest.approx(150 / 200)
+
+
+def test_gpus_that_a_job_was_given_later_count_since_then(subject):
+    states = [state(-5, "starting"), state(0, "idle"), state(500, "training")]
+    save(subject, RunUpdate(run_of("a"), None, states=states), run_of("b", 20), run_of("c", 500))
+    (job,) = ask(subject).jobs
+    assert job.gpu_time.seconds == 2 * 605 + 100
+    assert job.goodput_ratio == pytest.approx(300 / 1310)
 
 
 def test_a_job_that_is_over_is_ended_and_one_of_which_nothing_is_known_is_unknown(subject):

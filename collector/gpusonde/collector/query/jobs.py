@@ -42,6 +42,8 @@ _MOST_OPEN_RUNS = 100_000
 _DAY_NS = 86_400_000_000_000
 _SILENT_NS = 300_000_000_000
 _LATELY_NS = 30_000_000_000
+# GPUs of a job that begin to work within so long of each other are its own since it began.
+_TOGETHER_NS = 60_000_000_000
 # In so much of it a GPU works whose run is not found yet; less are ticks of a monitor or a display.
 _SOME_USE = 0.1
 _LEAST_ACTIVITY = RunsConfig().activity_threshold
@@ -435,10 +437,10 @@ def _member(run: RunRow, gpu: GpuRow | None, *, is_active: bool) -> query_pb2.Jo
 
 @dataclass(frozen=True)
 class _AgentStates:
-    """What one agent's GPUs of a job did: states one after another, with their ends, and how many GPUs they are."""
+    """What one agent's GPUs of a job did: states one after another, with their ends, and since when it has each GPU."""
 
     rows: Sequence[tuple[JobStateRow, int]]
-    gpu_count: int
+    since: Sequence[int]
 
     @property
     def state(self) -> str:
@@ -453,7 +455,13 @@ def _parts(results: ResultStore, members: Sequence[RunRow]) -> dict[str, _AgentS
         runs = [run for run in members if run.agent_id == agent_id]
         rows = sorted((row for run in runs for row in known.get(run.run_id, ())), key=lambda row: row.start_unix_nano)
         if told := with_ends(rows, max(run.end_unix_nano for run in runs)):
-            parts[agent_id] = _AgentStates(_within(runs, told), len({run.gpu_uuid for run in runs}))
+            began: dict[str, int] = {}
+            for run in runs:
+                began[run.gpu_uuid] = min(run.start_unix_nano, began.get(run.gpu_uuid, run.start_unix_nano))
+            first = min(began.values())
+            # A job starts before its GPUs work, and they begin one after the other.
+            since = [told[0][0].start_unix_nano if at - first < _TOGETHER_NS else at for at in began.values()]
+            parts[agent_id] = _AgentStates(_within(runs, told), since)
     return parts
 
 
@@ -494,7 +502,7 @@ def _add_state(
     parts = {agent_id: part for agent_id, part in parts.items() if agent_id not in silent} or parts
     counts: dict[str, int] = {}
     for part in parts.values():
-        counts[part.state] = counts.get(part.state, 0) + part.gpu_count
+        counts[part.state] = counts.get(part.state, 0) + len(part.since)
     state = max(counts, key=lambda name: counts[name])
     agents = [agent_id for agent_id, part in parts.items() if part.state == state]
     told = parts[agents[0]].rows
@@ -548,7 +556,7 @@ def _add_goodput(job: query_pb2.Job, parts: Mapping[str, _AgentStates], resting_
     total, good = resting_ns, 0
     for part in parts.values():
         for row, end in part.rows:
-            spent = (end - row.start_unix_nano) * part.gpu_count
+            spent = sum(max(0, end - max(row.start_unix_nano, since)) for since in part.since)
             total += spent
             good += spent if _state(row.state) in _PROGRESS else 0
     if total:
