@@ -1,5 +1,6 @@
 """What to rent, asked of a real collector: plans, limits, roles, watches."""
 
+import asyncio
 import json
 import math
 import time
@@ -20,10 +21,12 @@ from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.client import CollectorError, PlanningClient
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.planning.processes import RunProblems
+from gpusonde.collector.planning.service import unless_draining
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.storage.model import RunUpdate
 from gpusonde.common.v1.job_pb2 import SCHEDULER_SLURM as SLURM
 from gpusonde.documents import ListOf, Number, Object, OneOf, Switch, Text, Whole, keys_of
+from gpusonde.errors import RequestError
 from gpusonde.optimizer import (
     Nearest,
     ParetoFront,
@@ -481,6 +484,33 @@ def test_more_watches_than_allowed_are_refused_until_one_ends(tmp_path):
         first.close()
         stop.append(True)
         wait_until(lambda: succeeds(lambda: list(other.watch(small_problem(), {}))), 120, "the end of the first watch")
+
+
+def test_a_collector_that_stops_lets_an_answer_on_its_way_arrive_before_the_status():
+    """gRPC refuses a status while an answer is written: the client was told of no reason then."""
+
+    async def stopping():
+        draining, sending, arrived, told = asyncio.Event(), asyncio.Lock(), asyncio.Event(), []
+
+        async def watching():
+            for number in range(9):
+                async with sending:
+                    await arrived.wait()
+                    told.append(number)
+
+        following = asyncio.ensure_future(unless_draining(draining, watching(), sending))
+        await asyncio.sleep(0)
+        draining.set()
+        await asyncio.wait({following}, timeout=0.05)
+        assert not following.done()
+        arrived.set()
+        with pytest.raises(RequestError, match="the collector stops"):
+            await following
+        return told
+
+    told = asyncio.run(stopping())
+    assert told
+    assert len(told) < 9
 
 
 def test_a_collector_that_stops_ends_its_watches(tmp_path):

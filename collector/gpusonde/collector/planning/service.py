@@ -126,7 +126,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
             await self._check(context, start)
             if start.run_id:
                 await self._epochs_of(start.run_id)
-            identity = self._guard.identify(context)
+            identity, sending = self._guard.identify(context), asyncio.Lock()
 
             def may_go_on() -> None:
                 self._check_identity(identity)
@@ -134,11 +134,12 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
             async def send(recommendation: dict[str, Any]) -> None:
                 response = planning_pb2.WatchJobResponse()
                 fill(response.recommendation, recommendation)
-                await context.write(response)
+                async with sending:
+                    await context.write(response)
 
             async with self._processes.watch() as ask:
                 watch = WatchStream(start, ask, self._epochs_of, self._config)
-                await self._unless_draining(watch.run(requests, send, may_go_on))
+                await unless_draining(self._draining, watch.run(requests, send, may_go_on), sending)
         except Exception as error:  # the client must get a status whatever happened
             await self._abort(context, error)
 
@@ -154,17 +155,6 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         if first is None or first.WhichOneof("request") != "start":
             raise RequestError("INVALID_ARGUMENT", "field 'start': a watch begins with it")
         return first.start
-
-    async def _unless_draining(self, watching: Coroutine[Any, Any, None]) -> None:
-        task, draining = asyncio.ensure_future(watching), asyncio.ensure_future(self._draining.wait())
-        try:
-            await asyncio.wait({task, draining}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise RequestError("UNAVAILABLE", "the collector stops; watch again at another one")
-            task.result()
-        finally:
-            task.cancel()
-            draining.cancel()
 
     async def _epochs_of(self, run_id: str) -> EpochEnds:
         def read() -> EpochEnds:
@@ -201,3 +191,26 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"the request has {size} bytes, {MAX_REQUEST_BYTES} are taken",
             )
+
+
+async def unless_draining(draining: asyncio.Event, watching: Coroutine[Any, Any, None], sending: asyncio.Lock) -> None:
+    """Follow a job until it ends or the collector stops.
+
+    Args:
+        draining: Set once the collector stops.
+        watching: What follows the job.
+        sending: Held while an answer is on its way: gRPC takes no status beside it.
+
+    Raises:
+        RequestError: The collector stops (``UNAVAILABLE``).
+    """
+    task, stops = asyncio.ensure_future(watching), asyncio.ensure_future(draining.wait())
+    try:
+        await asyncio.wait({task, stops}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            async with sending:
+                raise RequestError("UNAVAILABLE", "the collector stops; watch again at another one")
+        task.result()
+    finally:
+        task.cancel()
+        stops.cancel()
