@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import sia
-from exchange_calibration import ExchangeCalibration, MeasuredIteration
+from exchange_calibration import CalibrationKind, ExchangeCalibration, MeasuredIteration
 from simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
@@ -24,18 +24,53 @@ _SEEN_BEYOND = 1.01  # batch sizes above the largest single-GPU one may not fit
 
 
 @dataclass(frozen=True)
+class Known:
+    """What the models are given of one network on one cluster: rows of a single GPU, and of several."""
+
+    probes: tuple[sia.StepTime, ...] = ()
+    calibrating: tuple[sia.StepTime, ...] = ()
+
+    def plus(self, row: sia.StepTime) -> Known:
+        """Return it with one more row."""
+        if row in self.probes + self.calibrating:
+            return self
+        if row.world_size == 1:
+            return replace(self, probes=(*self.probes, row))
+        return replace(self, calibrating=(*self.calibrating, row))
+
+    def predict(self, rows: Sequence[sia.StepTime], kind: CalibrationKind = "default") -> list[float]:
+        """Return the seconds of a step of each row."""
+        if not self.calibrating:
+            curve = fit_compute_curve(_probes(self.probes), kind)
+            return [float(curve.predict(row.batch_size).total_s[0]) for row in rows]
+        measured = [MeasuredIteration(row.nodes, row.batch_size, row.step_s) for row in self.calibrating]
+        calibration = ExchangeCalibration(_probes(self.probes), measured, kind=kind)
+        seconds: dict[sia.StepTime, float] = {}
+        for nodes in {row.nodes for row in rows}:
+            own = [row for row in rows if row.nodes == nodes]
+            predicted = calibration.predict(nodes, [row.batch_size for row in own]).seconds
+            seconds |= {row: float(each) for row, each in zip(own, predicted, strict=True)}
+        return [seconds[row] for row in rows]
+
+
+@dataclass(frozen=True)
 class Estimates:
     """A measured configuration and what is said about it.
 
     Attributes:
         row: The configuration.
         step_s: Seconds of a step by model.
-        given: True when the models were given this very configuration.
+        known: What the models were given.
     """
 
     row: sia.StepTime
     step_s: dict[str, float]
-    given: bool
+    known: Known = Known()
+
+    @property
+    def given(self) -> bool:
+        """Whether the models were given this very configuration."""
+        return self.row in self.known.probes + self.known.calibrating
 
 
 def estimates_of(
@@ -66,14 +101,14 @@ def estimates_of(
         ]
         if all_known:
             probes, calibrating = alone, [row for row in own if row.world_size > 1]
-        given = {*probes, *calibrating}
+        given = Known(tuple(probes), tuple(calibrating))
         said = {
-            OURS: _calibrated(own, probes, calibrating, "default"),
-            SEED: _calibrated(own, probes, calibrating, "paper"),
+            OURS: given.predict(own),
+            SEED: given.predict(own, "paper"),
             APM: _apm(own, probes),
         }
         found += [
-            Estimates(row, {model: seconds[place] for model, seconds in said.items()}, row in given)
+            Estimates(row, {model: seconds[place] for model, seconds in said.items()}, given)
             for place, row in enumerate(own)
         ]
     return found
@@ -81,22 +116,6 @@ def estimates_of(
 
 def _probes(rows: Sequence[sia.StepTime]) -> list[ComputeProbe]:
     return [ComputeProbe(row.batch_size, row.step_s) for row in rows]
-
-
-def _calibrated(
-    rows: Sequence[sia.StepTime], probes: Sequence[sia.StepTime], calibrating: Sequence[sia.StepTime], kind: str
-) -> list[float]:
-    if not calibrating:
-        curve = fit_compute_curve(_probes(probes), kind)
-        return [float(curve.predict(row.batch_size).total_s[0]) for row in rows]
-    measured = [MeasuredIteration(row.nodes, row.batch_size, row.step_s) for row in calibrating]
-    calibration = ExchangeCalibration(_probes(probes), measured, kind=kind)
-    seconds: dict[sia.StepTime, float] = {}
-    for nodes in {row.nodes for row in rows}:
-        own = [row for row in rows if row.nodes == nodes]
-        predicted = calibration.predict(nodes, [row.batch_size for row in own]).seconds
-        seconds |= {row: float(each) for row, each in zip(own, predicted, strict=True)}
-    return [seconds[row] for row in rows]
 
 
 def _apm(rows: Sequence[sia.StepTime], probes: Sequence[sia.StepTime]) -> list[float]:

@@ -32,6 +32,8 @@ from page import bar, data_file, percent, table
 
 Objective = Literal["time", "cost"]
 
+ASKED_AGAIN = f"{OURS}, asked again"
+
 # US dollars per GPU and hour; the fifth cluster does not name its GPU and has no price.
 PRICES = {"aws": 0.30, "dgx": 1.54, "rtx": 0.35, "quad": 0.50}
 _FASTEST_FIRST = ("dgx", "quad", "rtx", "aws")
@@ -91,6 +93,20 @@ def _by_estimate(kind: str) -> Callable[[Choice], float]:
     return regret
 
 
+def _tried(choice: Choice) -> set[int]:
+    """What is chosen, and what is then chosen once the models are given what it took, too."""
+    first = int(np.argmin([choice.value(each, each.step_s[OURS]) for each in choice.candidates]))
+    ran = choice.candidates[first]
+    near = [each.row for each in choice.candidates if each.row.cluster == ran.row.cluster]
+    said = dict(zip(near, ran.known.plus(ran.row).predict(near), strict=True))
+    values = [choice.value(each, said.get(each.row, each.step_s[OURS])) for each in choice.candidates]
+    return {first, int(np.argmin(values))}
+
+
+def _asked_again(choice: Choice) -> float:
+    return min(map(choice.regret, _tried(choice)))
+
+
 def _fastest_first(choice: Choice) -> float:
     """FGF: the fastest GPU there is, the batch per GPU nearest to the magic one."""
     rows = [each.row for each in choice.candidates]
@@ -128,6 +144,7 @@ def _oracle_bayes(choice: Choice) -> float:
 
 CHOOSERS: dict[str, Callable[[Choice], float]] = {
     OURS: _by_estimate(OURS),
+    ASKED_AGAIN: _asked_again,
     SEED: _by_estimate(SEED),
     APM: _by_estimate(APM),
     "Oracle-BO": _oracle_bayes,
@@ -163,11 +180,13 @@ def section(args: argparse.Namespace) -> list[str]:
         f"{len(found)} problems, {count:.0f} candidates each on average, of which the models had been given "
         f"{percent(given, 0)}. 1 is the best candidate that was measured."
     )
+    twice = percent(float(np.mean([len(_tried(choice)) > 1 for choice in found])), 0)
     choosers = (
-        f"`{OURS}` and `{SEED}` (piecewise linear curve, eight even buckets, a linear model of placements) get the "
-        "same measurements, APM the same probes and rated networks. Oracle-BO measures a third of the candidates and "
-        f"takes the best (mean of {_EXPLORERS} seeds). FGF takes the fastest GPU and the batch nearest to "
-        f"{_MAGIC_BATCH}, CGF the cheapest GPU and as few of them as possible."
+        f"`{ASKED_AGAIN}` is given what its choice took, may choose another one ({twice} of the problems) and keeps "
+        f"the better. `{OURS}` and `{SEED}` (piecewise linear curve, eight even buckets, a linear model of placements) "
+        "get the same measurements, APM the same probes and rated networks. Oracle-BO measures a third of the "
+        f"candidates and takes the best (mean of {_EXPLORERS} seeds). FGF takes the fastest GPU and the batch nearest "
+        f"to {_MAGIC_BATCH}, CGF the cheapest GPU and as few of them as possible."
     )
     lines = [
         "## Regret",
@@ -191,6 +210,8 @@ def _bars(args: argparse.Namespace, objective: str, scores: dict[str, np.ndarray
         met=mean <= max(1.03, allowed[0]))  # fmt: skip
     bar(args, f"regret, {objective}: 90th percentile", f"<= 1.09, or {allowed[1]:.3f} by scatter", f"{p90:.3f}",
         met=p90 <= max(1.09, allowed[1]))  # fmt: skip
+    again = float(scores[ASKED_AGAIN].mean())
+    bar(args, f"regret, {objective}: mean, asked again", "<= 1.03", f"{again:.3f}", met=again <= 1.03)
     best = min(_BASELINES, key=lambda who: scores[who].mean())
     bar(args, f"regret, {objective}: best baseline", f"above {mean:.3f}", f"{scores[best].mean():.3f} ({best})",
         met=bool(scores[best].mean() > mean))  # fmt: skip

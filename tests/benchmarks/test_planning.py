@@ -40,7 +40,8 @@ def test_regret_is_what_was_chosen_over_the_best_that_was_measured(module) -> No
 
     def candidate(cluster: str, nodes: tuple[int, ...], step_s: float, said_s: float):
         row = sia.StepTime("bert", cluster, nodes, 16, step_s)
-        return estimates.Estimates(row, {estimates.OURS: said_s}, given=False)
+        probes = (sia.StepTime("bert", cluster, (1,), 8, 0.6), sia.StepTime("bert", cluster, (1,), 16, 1.1))
+        return estimates.Estimates(row, {estimates.OURS: said_s}, estimates.Known(probes))
 
     # Two A100 in 1.0 s, two T4 in 1.5 s, and the estimates think otherwise about time.
     candidates = (candidate("dgx", (2,), 1.0, 1.4), candidate("aws", (2,), 1.5, 1.2))
@@ -49,6 +50,8 @@ def test_regret_is_what_was_chosen_over_the_best_that_was_measured(module) -> No
     ours = regret.CHOOSERS[estimates.OURS]
     assert ours(by_time) == pytest.approx(1.5)
     assert ours(by_cost) == pytest.approx(1.0)
+    # Once it is known that two T4 take 1.5 s, more than 1.4 s, the A100 are chosen.
+    assert regret.CHOOSERS[regret.ASKED_AGAIN](by_time) == pytest.approx(1.0)
     assert by_cost.measured == pytest.approx([1.0 / 32 * 2 * 1.54 / 3600, 1.5 / 32 * 2 * 0.30 / 3600])
     assert regret.CHOOSERS["FGF"](by_time) == pytest.approx(1.0)
     assert regret.CHOOSERS["CGF"](by_time) == pytest.approx(1.5)
@@ -62,7 +65,7 @@ def test_a_chooser_that_knows_every_time_has_a_regret_where_measurements_scatter
         ("bert", "aws", (1,), 32): [2.0],
     }
     rows = [sia.StepTime(*key, sum(each) / len(each)) for key, each in measured.items()]
-    problem = regret.Choice("bert", 32, "time", tuple(estimates.Estimates(row, {}, False) for row in rows))
+    problem = regret.Choice("bert", 32, "time", tuple(estimates.Estimates(row, {}) for row in rows))
     (off,) = regret.deviations(measured).values()
     assert off.std() == pytest.approx(abs(math.log(1.1 / 0.9)) / math.sqrt(2))
     redrawn = regret.perfect_regrets([problem], measured)
