@@ -11,7 +11,7 @@ from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer import Group, MachineOffer, Plan, Problem, Status, TableSteps, pareto, solve
 from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
-from gpusonde.optimizer.documents.watching import solve_problem, start_watch, take_report
+from gpusonde.optimizer.documents.watching import pareto_plans, solve_problem, start_watch, take_report
 from gpusonde.optimizer.problem import JobMemory
 from gpusonde.optimizer.solution import check_plan
 from gpusonde.simulator.iteration import Sharding, StepMode
@@ -61,6 +61,10 @@ def test_a_plan_without_accumulation_says_what_that_would_save() -> None:
     saved = solve_problem(parse_problem(document, GPUS, OFFERS))
     assert (told["plan"], told["cost_usd"]) == (saved["plan"], saved["estimate"]["cost_usd"])
     assert saved["estimate"]["cost_usd"] < 0.2 * least["estimate"]["cost_usd"]
+    del document["job"]["accumulation_steps"]
+    assert "accumulation_steps takes them in" in pareto_plans(parse_problem(document, GPUS, OFFERS))["notes"][-1]
+    few = pareto_plans(parse_problem(deepcopy(FEW), GPUS, OFFERS))
+    assert few["notes"][-1] == "Without gradient accumulation there is none."
 
 
 def test_a_batch_too_large_for_the_gpus_is_accumulated_and_said_so() -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from gpusonde.errors import ProblemError
-from gpusonde.formatting import dollars, duration, percent
+from gpusonde.formatting import count, dollars, duration, percent
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
 from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, find_time_factor
@@ -18,6 +18,8 @@ from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Rel
 from gpusonde.optimizer.step_times import StepTimes
 from gpusonde.simulator.iteration import StepMode
 
+# What is said of plans whose micro-batches are not asked for.
+NO_PLAIN_PLAN = "Without gradient accumulation there is none."
 # From this gap on a bound says nothing.
 _NOTHING_KNOWN = 0.9999
 # Global batches are looked for up to this many units of samples; it bounds the work.
@@ -150,7 +152,7 @@ def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> P
     """Return what a search has shown."""
     searched = (
         f"{found.subproblems:,} of {found.cells_in_all:,} combinations of network, slowest latency and number of GPUs "
-        f"were searched, {found.estimated:,} plans were estimated"
+        f"were searched, {count(found.estimated, 'plan')} {'was' if found.estimated == 1 else 'were'} estimated"
     )
     if found.value is None:
         words = f"{searched}; " + ("no plan is left." if found.complete else "the time limit ended the search.")
@@ -319,7 +321,7 @@ def _changes(problem: Problem, plan: Plan, solve_again: SolveAgain) -> Iterator[
     tried += [limit for limit in reached if limit in own][:_MOST_QUOTAS]
     for limit in tried:
         yield limit, [("x 2", _double(problem, {limit}))]
-    spare = _useful_spare_modes(problem)
+    spare = useful_spare_modes(problem)
     if spare:
         most = max(mode.accumulation_steps for mode in spare)
         yield "accumulation_steps", [(f"up to {most}", with_spare_modes(replace(problem, spare_modes=spare)))]
@@ -332,7 +334,7 @@ def _changes(problem: Problem, plan: Plan, solve_again: SolveAgain) -> Iterator[
             yield limit, [("x 2", _double(problem, {limit}))]
 
 
-def _useful_spare_modes(problem: Problem) -> tuple[StepMode, ...]:
+def useful_spare_modes(problem: Problem) -> tuple[StepMode, ...]:
     """The spare modes but for those with more micro-batches than any lone machine needs for the whole batch."""
     if problem.memory is not None:
         return problem.spare_modes

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.explain import (
+    NO_PLAIN_PLAN,
     describe_infeasible,
     describe_optimum,
     describe_proof,
@@ -246,7 +247,7 @@ def solve(
             clock=clock,
         )
         if again.plan is not None or again.status is Status.UNKNOWN:
-            return replace(again, why=f"{again.why} Without gradient accumulation there is none.")
+            return replace(again, why=f"{again.why} {NO_PLAIN_PLAN}")
         plain = _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
         # Where only accumulation reaches the batch, it is the limit that no plan keeps.
         reached = [each.nearest and each.nearest.global_batch == problem.global_batch for each in (plain, again)]
