@@ -88,6 +88,15 @@ def test_a_batch_that_only_accumulation_reaches_is_late_with_it_and_not_said_to_
     late = parse_problem({**document, "global_batch": 512, "deadline_s": 60.0}, GPUS, OFFERS)
     plain = solve(late.problem, late.step_times(), explain=False)
     assert plain.nearest.plan.mode.accumulation_steps == 1
+    # With one cheap GPU only accumulation comes near to the budget.
+    dear = [{**document["offers"][0], "quota": 1}, {**document["offers"][0], "name": "dear", "usd_per_hour": 40.0}]
+    poor = parse_problem(
+        {**document, "global_batch": 512, "deadline_s": 2000.0, "budget_usd": 0.1, "offers": dear}, GPUS, OFFERS
+    )
+    near = solve(poor.problem, poor.step_times(), explain=False)
+    assert near.status is Status.INFEASIBLE
+    assert [group.offer for group in near.nearest.plan.groups] == ["g5"]
+    assert near.nearest.plan.mode.accumulation_steps == 4
 
 
 def test_a_job_that_cannot_accumulate_says_so() -> None:
