@@ -271,7 +271,7 @@ def configuration_file(daemon: str) -> str:
     return _CONFIGURATION_HEAD.format(daemon=daemon, prefix=config.environment_prefix) + config().to_toml()
 
 
-# --- documents: docs/planning.md ---
+# --- documents: docs/cli.md ---
 
 
 def document_keys(name: str) -> str:

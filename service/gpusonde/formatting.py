@@ -15,7 +15,7 @@ _SMALLEST, _LARGEST = 1e-9, 1e15
 # From here on a ratio is told as times.
 _MOST_AS_PERCENT = 10.0
 # So many can be counted at a glance.
-_MOST_NAMES = 6
+_MOST_NAMES, _FEW_NAMES = 6, 5
 # Tabs and line ends are text; marks that turn the direction of writing are not, nor is what no encoding has.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -102,6 +102,12 @@ def join_names(names: Sequence[str], noun: str) -> str:
     if len(names) > _MOST_NAMES:
         return f"{count(len(names), noun)} ({', '.join(names)})"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def few_names(names: Sequence[str]) -> str:
+    """Names of things of which an example is enough: ``a, b, c, d, e and 12 more``."""
+    more = len(names) - _FEW_NAMES
+    return ", ".join(names[:_FEW_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

@@ -117,6 +117,11 @@ def test_the_solution_that_was_written_can_be_estimated_and_watched(
     progress = reports(problem.parent, [{"elapsed_s": 30.0, "completed_iterations": 130.0}])
     out, _ = said(capsys, "monitor", str(problem), "--plan", solution, "--progress", progress)
     assert "keep 4 x t4 @ 64" in out
+    # What stands where nothing is said may be said.
+    begins = ("--elapsed-s", "0", "--spent-usd", "0", "--completed-iterations", "0")
+    assert said(capsys, "monitor", str(problem), "--plan", solution, "--progress", progress, *begins)[0] == out
+    for option in begins[::2]:
+        said(capsys, "monitor", str(problem), "--plan", solution, "--progress", progress, option, "-1", code=2)
 
 
 def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:

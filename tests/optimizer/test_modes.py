@@ -11,7 +11,7 @@ from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer import Group, MachineOffer, Plan, Problem, Status, TableSteps, pareto, solve
 from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
-from gpusonde.optimizer.documents.watching import solve_problem, start_watch, take_report
+from gpusonde.optimizer.documents.watching import pareto_plans, solve_problem, start_watch, take_report
 from gpusonde.optimizer.problem import JobMemory
 from gpusonde.optimizer.solution import check_plan
 from gpusonde.simulator.iteration import Sharding, StepMode
@@ -61,6 +61,10 @@ def test_a_plan_without_accumulation_says_what_that_would_save() -> None:
     saved = solve_problem(parse_problem(document, GPUS, OFFERS))
     assert (told["plan"], told["cost_usd"]) == (saved["plan"], saved["estimate"]["cost_usd"])
     assert saved["estimate"]["cost_usd"] < 0.2 * least["estimate"]["cost_usd"]
+    del document["job"]["accumulation_steps"]
+    assert "accumulation_steps takes them in" in pareto_plans(parse_problem(document, GPUS, OFFERS))["notes"][-1]
+    few = pareto_plans(parse_problem(deepcopy(FEW), GPUS, OFFERS))
+    assert few["notes"][-1] == "Without gradient accumulation there is none."
 
 
 def test_a_batch_too_large_for_the_gpus_is_accumulated_and_said_so() -> None:
@@ -84,6 +88,15 @@ def test_a_batch_that_only_accumulation_reaches_is_late_with_it_and_not_said_to_
     late = parse_problem({**document, "global_batch": 512, "deadline_s": 60.0}, GPUS, OFFERS)
     plain = solve(late.problem, late.step_times(), explain=False)
     assert plain.nearest.plan.mode.accumulation_steps == 1
+    # With one cheap GPU only accumulation comes near to the budget.
+    dear = [{**document["offers"][0], "quota": 1}, {**document["offers"][0], "name": "dear", "usd_per_hour": 40.0}]
+    poor = parse_problem(
+        {**document, "global_batch": 512, "deadline_s": 2000.0, "budget_usd": 0.1, "offers": dear}, GPUS, OFFERS
+    )
+    near = solve(poor.problem, poor.step_times(), explain=False)
+    assert near.status is Status.INFEASIBLE
+    assert [group.offer for group in near.nearest.plan.groups] == ["g5"]
+    assert near.nearest.plan.mode.accumulation_steps == 4
 
 
 def test_a_job_that_cannot_accumulate_says_so() -> None:

@@ -225,6 +225,25 @@ def test_micro_batches_are_for_the_job_that_has_no_other_plan():
     assert found.status is Status.OPTIMAL
     assert [each.plan.mode.accumulation_steps for each in found.jobs][1] == 1
     assert found.jobs[0].plan.mode.accumulation_steps > 1
+    assert found.why.endswith("Without gradient accumulation there is none for lacking.")
+
+
+def test_what_several_micro_batches_would_save_all_jobs_is_told():
+    """So a tighter budget, which only these keep, made the jobs cheaper than "no choice of plans is cheaper" had it."""
+    spare = tuple(StepMode(number) for number in (1, 2))
+    kinds = (offer(quota=1), offer("dear", price=40.0, quota=2))
+    steps = TableSteps(kinds, {(kind.name, batch): batch / 32 for kind in kinds for batch in (32, 64)})
+    kinds = tuple(replace(kind, largest_batch=most) for kind, most in zip(kinds, (32, 64), strict=True))
+    problem = Problem(64, 3600, kinds, batch_sizes=(32, 64), objective=Objective.COST, spare_modes=spare)
+    jobs = [SharingJob(name, problem, steps) for name in "ab"]
+    found = solve_jobs(jobs)
+    assert {each.plan.mode.accumulation_steps for each in found.jobs} == {1}
+    assert "accumulation_steps" in found.binding
+    told = next(words for words in found.relaxations if words.startswith("accumulation_steps up to 2: "))
+    saved = solve_jobs(jobs, budget_usd=0.9 * found.cost_usd)
+    assert saved.cost_usd < 0.9 * found.cost_usd
+    assert saved.why.endswith("Without gradient accumulation there is none.")
+    assert f"${saved.cost_usd:.2f}" in told
 
 
 def test_looking_for_jobs_without_a_plan_of_their_own_takes_no_longer_than_one_search(monkeypatch):

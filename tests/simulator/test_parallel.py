@@ -104,6 +104,13 @@ def test_a_gpu_without_a_number_means_as_many_as_the_run_has(ask):
     (answer,) = ask(epoch(), Placement(V100, 16, 2), bare)
     assert (answer.gpu_count, answer.host_count, answer.epoch_latency_s) == (16, 2, pytest.approx(100.0))
     assert not note
+    # So is their network; where the run's was told, its own GPUs were reckoned with another.
+    run = Placement(V100, 16, 2, link="pcie", network_bytes_per_second=50e9)
+    (same, other) = ask(epoch(), run, bare, Placement.parse("A100-SXM4-40GB", GPUS)[0])
+    assert same.epoch_latency_s == pytest.approx(100.0)
+    (told,) = ask(epoch(), run, Placement(A100, 16, 2, network_bytes_per_second=50e9))
+    assert other.epoch_latency_s == told.epoch_latency_s
+    assert Placement.parse("V100-SXM2-16GB@100gbit", GPUS)[0].as_many_as(run).network_bytes_per_second == 12.5e9
 
 
 def test_a_machine_with_several_gpus_named_as_a_gpu_says_how_all_are_asked_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -135,6 +136,14 @@ def duration_s(text: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time above zero; write 100ms, 1.5h or a number of seconds")
     return value
+
+
+def time_since_s(text: str) -> float:
+    """Argument type: the same, or 0."""
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        if _number(text) == 0:
+            return 0.0
+    return duration_s(text)
 
 
 def ratio(text: str) -> float:

@@ -204,7 +204,6 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
         screen.line(f"every iteration: {mode}")
     time, kept = _times(estimate)
     cost, cost_kept, per_hour = _prices(estimate, formatting.dollars)
-    step = estimate["step"]
     if estimate["checkpoint_interval_s"] is not None:
         screen.line(
             f"{formatting.number(estimate['preemptions'])} preemptions are reckoned with, and a checkpoint after every"
@@ -219,10 +218,8 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
         screen.line(
             f"{formatting.dollars(estimate['data_usd'])} of that is to copy and keep the data in another region"
         )
-    screen.line(
-        f"an iteration takes {formatting.seconds(step['mean_s'])}, "
-        f"95 in 100 at most {formatting.seconds(step['p95_s'])}"
-    )
+    # How single iterations scatter knows nothing of estimated speeds, and would read as the margin of the plan.
+    screen.line(f"an iteration takes {formatting.seconds(estimate['step']['mean_s'])}")
 
 
 def _times(estimate: Mapping[str, Any]) -> list[str]:

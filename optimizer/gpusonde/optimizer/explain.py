@@ -9,15 +9,17 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from gpusonde.errors import ProblemError
-from gpusonde.formatting import dollars, duration, percent
+from gpusonde.formatting import count, dollars, duration, few_names, percent
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult, search_parts
 from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, find_time_factor
 from gpusonde.optimizer.search.space import make_space, with_spare_modes
 from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Relaxation, objective_value, violation
 from gpusonde.optimizer.step_times import StepTimes
-from gpusonde.simulator.iteration import StepMode
+from gpusonde.simulator.iteration import Sharding, StepMode
 
+# What is said of plans whose micro-batches are not asked for.
+NO_PLAIN_PLAN = "Without gradient accumulation there is none."
 # From this gap on a bound says nothing.
 _NOTHING_KNOWN = 0.9999
 # Global batches are looked for up to this many units of samples; it bounds the work.
@@ -150,7 +152,7 @@ def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> P
     """Return what a search has shown."""
     searched = (
         f"{found.subproblems:,} of {found.cells_in_all:,} combinations of network, slowest latency and number of GPUs "
-        f"were searched, {found.estimated:,} plans were estimated"
+        f"were searched, {count(found.estimated, 'plan')} {'was' if found.estimated == 1 else 'were'} estimated"
     )
     if found.value is None:
         words = f"{searched}; " + ("no plan is left." if found.complete else "the time limit ended the search.")
@@ -227,19 +229,25 @@ def _no_offer_words(problem: Problem) -> str | None:
         if shared:
             return f"Every offer is sold out, by the {shared[0]}: give its gpus in quotas what may be rented."
         return "Every offer is sold out: all quotas are 0; give the quota of one that may be rented."
-    words = []
+    why: dict[str, list[str]] = {}
     for offer in offers:
         if offer.quota == 0:
-            words.append(f"{offer.name} is sold out")
+            reason = "sold out: {}"
         elif offer.largest_batch == 0:
-            words.append(f"the model does not fit into {offer.name}")
+            reason = "the model does not fit into {}"
         elif offer.smallest_batch * offer.devices > problem.global_batch:
-            words.append(
-                f"one machine of {offer.name} runs {offer.smallest_batch * offer.devices} samples at least, more than "
-                f"the global batch of {problem.global_batch}"
-            )
+            least, most = offer.smallest_batch * offer.devices, problem.global_batch
+            reason = f"{{}}: {least} samples at least on a machine, more than the global batch of {most}"
+        elif problem.memory is not None and not any(
+            part.least_devices(offer, offer.smallest_batch) for part in problem.parts()
+        ):
+            zero3 = any(mode.sharding is Sharding.ZERO3 for mode in problem.modes)
+            parts = ": unit_bytes, its weights that are gathered at a time, may be less" * zero3
+            reason = f"what the job holds does not fit into {{}}, however many GPUs share it{parts}"
         else:
-            words.append(f"no batch lies within the limits of {offer.name}")
+            reason = "no batch lies within the limits of {}"
+        why.setdefault(reason, []).append(offer.name)
+    words = [reason.format(few_names(names)) for reason, names in why.items()]
     return f"No offer can take part: {'; '.join(words)}."
 
 
@@ -319,7 +327,7 @@ def _changes(problem: Problem, plan: Plan, solve_again: SolveAgain) -> Iterator[
     tried += [limit for limit in reached if limit in own][:_MOST_QUOTAS]
     for limit in tried:
         yield limit, [("x 2", _double(problem, {limit}))]
-    spare = _useful_spare_modes(problem)
+    spare = useful_spare_modes(problem)
     if spare:
         most = max(mode.accumulation_steps for mode in spare)
         yield "accumulation_steps", [(f"up to {most}", with_spare_modes(replace(problem, spare_modes=spare)))]
@@ -332,7 +340,7 @@ def _changes(problem: Problem, plan: Plan, solve_again: SolveAgain) -> Iterator[
             yield limit, [("x 2", _double(problem, {limit}))]
 
 
-def _useful_spare_modes(problem: Problem) -> tuple[StepMode, ...]:
+def useful_spare_modes(problem: Problem) -> tuple[StepMode, ...]:
     """The spare modes but for those with more micro-batches than any lone machine needs for the whole batch."""
     if problem.memory is not None:
         return problem.spare_modes

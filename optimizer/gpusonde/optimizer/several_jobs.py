@@ -29,8 +29,8 @@ import numpy.typing as npt
 from scipy import sparse
 
 from gpusonde.errors import ProblemError
-from gpusonde.formatting import dollars, duration, percent
-from gpusonde.optimizer.explain import describe_gap
+from gpusonde.formatting import dollars, duration, join_names, percent
+from gpusonde.optimizer.explain import NO_PLAIN_PLAN, describe_gap, useful_spare_modes
 from gpusonde.optimizer.known_plans import (
     KnownPlan,
     KnownPlans,
@@ -121,7 +121,8 @@ class JointSolution:
         end_s: Mean time of the job that ends last; None likewise.
         proof: What was searched.
         why: Why these plans, or why none, for people.
-        binding: Limits without which the objective would be lower: ``quota of NAME``, ``budget``.
+        binding: Limits without which the objective would be lower: ``quota of NAME``, ``budget``,
+            ``accumulation_steps``.
         relaxations: What giving way at these buys, for people.
         nearest_jobs: When there are no plans: those that exceed the shared limits least, of all that were looked at.
     """
@@ -171,6 +172,7 @@ def solve_jobs(
     shared = _with_shared_quotas(jobs)
     budget = math.inf if budget_usd is None else budget_usd
     ends_s = clock() + time_limit_s
+    lacking = []
     for number, job in enumerate(shared):
         most_s = time_limit_s / len(jobs)
         alone = solve(job.problem, job.steps, explain=False, tolerance=_ANY_PLAN, time_limit_s=most_s, clock=clock)
@@ -179,10 +181,15 @@ def solve_jobs(
         # As of one job, modes that are meant for want of another plan count only then.
         if alone.plan is not None and alone.plan.mode not in job.problem.modes:
             shared[number] = replace(job, problem=with_spare_modes(job.problem))
+            lacking.append(job.name)
     found = _Jobs(shared, clock, max(ends_s, clock() + time_limit_s / 2)).solve(objective, budget)
     if found.status is Status.INFEASIBLE and any(job.problem.spare_modes for job in shared):
         shared = [replace(job, problem=with_spare_modes(job.problem)) for job in shared]
         found = _Jobs(shared, clock, clock() + time_limit_s).solve(objective, budget)
+        lacking = [job.name for job in jobs]
+    if found.jobs and lacking:
+        of_whom = "" if len(lacking) == len(jobs) else f" for {join_names(lacking, 'job')}"
+        found = replace(found, why=f"{found.why} {NO_PLAIN_PLAN[:-1]}{of_whom}.")
     if not explain or not found.jobs:
         return found
     return _explained(shared, found, objective, budget, clock, clock() + time_limit_s)
@@ -671,10 +678,12 @@ def _explained(
     """Add what binds the jobs, and what giving way there buys."""
     before = _value(found, objective)
     binding, relaxations = [], []
-    for name, change, asked, most_usd in _changes(jobs, found, budget):
-        if clock() >= ends_s:
+    changes = list(_changes(jobs, found, budget))
+    for number, (name, change, asked, most_usd) in enumerate(changes):
+        now_s = clock()
+        if now_s >= ends_s:
             break
-        other = _Jobs(asked, clock, ends_s).solve(objective, most_usd)
+        other = _Jobs(asked, clock, now_s + (ends_s - now_s) / (len(changes) - number)).solve(objective, most_usd)
         if not other.jobs or _value(other, objective) >= before * (1 - _LEAST_GAIN):
             continue
         gain = percent(1 - _value(other, objective) / before, 1)
@@ -697,6 +706,14 @@ def _changes(
     """Yield limits that the plans reach together, what is changed, and the jobs and the budget then."""
     if math.isfinite(budget):
         yield "budget", "+10 %", jobs, 1.1 * budget
+    spare = [useful_spare_modes(job.problem) for job in jobs]
+    if any(spare):
+        most = max(mode.accumulation_steps for modes in spare for mode in modes)
+        problems = [
+            with_spare_modes(replace(job.problem, spare_modes=modes)) for job, modes in zip(jobs, spare, strict=True)
+        ]
+        asked = [replace(job, problem=problem) for job, problem in zip(jobs, problems, strict=True)]
+        yield "accumulation_steps", f"up to {most}", asked, budget
     reached = []
     for limit in find_limits([job.problem for job in jobs]):
         used = sum(

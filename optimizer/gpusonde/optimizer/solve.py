@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.explain import (
+    NO_PLAIN_PLAN,
     describe_infeasible,
     describe_optimum,
     describe_proof,
@@ -27,6 +28,7 @@ from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, find_ti
 from gpusonde.optimizer.search.space import brute_force, make_space, with_spare_modes
 from gpusonde.optimizer.solution import (
     SLACK,
+    Nearest,
     PlanEstimate,
     Proof,
     Relaxation,
@@ -35,6 +37,7 @@ from gpusonde.optimizer.solution import (
     check_plan,
     rank,
     satisfies,
+    violation,
 )
 from gpusonde.optimizer.step_times import StepTimes
 from gpusonde.simulator.iteration import PLAIN_STEPS
@@ -246,11 +249,9 @@ def solve(
             clock=clock,
         )
         if again.plan is not None or again.status is Status.UNKNOWN:
-            return replace(again, why=f"{again.why} Without gradient accumulation there is none.")
+            return replace(again, why=f"{again.why} {NO_PLAIN_PLAN}")
         plain = _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
-        # Where only accumulation reaches the batch, it is the limit that no plan keeps.
-        reached = [each.nearest and each.nearest.global_batch == problem.global_batch for each in (plain, again)]
-        return again if reached == [False, True] else plain
+        return min(plain, again, key=lambda each: _distance(problem, each.nearest))
     if found.plan is None or found.estimate is None:
         return _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
     binding = find_reached_limits(problem, found.plan)
@@ -269,6 +270,13 @@ def solve(
         relaxations=relaxations,
         explored=found.estimated,
     )
+
+
+def _distance(problem: Problem, nearest: Nearest | None) -> tuple[int, float]:
+    """Return how far the nearest plan is from what is asked: in samples, then by how much it breaks the limits."""
+    if nearest is None:
+        return problem.global_batch, math.inf
+    return abs(nearest.global_batch - problem.global_batch), violation(problem, nearest.estimate)
 
 
 def _without_plan(

@@ -167,10 +167,20 @@ class Placement:
         return cls(resolution.spec, count, hosts, counted=counted, **told), note
 
     def as_many_as(self, run: Placement) -> Placement:
-        """Return the placement with the run's number of GPUs and hosts, where its own was not said."""
+        """Return the placement with the run's number of GPUs and hosts, and their network, where its own was not said.
+
+        The link inside of a host is the run's where the GPU is.
+        """
         if self.counted:
             return self
-        return replace(self, gpu_count=run.gpu_count, host_count=run.host_count, counted=True)
+        return replace(
+            self,
+            gpu_count=run.gpu_count,
+            host_count=run.host_count,
+            link=self.link or run.link * (self.gpu == run.gpu),
+            network_bytes_per_second=self.network_bytes_per_second or run.network_bytes_per_second,
+            counted=True,
+        )
 
     @property
     def gpus_per_host(self) -> int:

@@ -1,6 +1,7 @@
 """A problem file that names the graph of a network: every GPU on offer gets a curve that the model estimates."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from support.problem_documents import small_problem
@@ -11,7 +12,8 @@ from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.documents.references import read_problem
 from gpusonde.optimizer.documents.watching import solve_problem
-from gpusonde.predictor.workload.graph import dump_graph
+from gpusonde.optimizer.solve import solve
+from gpusonde.predictor.workload.graph import dump_graph, read_graph
 from gpusonde.simulator.compute import CurveOrigin
 
 GPUS, OFFERS = load_gpus(), load_offers()
@@ -64,9 +66,11 @@ def test_a_measured_curve_is_kept_and_only_the_others_are_estimated(folder):
 
 def test_what_the_model_has_never_seen_is_said_of_the_gpu_in_question_only(folder):
     notes = parse_problem(problem(folder, StraightLines(unknown=["T4"])), GPUS, OFFERS).notes
-    strange = [note for note in notes if "unlike what the model has seen: T4 was never measured" in note]
+    strange = [note for note in notes if "unlike what the model has seen: the GPU was never measured" in note]
     assert len(strange) == 1
     assert "curve of T4" in strange[0]
+    same = parse_problem(problem(folder, StraightLines(unknown=["T4", "V100-SXM2-16GB"])), GPUS, OFFERS).notes
+    assert sum("the GPU was never measured" in note for note in same) == 1
 
 
 def test_the_largest_batch_is_estimated_from_memory_and_said_unless_it_is_given(folder):
@@ -74,10 +78,10 @@ def test_the_largest_batch_is_estimated_from_memory_and_said_unless_it_is_given(
     found = parse_problem(problem(folder), GPUS, OFFERS)
     (t4, v100) = (found.job.curves[name].largest_batch for name in ("T4", "V100-SXM2-16GB"))
     assert 1 < t4 < 256
-    assert any(f"batches of {t4} fit into its memory is estimated too" in note for note in found.notes)
+    assert any("which batches fit into the memory is estimated too" in note for note in found.notes)
     given = parse_problem(problem(folder, graph={"largest_batch": 48}), GPUS, OFFERS)
     assert given.job.curves["T4"].largest_batch == 48
-    assert not any("fit into its memory" in note for note in given.notes)
+    assert not any("fit into the memory" in note for note in given.notes)
     assert v100 == t4  # 16 GB both
 
 
@@ -127,5 +131,41 @@ def test_what_cannot_be_used_is_refused_with_its_key(graph, field, words, folder
 
 def test_a_network_that_no_gpu_on_offer_can_hold_is_refused(folder):
     (folder / "net.json").write_text(dump_graph(small_network(channels=2**31 - 1)))
-    with pytest.raises(DocumentError, match="more memory than any of these GPUs has"):
+    with pytest.raises(DocumentError, match="more memory than any of these GPUs has; sharding lets several share"):
         problem(folder)
+
+
+def test_weights_that_are_sharded_out_are_gathered_block_by_block(folder):
+    """So no plan had weights larger than a GPU, although its users gather one block of many at a time."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 512,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "net.json").write_text(dump_graph(read_graph(folder / "config.json")))
+    asked = {
+        "graph": {"precision": "bf16"},
+        "job": {"sharding": ["none", "zero3"], "checkpointing": True},
+        "offers": None,
+        "global_batch": 64,
+        "deadline_s": None,
+    }
+    catalog = {"providers": ["aws"], "gpus": ["A10G"], "quota": 8}
+    found = parse_problem(problem(folder, **asked, catalog=[catalog]), GPUS, OFFERS)
+    memory = found.problem.memory
+    assert memory.unit_bytes == pytest.approx(memory.weights_bytes / 32, rel=0.2)
+    solution = solve_problem(found)
+    assert solution["plan"]["mode"]["sharding"] == "zero3"
+    assert not any("no batch of" in note for note in solution["notes"])
+    # Where even that is too much, memory is named, once, with some of the offers.
+    small = parse_problem(problem(folder, **asked, catalog=[catalog | {"gpus": ["M60", "T4", "K80"]}]), GPUS, OFFERS)
+    whole = replace(small.problem, memory=replace(memory, unit_bytes=None))
+    why = solve(whole, small.step_times(), explain=False).why
+    assert "what the job holds does not fit into" in why
+    assert why.count("aws/") == 5
+    assert "unit_bytes" in why

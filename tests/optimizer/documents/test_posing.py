@@ -23,9 +23,9 @@ def steps_of(period_s):
     return (SimpleNamespace(role="step", role_confidence=0.95, period_s=period_s),)
 
 
-def posed(*others, cycles=()):
-    source = SourceMeasurement(T4, EPOCH_S, {}, epoch_count=20)
-    here = Placement(T4, 4)
+def posed(*others, cycles=(), gpu=T4):
+    source = SourceMeasurement(gpu, EPOCH_S, {}, epoch_count=20)
+    here = Placement(gpu, 4)
     rows = ParallelPredictor(OFFERS.all).predict(
         LatencyModel.shipped(), source, here, [Placement(spec) for spec in GPUS.specs]
     )
@@ -42,6 +42,20 @@ def iteration_s(problem, offer, machines, batch_size):
     groups = [{"offer": f"aws/us-east-1/{offer}", "machines": machines, "batch_size": batch_size}]
     found = estimate_plan(document, parse_plan({"groups": groups}, document.problem, "plan"))
     return found["estimate"]["step"]["mean_s"]
+
+
+def test_the_file_of_a_run_keeps_what_the_run_itself_is_told():
+    """Which speeds nobody measured, and what products were taken for, was lost on the way through the file."""
+    plain = posed()
+    assert "note" not in curve(plain, "T4")
+    assert plain.toml().count('note = "extrapolated: ') == 1
+    document = parse_problem(plain.document, GPUS, OFFERS)
+    (said,) = [note for note in document.notes if "extrapolated: nobody measured such a run there" in note]
+    assert said.startswith("the compute curve of A10G is ")
+    assert "TF32" not in plain.assumed[0]  # of little weight there
+    there = posed(gpu=GPUS.get("A100-SXM4-40GB"))
+    assert "products in TF32 where a GPU has it" in there.assumed[0]
+    assert "precision can be told" in there.assumed[0]
 
 
 def test_runs_on_other_numbers_of_gpus_take_the_place_of_what_is_predicted():

@@ -16,7 +16,7 @@ from gpusonde.cli.commands.plan import given_plan, group
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import JsonKey, Output, to_json
-from gpusonde.cli.parsing import Parser, add_plot_option, duration_s, positive_number
+from gpusonde.cli.parsing import Parser, add_plot_option, ratio, time_since_s
 from gpusonde.cli.plans_view import draw_watched, render_recommendation
 from gpusonde.errors import DocumentError, UsageError
 
@@ -84,12 +84,12 @@ def add_monitor_options(parser: Parser) -> None:
     parser.add_argument("--progress", metavar="FILE", help="reports, one JSON object per line; - for stdin")
     parser.add_argument("--run", metavar="ID", help="run of the collector ('gpusonde runs' lists them)")
     parser.add_argument(
-        "--elapsed-s", type=duration_s, metavar="TIME", help="seconds since the job began (default: 0, or the run's)"
+        "--elapsed-s", type=time_since_s, metavar="TIME", help="seconds since the job began (default: 0, or the run's)"
     )
-    parser.add_argument("--spent-usd", type=positive_number, metavar="X", help="spent so far (default: 0)")
+    parser.add_argument("--spent-usd", type=ratio, metavar="X", help="spent so far (default: 0)")
     parser.add_argument(
         "--completed-iterations",
-        type=positive_number,
+        type=ratio,
         metavar="N",
         help="done so far; with --run, before that run (default: 0)",
     )

@@ -201,7 +201,7 @@ class PosedProblem:
         curves = [
             _timed_curve(row.target_gpu, timed[row.target_gpu], batch)
             if row.target_gpu in timed
-            else _curve(row, batch, samples)
+            else _curve(row, batch, samples, is_guess=row.extrapolated and row.target_gpu != here.gpu.name)
             for row in rows
             if row.fits != "no" or row.target_gpu in timed
         ]
@@ -243,10 +243,13 @@ class PosedProblem:
             notes["global_batch"] = f"assumed: stands for the run's batch, which can be told, {batch} per GPU"
             assumed.append(f"batches told as shares of {batch}, which stands for the run's")
         assumed.append("gradients as of most jobs" * (basis == "assumed"))
+        is_open = source.precision is None and any("TF32" in row.reason for row in rows)
+        assumed.append("products in TF32 where a GPU has it" * is_open)
         says = [doubt] if doubt else []
         if terms.steps_per_epoch is None:
             assumed.append(f"{steps:,} steps per epoch{' as its metrics show' * ('assumed' not in of_steps)}")
-        says += ["assumed: " + "; ".join(filter(None, assumed)) + " (quota, batch size, steps per epoch can be told)"]
+        can_be = f"quota, batch size, steps per epoch{', precision' * is_open} can be told"
+        says += [f"assumed: {'; '.join(filter(None, assumed))} ({can_be})"]
         says += says_timed
         if unrented:
             says.append(f"nobody rents out {' or '.join(unrented)}{' there' * bool(terms.providers)}")
@@ -399,13 +402,14 @@ def _timed_curve(gpu: str, timed: Sequence[TimedIteration], batch: int) -> dict[
     }
 
 
-def _curve(row: LatencyPrediction, batch: int, samples: int) -> dict[str, Any]:
+def _curve(row: LatencyPrediction, batch: int, samples: int, *, is_guess: bool) -> dict[str, Any]:
     told = {name: float(f"{getattr(row, name):.6g}") for name in _LATENCY_KEYS}
     return {
         "device": row.target_gpu,
         "epochs": [{"batch_size": batch, "samples_per_epoch": samples, **told}],
         # Nobody saw a larger one fit.
         "largest_batch": batch,
+        **({"note": "extrapolated: nobody measured such a run there"} if is_guess else {}),
     }
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from gpusonde.catalog import CatalogError, GpuCatalog, OfferCatalog, UnknownGpuError
 from gpusonde.documents import ListOf, Number, Whole, parse, to_plain
 from gpusonde.errors import DocumentError, ProblemError
-from gpusonde.formatting import count
+from gpusonde.formatting import count, few_names
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.documents.job import Job, JobKeys, device_name, parse_job
 from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers, region_of
@@ -57,7 +57,6 @@ _MOST_COMBINATIONS = 200_000
 _MOST_ITERATIONS = 2**53
 _MOST_TOKENS = 10**15
 _LONGEST_SEQUENCE = 100_000_000
-_MOST_NAMED = 5
 _Texts = Annotated[tuple[str, ...], ListOf(64)]
 
 
@@ -392,10 +391,9 @@ def _without_strangers(offers: list[MachineOffer], notes: list[str]) -> list[Mac
     alone = [offer for offer in offers if offer.is_lone]
     if not alone:
         return offers
-    names = ", ".join(sorted({offer.name for offer in alone})[:_MOST_NAMED])
-    more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
+    names = few_names(sorted({offer.name for offer in alone}))
     notes.append(
-        f"what is offered without a network rate is used for one machine only ({names}{more});"
+        f"what is offered without a network rate is used for one machine only ({names});"
         " network_bytes_per_second, or measurements of its fabric, let several work together"
     )
     return [replace(offer, quota=min(1, offer.quota)) if offer.is_lone else offer for offer in offers]
@@ -505,8 +503,7 @@ def _letters(region: str) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(name or "no region" for name in names[:_MOST_NAMED]) + more
+    return few_names([name or "no region" for name in names])
 
 
 def _count_iterations(keys: ProblemKeys) -> tuple[int, float | None]:

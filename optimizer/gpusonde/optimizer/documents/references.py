@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -35,7 +36,8 @@ from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
 from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
 from gpusonde.optimizer.spot_offers import SpotRow, ask_spot_rows, read_spot_rows, spot_offers
-from gpusonde.predictor.workload.engine import Optimizer, StepMemory, WorkloadPrediction
+from gpusonde.predictor.workload.engine import Cluster, Optimizer, StepMemory, WorkloadPrediction, WorkloadRequest
+from gpusonde.predictor.workload.engine.model import note_memory
 from gpusonde.predictor.workload.graph import WorkloadGraph, read_graph
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
@@ -334,7 +336,8 @@ def _add_graph(
     except ModelError as error:
         raise DocumentError("job.graph", str(error)) from None
     if not curves:
-        raise DocumentError("job.graph", "the parameters alone need more memory than any of these GPUs has")
+        words = "the parameters alone need more memory than any of these GPUs has; sharding lets several share them"
+        raise DocumentError("job.graph", words)
     assumed = {} if "gradients" in job else {"gradients": {"parameter_bytes": gradient_bytes(graph)}}
     return {**job, "curves": curves, **assumed, **counted}
 
@@ -343,13 +346,31 @@ def _job_memory(keys: GraphKeys, graph: WorkloadGraph) -> dict[str, Any]:
     """Return what the network holds, as ``job.memory``: never less than its step does at any batch."""
     memory = StepMemory.of(graph, Precision(keys.precision), Optimizer.ADAMW, buckets=True)
     passing = float((memory.kept[1] + memory.passing[1]).max())
+    unit = _largest_unit(graph)
     return {
         "weights_bytes": memory.weights + passing,
         "gradients_bytes": float(memory.gradients.max()),
         "optimizer_bytes": memory.optimizer,
         "activation_bytes": float((memory.kept[0] + memory.passing[0]).max()),
         "checkpointed_bytes": memory.checkpointed_bytes,
+        "unit_bytes": memory.weights * unit + passing,
     }
+
+
+def _largest_unit(graph: WorkloadGraph) -> float:
+    """Return the share of the weights in the largest part that is gathered at a time.
+
+    That is a numbered block, such as ``layers.3`` of ``layers.3.q_proj``, as users wrap them, or all that is in none.
+    """
+    sizes: dict[tuple[str, ...], int] = defaultdict(int)
+    for each in graph.operations:
+        names = each.name.split(".")
+        numbered = [place for place, name in enumerate(names[:-1]) if place and name.isdigit()]
+        unit = tuple(names[: numbered[0] + 1]) if numbered else ()
+        # A weight that is frozen, or an earlier operation's, is no parameter.
+        weight = math.prod(each.weight) if each.weight else 0
+        sizes[unit] += max(weight, sum(parameter.count for parameter in each.parameters))
+    return max(sizes.values()) / sum(sizes.values())
 
 
 def _read_graph(keys: GraphKeys, folder: Path) -> WorkloadGraph:
@@ -382,22 +403,30 @@ def _estimated_curves(
                 "device": device,
                 "gray_box": [to_plain(latency_estimate(size, each)) for size, each in rows],
                 **({"largest_batch": limit} if limit else {}),
-                "note": _note([each for _, each in rows], limit if limit and keys.largest_batch is None else None),
+                "note": _note(graph, device, rows, keys, is_limited=bool(limit)),
             }
         )
     return curves
 
 
-def _note(found: Sequence[WorkloadPrediction], estimated_limit: int | None) -> str:
+def _note(
+    graph: WorkloadGraph, device: str, rows: Sequence[tuple[int, WorkloadPrediction]], keys: GraphKeys, is_limited: bool
+) -> str:
+    """Return what to say of a curve; of GPUs alike in the same words, which then are said once."""
+    found = [each for _, each in rows]
     low = min(each.low_s / each.seconds for each in found) - 1
     high = max(each.high_s / each.seconds for each in found) - 1
     within = f"{percent(low, sign='+')} and {percent(high, sign='+')}"
     words = [f"{percent(found[0].coverage)} of such estimates lie within {within}"]
-    if estimated_limit is not None:
-        words.append(
-            f"that batches of {estimated_limit} fit into its memory is estimated too, largest_batch says better"
-        )
-    unlike = [reason for each in found if each.out_of_distribution for reason in each.reasons]
+    if is_limited and keys.largest_batch is None:
+        words.append("which batches fit into the memory is estimated too, largest_batch says better")
+    unlike = []
+    for size, each in rows:
+        # What fits is the plan's to say, which may share the job out.
+        asked = WorkloadRequest(graph, size, Cluster(device, precision=keys.precision))
+        of_memory = note_memory(asked, each.memory) if each.memory is not None else []
+        if each.out_of_distribution:
+            unlike += [reason.replace(device, "the GPU") for reason in each.reasons if reason not in of_memory]
     if unlike:
         words.append("unlike what the model has seen: " + "; ".join(dict.fromkeys(unlike)))
     return "; ".join(words)

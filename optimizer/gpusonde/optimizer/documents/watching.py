@@ -22,6 +22,7 @@ from gpusonde.optimizer.documents.problem import (
     parse_plan,
     solution_document,
 )
+from gpusonde.optimizer.explain import NO_PLAIN_PLAN, useful_spare_modes
 from gpusonde.optimizer.problem import MOST_MACHINES, MOST_OFFERS, Objective, OfferName, Plan, Problem
 from gpusonde.optimizer.several_jobs import SharingJob, solve_jobs
 from gpusonde.optimizer.solution import PlanEstimate, Proof, Solution, Status, check_plan, satisfies
@@ -96,6 +97,10 @@ def pareto_plans(document: ProblemDocument, *, time_limit_s: float = DEFAULT_TIM
     """
     front = pareto(document.problem, document.step_times(), time_limit_s=time_limit_s)
     notes = [*document.notes, *_note_batches(document, (point.plan for point in front.points))]
+    if any(point.plan.mode not in document.problem.modes for point in front.points):
+        notes.append(NO_PLAIN_PLAN)
+    elif front.points and useful_spare_modes(document.problem):
+        notes.append("plans of several micro-batches are left out; accumulation_steps takes them in")
     return {"format": PARETO_FORMAT, **to_plain(front), "notes": notes}
 
 
