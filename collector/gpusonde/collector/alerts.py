@@ -252,7 +252,7 @@ class JobAlerts:
                     await loop.run_in_executor(None, _post, address, notification(rows))
                 except OSError as error:
                     self.counters.failed += 1
-                    _LOG.warning("the webhook of alerts does not answer, %d wait: %s", len(self._waiting), error)
+                    _LOG.warning("the webhook does not take alerts, %d wait: %s", len(self._waiting), error)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
                     continue

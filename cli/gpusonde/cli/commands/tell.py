@@ -26,6 +26,7 @@ from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen, complain
 from gpusonde.cli.parsing import Parser
+from gpusonde.cli.running import run_program
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UnknownGpuError, UsageError
 from gpusonde.formatting import percent
 from gpusonde.http_request import send
@@ -284,14 +285,13 @@ class _Slurm:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
+        status, said = run_program(command, _TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise _NoAnswerError(f"{command[0]} does not answer within {_TIMEOUT_S:.0f} s") from error
     except OSError as error:
-        raise CommandError(f"{command[0]} cannot be run: {error}") from error
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-200:]
-        raise CommandError(f"{command[0]} ended with {done.returncode}: {said}")
+        raise CommandError(f"{command[0]} cannot be run: {error.strerror or error}") from error
+    if status:
+        raise CommandError(f"{command[0]} ended with {status}: {said or 'without a word'}")
 
 
 class _ApiServer:
