@@ -201,6 +201,56 @@ def test_jobs_of_two_schedulers_with_one_id_are_two_and_one_that_is_gone_is_told
     drive(client, steps)
 
 
+def test_a_job_that_begins_to_work_stays_open_though_it_has_another_beginning_since():
+    waiting = job("new", "idle", 1)
+    client = ScriptedClient(waiting)
+
+    async def steps(app, pilot):
+        await pilot.press("enter")
+        await until(pilot, lambda: app.detail and "why new is idle" in screen_text(app))
+        client.jobs = [replace(waiting, start_unix_nano=START + 60 * SECOND, state="training", reason="it works now")]
+        await until(pilot, lambda: "it works now" in screen_text(app) or app.is_over)
+        assert not app.is_over
+
+    drive(client, steps)
+
+
+def test_of_a_job_that_was_put_back_into_the_queue_the_gpus_that_it_has_now_are_drawn_and_found():
+    left = [JobMember(f"run-{i}", "agent", "host-left", f"GPU-left-{i}", "T4", False) for i in range(8)]
+    requeued = job("requeued", "training", 1)
+    requeued = replace(requeued, members=(*left, *requeued.members))
+
+    async def steps(app, pilot):
+        await pilot.press("slash", *"left")
+        await until(pilot, lambda: names(app) == [])
+        await pilot.press("escape", "enter")
+        await until(pilot, lambda: app.detail and "GPU-requeued-0" in screen_text(app))
+        assert "GPU-left" not in screen_text(app)
+
+    drive(ScriptedClient(requeued), steps, size=(80, 60))
+
+
+def test_cycles_of_no_known_role_are_cycles():
+    client = ScriptedClient(JOBS[0])
+    client.list_epochs = lambda run_id: replace(ScriptedClient().list_epochs(run_id), role="unknown")
+
+    async def steps(app, pilot):
+        await pilot.press("enter")
+        await until(pilot, lambda: app.detail and "length of the latest 5 " in screen_text(app))
+        assert "length of the latest 5 cycles, 18.0 s" in screen_text(app)
+
+    drive(client, steps)
+
+
+@pytest.mark.parametrize("keys", [(), ("slash", "x"), ("enter",)])
+def test_ctrl_c_ends_it_wherever_one_is(keys):
+    async def steps(app, pilot):
+        await pilot.press(*keys, "ctrl+c")
+        await until(pilot, lambda: not app.is_running)
+
+    drive(ScriptedClient(*JOBS), steps)
+
+
 def test_names_are_text_and_nothing_else():
     async def steps(app, pilot):
         assert names(app) == ["[red]x[/] [link=http://x]"]
