@@ -248,7 +248,8 @@ def test_the_total_may_be_that_of_another_level_and_counts_starts_that_are_not_k
     (job,) = ask(trained, **(request | {"total_role": query_pb2.CYCLE_ROLE_STEP})).jobs
     assert not job.HasField("estimate")
     assert job.estimate_reason == (
-        "no level of its cycles with that role is known yet; if its cycles of 60 s (epoch) are meant, say"
+        "the metrics do not tell yet which of its cycles have that role; if its cycles of 60 s (epoch) are to be taken "
+        "for it, say"
         " --total-cycles 118"
     )
 
