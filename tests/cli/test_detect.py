@@ -277,7 +277,7 @@ def test_the_end_of_the_job_is_told_from_the_number_of_epochs(capsys: pytest.Cap
     assert estimate["end_low_s"] < expected < estimate["end_high_s"]
     # As of a job that a collector knows: what may be no epoch is not counted as one without a word.
     assert estimate["basis"].endswith("; every cycle is taken for an epoch, which the metrics do not tell")
-    code, told = run_json(
+    _, told = run_json(
         capsys, "detect", str(bundled_trace()), "--total-epochs", "30", "--role", f"{answer['period_s']}=epoch"
     )
     assert "taken for" not in told["estimate"]["basis"]
