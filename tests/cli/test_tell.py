@@ -221,7 +221,7 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
             )
         ),
     )
-    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, ["H100", "B200", "T4"])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, ["H100", "B200", "T4"], {})
     for _ in range(2):
         told = json.loads(kueue.describe(job))
     assert told == {
@@ -241,6 +241,38 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
     assert not kueue._rates
 
 
+def test_pods_of_one_workload_are_told_together_and_not_each_over_the_other(api, capsys):
+    def pod(name, state, remaining_s=None, active=True):
+        now = time.time_ns()
+        ends = (now + remaining_s * SECOND,) * 3 if remaining_s else ()
+        estimate = SimpleNamespace(
+            **dict(zip(("end_unix_nano", "end_low_unix_nano", "end_high_unix_nano"), ends, strict=True)), basis=name
+        ) if ends else None  # fmt: skip
+        return SimpleNamespace(
+            job_id=f"team/{name}", scheduler="kubernetes", active=active, state=state, estimate=estimate, members=(),
+            end_unix_nano=now,
+        )  # fmt: skip
+
+    known, arguments = {}, SimpleNamespace(scheduler="kueue", dry_run=False, json=True, every="30s")
+    kueue = tell._Kueue(tell._ApiServer(api.address), None, [], known)
+
+    def told(*pods):
+        jobs = list(pods)
+        tell._tell(SimpleNamespace(list_jobs=lambda **_: jobs), kueue, arguments, known)
+        return json.loads(api.patches[-1][2]["metadata"]["annotations"]["gpusonde/estimate"])
+
+    both = told(pod("a", "hung", 7000), pod("b", "training", 3000))
+    assert (both["state"], both["basis"], both["pods"]) == ("hung", "a", 2)
+    assert both["remaining_s"] == pytest.approx(7000, rel=0.02)
+    # Nobody knows when the whole ends while the end of one is not known.
+    assert told(pod("a", "hung", 7000), pod("b", "training")) == {"state": "hung", "pods": 2}
+    # As b has not changed, it is told anew for the others' sake.
+    alone = told(pod("a", "hung", 7000, active=False), pod("b", "training"))
+    assert alone == {"state": "training"}
+    alone = told(pod("b", "training", 1000))
+    assert (alone["state"], alone["basis"], "pods" in alone) == ("training", "b", False)
+
+
 def test_why_a_job_is_told_to_kueue_without_exchange_rates_is_said_once(capsys):
     def refuse(*_):
         raise CollectorError("FAILED_PRECONDITION", "run run-1 has no epochs", "ask again later")
@@ -252,7 +284,7 @@ def test_why_a_job_is_told_to_kueue_without_exchange_rates_is_said_once(capsys):
         estimate=None,
         members=[SimpleNamespace(run_id="run-1", active=True)],
     )
-    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), SimpleNamespace(predict_run=refuse), ["H100"])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), SimpleNamespace(predict_run=refuse), ["H100"], {})
     assert [json.loads(kueue.describe(job)) for _ in range(2)] == [{"state": "training"}] * 2
     said = capsys.readouterr().err
     assert said.count("job team/train-0 is told without exchange rates: run run-1 has no epochs") == 1
@@ -294,7 +326,7 @@ def test_an_earlier_job_of_the_same_name_does_not_have_the_newest_one_told_again
 
     jobs = [job(0, True), job(3600, False)]
     client = SimpleNamespace(list_jobs=lambda active_only=False, **_: jobs[: 1 if active_only else 2])
-    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [], {})
     arguments = SimpleNamespace(scheduler="kueue", dry_run=True, json=True, every="30s")
     known = {}
     for _ in range(2):

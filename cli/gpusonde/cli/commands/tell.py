@@ -46,6 +46,8 @@ _AROUND_NS = 10_000_000_000
 _LARGEST_ANSWER_BYTES = 4 << 20
 # States that are Events, of type Warning; what ends one of them is a Normal one.
 _EVENTS = frozenset({"hung", "stalled", "slower", "idle"})
+# Of several pods the first that one of them is in is told, else any.
+_WORST = ("hung", "stalled", "slower", "idle", "unknown")
 _KUEUE_WORKLOAD = "kueue.x-k8s.io/workload"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 _KUEUE_PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
@@ -111,7 +113,7 @@ def run_tell(args: argparse.Namespace) -> int:
     with connect(args) as client, contextlib.suppress(KeyboardInterrupt):
         place: _Place = _Slurm(client) if args.scheduler == "slurm" else _Kubernetes(api, client)
         if args.scheduler == "kueue":
-            place = _Kueue(api, client, gpus)
+            place = _Kueue(api, client, gpus, known)
         while True:
             try:
                 failed = _tell(client, place, args, known)
@@ -412,16 +414,23 @@ class _Kueue(_Pods):
         api: The server.
         client: The collector.
         gpus: For which exchange rates are told.
+        known: What was told of each job, of those that are still there.
     """
 
-    def __init__(self, api: _ApiServer, client: Client, gpus: Sequence[str]) -> None:
+    def __init__(self, api: _ApiServer, client: Client, gpus: Sequence[str], known: dict[str, str]) -> None:
         super().__init__(api, client)
         self._gpus = gpus
+        self._known = known
+        self._workloads: dict[str, str] = {}
         self._rates: dict[str, str] = {}
         self._without_rates: dict[str, str] = {}
 
     def describe(self, job: JobInfo) -> str:
         if not job.active:
+            # What it was told as is no more: the other pods are told anew.
+            left = self._workloads.pop(job.job_id, None)
+            for pod in [pod for pod, of in self._workloads.items() if of == left]:
+                self._known.pop(pod, None)
             self._rates.pop(job.job_id, None)
             self._without_rates.pop(job.job_id, None)
             return ""
@@ -469,8 +478,12 @@ class _Kueue(_Pods):
         )
         if not workload or not _KUBERNETES_NAME.fullmatch(workload):
             raise CommandError(f"no {_KUEUE_WORKLOAD} on the pod: Kueue has not admitted it")
+        place = f"namespaces/{namespace}/workloads/{workload}"
+        pods = {pod: of for pod, of in self._workloads.items() if pod in self._known and pod != job.job_id}
+        text = _of_workload([text, *(self._known[pod] for pod, of in pods.items() if of == place)])
+        self._workloads = pods | {job.job_id: place}
         for version in _KUEUE_VERSIONS:
-            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{namespace}/workloads/{workload}"
+            path = f"/apis/kueue.x-k8s.io/{version}/{place}"
             try:
                 self._api.annotate(path, {"gpusonde/estimate": text})
             except CommandError as error:
@@ -478,3 +491,16 @@ class _Kueue(_Pods):
                     raise
             else:
                 return
+
+
+def _of_workload(texts: Sequence[str]) -> str:
+    """Return what is told of a Workload with these pods: the one that ends last, in the state that most wants somebody.
+
+    How long it takes still is not known before it is of every pod.
+    """
+    if len(texts) == 1:
+        return texts[0]
+    pods: list[dict[str, Any]] = [json.loads(text) for text in texts]
+    told = max(pods, key=lambda pod: float(pod.get("remaining_s", math.inf)))
+    told["state"] = min((pod["state"] for pod in pods), key=lambda state: (*_WORST, state).index(state))
+    return json.dumps(told | {"pods": len(pods)}, sort_keys=True)
