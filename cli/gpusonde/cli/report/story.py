@@ -182,8 +182,15 @@ def _told(
 
 def _read_gpus(client: Client, run: RunInfo, job: JobInfo | None) -> tuple[list[Trace], list[str]]:
     """Read the ticks of a run, and of the other GPUs of its job meanwhile."""
-    uuids = [run.gpu_uuid, *(member.gpu_uuid for member in (job.members if job else ()) if member.run_id)]
-    uuids = list(dict.fromkeys(uuids))
+    # One that was put back into the queue had other GPUs before, and others have those meanwhile.
+    members = {member.run_id for member in (job.members if job else ())}
+    beside = [
+        each
+        for each in (client.list_runs(job_id=run.job_id) if len(members) > 1 else ())
+        if each.run_id in members and each.start_unix_nano <= run.end_unix_nano
+        and each.end_unix_nano >= run.start_unix_nano
+    ]  # fmt: skip
+    uuids = list(dict.fromkeys([run.gpu_uuid, *(each.gpu_uuid for each in reversed(beside))]))
     notes = []
     if len(uuids) > _MOST_GPUS:
         notes.append(f"{_MOST_GPUS} of {len(uuids)} GPUs of the job are told")
