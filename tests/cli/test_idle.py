@@ -288,6 +288,7 @@ def test_gpus_that_a_job_had_before_it_was_put_back_into_the_queue_say_nothing_o
     message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
     message.members.add(run_id="a", gpu_uuid="GPU-left", host_name="host-1")
     message.members.add(run_id="b", gpu_uuid="GPU-1", host_name="host-2", active=True)
+    message.members.add(run_id="c", gpu_uuid="GPU-1", host_name="host-2", active=True)
     message.end_time.FromNanoseconds(9000 * SECOND)
     asked = []
     time_s = np.arange(7200.0, 9000.0)

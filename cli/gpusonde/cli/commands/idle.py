@@ -88,7 +88,7 @@ class JudgedJob:
             "idle_s": self.idle_s,
             "evidence": list(self.verdict.evidence),
             "hosts": sorted({member.host_name for member in self.job.present}),
-            "gpu_uuids": [member.gpu_uuid for member in self.job.present],
+            "gpu_uuids": list(dict.fromkeys(member.gpu_uuid for member in self.job.present)),
             "reaped": self.reaped,
             "failure": self.failure or None,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +42,12 @@ class JobPart:
 
     def gpu_time(self, states: Iterable[StateSpan]) -> int:
         """Return for how long GPUs were the job's in some of its states, nanoseconds."""
-        mine = [span for spans in self.gpus for span in spans]
+        # Most often all GPUs were its own at the same time.
+        mine = Counter(span for spans in self.gpus for span in spans).items()
         return sum(
-            max(0, min(end, until) - max(row.start_unix_nano, since)) for row, end in states for since, until in mine
+            count * max(0, min(end, until) - max(row.start_unix_nano, since))
+            for row, end in states
+            for (since, until), count in mine
         )
 
 
