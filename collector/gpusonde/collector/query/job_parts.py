@@ -90,20 +90,21 @@ def _gpu_spans(facts: FactStore, runs: Sequence[RunRow], held: set[str], whole: 
         whole: From when to when states of it are known.
     """
     stints = _stints(runs)
+    taken = _taken(facts, runs[0]) if len(stints) > 1 else {}
     found = []
     for gpu_uuid in sorted({run.gpu_uuid for run in runs}):
         spans: list[Span] = []
         for stint in stints:
             if own := [run.start_unix_nano for run in stint if run.gpu_uuid == gpu_uuid]:
                 # GPUs begin to work one after the other.
-                is_first = own[0] - stint[0].start_unix_nano < _TOGETHER_NS
-                begin = stint[0].start_unix_nano if is_first else own[0]
+                first = stint[0].start_unix_nano
+                begin = first if own[0] - first < _TOGETHER_NS else own[0]
                 spans.append((begin, max(run.end_unix_nano for run in stint)))
         if spans[0][0] == runs[0].start_unix_nano:
             spans[0] = (whole[0], spans[0][1])  # a job starts before its GPUs work
         if gpu_uuid in held or any(run.gpu_uuid == gpu_uuid for run in stints[-1]):
             spans[-1] = (spans[-1][0], whole[1])
-        found.append(_with_pauses(facts, runs[0], gpu_uuid, spans))
+        found.append(_with_pauses(spans, taken.get(gpu_uuid, ())))
     return found
 
 
@@ -119,21 +120,23 @@ def _stints(runs: Sequence[RunRow]) -> list[list[RunRow]]:
     return stints
 
 
-def _with_pauses(facts: FactStore, run: RunRow, gpu_uuid: str, spans: Sequence[Span]) -> list[Span]:
-    """Return the times of a GPU, joined where the job's scheduler is not known to have taken it away in between."""
+def _taken(facts: FactStore, run: RunRow) -> dict[str, list[int]]:
+    """Return when the scheduler took the GPUs of a run's agent away from the job, by GPU."""
+    taken: dict[str, list[int]] = {}
+    for gpu_uuid, _, binding in facts.job_bindings(run.agent_id, run.job_id) if job_of(run) is not None else ():
+        if binding.scheduler == run.scheduler and binding.end_unix_nano:
+            taken.setdefault(gpu_uuid, []).append(binding.end_unix_nano)
+    return taken
+
+
+def _with_pauses(spans: Sequence[Span], taken: Sequence[int]) -> list[Span]:
+    """Return the times of a GPU, joined where it is not known to have been taken away in between."""
     found = list(spans[:1])
-    if len(spans) > 1:
-        named = facts.job_bindings(run.agent_id, run.job_id) if job_of(run) is not None else []
-        taken = [
-            binding.end_unix_nano
-            for uuid, _, binding in named
-            if uuid == gpu_uuid and binding.scheduler == run.scheduler and binding.end_unix_nano
-        ]
-        for begin, end in spans[1:]:
-            if any(found[-1][1] <= at <= begin for at in taken):
-                found.append((begin, end))
-            else:
-                found[-1] = (found[-1][0], end)
+    for begin, end in spans[1:]:
+        if any(found[-1][1] <= at <= begin for at in taken):
+            found.append((begin, end))
+        else:
+            found[-1] = (found[-1][0], end)
     return found
 
 

@@ -13,15 +13,7 @@ import numpy as np
 from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.query.endings import JobProgress, earlier_runs
 from gpusonde.collector.query.job_looks import JobLooks
-from gpusonde.collector.query.job_parts import (
-    JobPart,
-    Span,
-    StateSpan,
-    goodput,
-    job_parts,
-    pauses,
-    slower_since,
-)
+from gpusonde.collector.query.job_parts import JobPart, Span, StateSpan, goodput, job_parts, pauses, slower_since
 from gpusonde.collector.query.job_runs import SILENT_NS, JobRuns, active_jobs, all_jobs, held_by_jobs
 from gpusonde.collector.query.job_tree import JobTree
 from gpusonde.collector.query.paging import from_token, page_size, to_token
@@ -79,10 +71,7 @@ _PLAIN = JobView()
 
 
 def list_jobs(
-    store: Store,
-    request: query_pb2.ListJobsRequest,
-    now_unix_nano: int | None = None,
-    view: JobView = _PLAIN,
+    store: Store, request: query_pb2.ListJobsRequest, now_unix_nano: int | None = None, view: JobView = _PLAIN
 ) -> query_pb2.ListJobsResponse:
     """Answer ``ListJobs``.
 
@@ -127,11 +116,7 @@ def list_jobs(
     return response
 
 
-def get_job(
-    store: Store,
-    request: query_pb2.GetJobRequest,
-    view: JobView = _PLAIN,
-) -> query_pb2.GetJobResponse:
+def get_job(store: Store, request: query_pb2.GetJobRequest, view: JobView = _PLAIN) -> query_pb2.GetJobResponse:
     """Answer ``GetJob``, as ``list_jobs`` does.
 
     Raises:
