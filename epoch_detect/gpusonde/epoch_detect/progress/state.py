@@ -489,10 +489,6 @@ class StateWatch:
             return False
         return self._work.computed_s > _COMPUTED * self._work.seconds
 
-    def _spins(self) -> bool:
-        pause, second = self._pause, self._recent[-1][0]
-        return pause is not None and 0 < second.gpus == second.spinning and pause.low <= pause.high < 1.05 * pause.low
-
     def _forget_pause(self, time_s: float) -> None:
         """Go on as if there had been no pause; if an alarm was raised, it was none: wait longer next time."""
         if (pause := self._pause) is not None and pause.alarm:
@@ -527,11 +523,11 @@ class StateWatch:
         kind = self._kind_of_run
         if kind in (RunState.SERVING, RunState.IDLE):
             return False
-        work, pause = self._work, self._pause
-        if self._only_waits() or self._pauses.are_alike or self._spins():
+        if self._only_waits():
             return True
-        if kind == RunState.OTHER:
+        if kind == RunState.OTHER and not self._pauses.are_alike:
             return False
+        work, pause = self._work, self._pause
         if pause is None or work.even_s < _LEAST_WORK_S:
             return False
         return work.seconds > _WORK_SHARE * (pause.begin_s - work.first_s)
