@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -286,6 +288,33 @@ def test_without_a_terminal_it_says_what_to_use():
     done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 2
     assert "top needs a terminal; 'gpusonde jobs --watch'" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("a-0",)])
+def test_jobs_that_are_watched_on_a_terminal_fit_it(monkeypatch, words):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def sleep(_):
+        raise KeyboardInterrupt
+
+    spans = tuple(JobSpan("training", START + i * SECOND, START + (i + 1) * SECOND) for i in range(40))
+    client = ScriptedClient(*(replace(job(f"a-{i}", "training", 1), history=spans) for i in range(30)))
+    terminal = Terminal()
+    monkeypatch.setattr(jobs, "connect", lambda _: contextlib.nullcontext(client))
+    monkeypatch.setattr(jobs.time, "sleep", sleep)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("LINES", "12")
+    assert main(["jobs", "--watch", *words]) == 0
+    lines = re.sub("\x1b\\[[0-9;]*[A-Za-z]", "", terminal.getvalue()).splitlines()
+    assert len(lines) < 12
+    assert max(map(len, lines)) <= 70
+    assert lines[0].split()[:2] == ["job", "state"]
+    assert any(line.startswith("a-0 ") for line in lines)
+    assert "..." in lines
+    assert lines[-1].startswith("no estimate of the end" if words else "goodput of all")
 
 
 def test_jobs_that_are_watched_in_a_pipe_are_asked_for_again_once_a_collector_is_back(monkeypatch, capsys):
