@@ -321,7 +321,7 @@ def _fitting(lines: list[str], height: int, *, of_job: bool) -> list[str]:
     room = max(height - 2, 4)  # the cursor stands on the last line, a sign where some are missing
     if len(lines) <= room + 1:
         return lines
-    head = 3 if of_job else room - 1
+    head = room // 2 if of_job else room - 1
     return [*lines[:head], "...", *lines[len(lines) - room + head :]]
 
 
