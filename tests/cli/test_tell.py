@@ -19,6 +19,7 @@ from support.tracked_store import TrackedStore
 from support.wire_agent import batch, block, inventory, wait_until
 
 from gpusonde.cli.commands import tell
+from gpusonde.cli.main import main
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import CollectorError, CommandError
@@ -392,6 +393,34 @@ def test_a_real_slurm_has_its_jobs_bound_by_our_prolog_and_commented_by_us(slurm
     wait_until(lambda: not [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 120, "the epilog")
     # Slurm refuses to change it from now on, and keeps it.
     assert comment in slurm("scontrol", "show", "job", job)
+
+
+def test_a_host_without_slurm_says_so_once_and_tells_nothing_that_was_not_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_jobs(tmp_path / "data", *((str(i), SLURM, "hung", False) for i in (1, 2, 3)))
+    with ThreadCollector(tmp_path / "data") as collector:
+        asked = ("--collector", collector.target)
+        assert main(["tell", "slurm", *asked]) == 1
+        out, err = capsys.readouterr()
+        assert err.count("scontrol cannot be run: No such file or directory; the other jobs are told once") == 1
+        assert out == ""
+        assert tell_main("kubernetes", collector) == 0
+        assert capsys.readouterr().out.startswith(
+            "nothing to tell kubernetes: no such job goes on at the collector at "
+        )
+
+
+def test_a_host_without_accounts_tells_the_jobs_that_go_on_all_the_same(tmp_path, monkeypatch):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_jobs(tmp_path / "data", *((str(i), SLURM, "hung", i == 9) for i in (9, 8, 7)))
+    with ThreadCollector(tmp_path / "data") as collector:
+        told = ask("tell", "slurm", "--collector", collector.target, exit_code=1)["told"]
+    assert {each["job_id"]: each["failure"] for each in told} == {
+        "9": "sacctmgr cannot be run: No such file or directory", "8": None, "7": None,
+    }  # fmt: skip
 
 
 def test_the_accounts_of_a_slurm_get_the_summary_of_a_job_that_is_over(tmp_path, monkeypatch):

@@ -191,7 +191,10 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
 
     def render(screen: Screen) -> None:
         for each in told:
-            screen.line(f"{each['job_id']}: {each['text']}")
+            if not each["failure"]:
+                screen.line(f"{each['job_id']}: {each['text']}")
+        if not told:
+            screen.line(f"nothing to tell {args.scheduler}: no such job goes on at the collector at {args.collector}")
 
     payload: TellPayload = {"told": told}
     if told or args.every is None:
@@ -280,9 +283,11 @@ class _Slurm:
         try:
             _run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job.job_id}", "set", f"AdminComment={comment}"])
         except CommandError as error:
-            # A cluster without accounts refuses each; one that is slow does not.
-            self._keeps_accounts = isinstance(error, _NoAnswerError)
-            raise
+            # A cluster without accounts refuses each, or has no such program; one that is slow does neither.
+            self._keeps_accounts = isinstance(error.__cause__, subprocess.TimeoutExpired)
+            if self._keeps_accounts:
+                raise
+            raise CommandError(str(error)) from error
 
 
 def _run(command: Sequence[str]) -> None:
@@ -291,7 +296,7 @@ def _run(command: Sequence[str]) -> None:
     except subprocess.TimeoutExpired as error:
         raise _NoAnswerError(f"{command[0]} does not answer within {_TIMEOUT_S:.0f} s") from error
     except OSError as error:
-        raise CommandError(f"{command[0]} cannot be run: {error.strerror or error}") from error
+        raise _NoAnswerError(f"{command[0]} cannot be run: {error.strerror or error}") from error
     if status:
         raise CommandError(f"{command[0]} ended with {status}: {said or 'without a word'}")
 
