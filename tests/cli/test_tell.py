@@ -404,10 +404,8 @@ def test_a_host_without_slurm_says_so_once_and_tells_nothing_that_was_not_told(t
         out, err = capsys.readouterr()
         assert err.count("scontrol cannot be run: No such file or directory; the other jobs are told once") == 1
         assert out == ""
-        assert tell_main("kubernetes", collector) == 0
-        assert capsys.readouterr().out.startswith(
-            "nothing to tell kubernetes: no such job goes on at the collector at "
-        )
+        assert main(["tell", "kubernetes", *asked]) == 0
+        assert capsys.readouterr().out.startswith("nothing to tell kubernetes: no such job goes on at the collector")
 
 
 def test_a_host_without_accounts_tells_the_jobs_that_go_on_all_the_same(tmp_path, monkeypatch):
