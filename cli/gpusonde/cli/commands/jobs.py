@@ -297,7 +297,7 @@ def _watch(client: Client, args: argparse.Namespace) -> None:
                 _print(args, jobs)
             shown = text
         else:
-            with _Frame() as frame:
+            with _TerminalText() as frame:
                 _render(make_screen(frame, frame), args, jobs)
                 lines = _fitting(frame.getvalue().splitlines(), shutil.get_terminal_size().lines, of_job=bool(args.job))
             # Home, the lines with the rest of each cleared, then what was below.
@@ -306,7 +306,7 @@ def _watch(client: Client, args: argparse.Namespace) -> None:
         time.sleep(max(0.0, _WATCH_INTERVAL_S - (time.monotonic() - began)))
 
 
-class _Frame(io.StringIO):
+class _TerminalText(io.StringIO):
     """What is printed on the terminal at once: made for its width, in its colours."""
 
     def isatty(self) -> bool:
