@@ -281,7 +281,7 @@ def test_a_run_of_a_collector_is_told_as_the_collector_tells_it(collector, tmp_p
     assert states[: len(job["history"])] == [span["state"] for span in job["history"]]
 
 
-def test_of_a_job_that_was_requeued_a_run_is_told_with_the_gpus_that_the_job_had_then():
+def test_of_a_job_that_was_requeued_a_run_is_told_with_the_gpus_and_states_that_the_job_had_then():
     def run(name, gpu, start_s, end_s):
         times = {"start_unix_nano": start_s * 10**9, "end_unix_nano": end_s * 10**9}
         return SimpleNamespace(run_id=name, job_id="1", gpu_uuid=gpu, tick_count=9, product_name="T4", **times)
@@ -296,7 +296,18 @@ def test_of_a_job_that_was_requeued_a_run_is_told_with_the_gpus_that_the_job_had
         list_runs=lambda **_: runs,
         read_samples=lambda uuid, **_: Trace(np.arange(9.0), {"sm_active": np.zeros(9)}, gpu_uuid=uuid),
     )
-    job = SimpleNamespace(members=[SimpleNamespace(run_id=each.run_id, gpu_uuid=each.gpu_uuid) for each in runs[::-1]])
+    history = [
+        SimpleNamespace(state=name, start_unix_nano=start * 10**9, end_unix_nano=end * 10**9)
+        for name, start, end in (("training", 0, 200), ("idle", 200, 400))
+    ]
+    job = SimpleNamespace(
+        members=[SimpleNamespace(run_id=each.run_id, gpu_uuid=each.gpu_uuid) for each in runs[::-1]],
+        history=history, state="training", reason="", confidence=0.9, state_unix_nano=400 * 10**9,
+        end_unix_nano=600 * 10**9,
+    )  # fmt: skip
+    first, *_, last = (story._told_states(job, each, 0) for each in runs[::-1])
+    assert [(each.state, each.start_s, each.end_s) for each in first] == [("training", 0.0, 200.0)]
+    assert [(each.state, each.start_s, each.end_s) for each in last] == [("idle", 340, 400), ("training", 400, 600)]
     told = {each.run_id: [gpu.gpu_uuid for gpu in story._read_gpus(client, each, job)[0]] for each in runs}
     assert told == {"a": ["GPU-0", "GPU-1"], "b": ["GPU-1", "GPU-0"], "c": ["GPU-1", "GPU-2"], "d": ["GPU-2", "GPU-1"]}
 
