@@ -141,7 +141,7 @@ def test_enter_opens_a_job_with_its_states_its_cycles_and_what_its_gpus_did():
         text = screen_text(app)
         for part in (
             "why calm is training", "progress: epoch 18.0 s x 5", "no estimate of the end: the total is not known",
-            "length of the latest 5 epoch cycles, 18.0 s to 22.0 s", "host-c GPU-calm-0 sm_active, at most 0.875",
+            "length of the latest 5 epochs, 18.0 s to 22.0 s", "host-c GPU-calm-0 sm_active, at most 0.875",
             "+++++++++++++++++++vvvv", "may drag: host-c/GPU-calm-3, p 0.80: it is hot",
         ):  # fmt: skip
             assert part in text, text
@@ -232,14 +232,20 @@ def test_of_a_job_that_was_put_back_into_the_queue_the_gpus_that_it_has_now_are_
     drive(ScriptedClient(requeued), steps, size=(80, 60))
 
 
-def test_cycles_of_no_known_role_are_cycles():
-    client = ScriptedClient(JOBS[0])
-    client.list_epochs = lambda run_id: replace(ScriptedClient().list_epochs(run_id), role="unknown")
+@pytest.mark.parametrize(
+    ("role", "confidence", "told"),
+    [("unknown", 0, "unknown"), ("evaluation", 0.9, "evaluation"), ("epoch", 0.4, "unknown")],
+)
+def test_cycles_that_may_be_no_epochs_are_cycles_as_in_every_other_answer(role, confidence, told):
+    level = CycleInfo(18.0, 17.0, 19.0, 5, 0.9, role, confidence, None, ())
+    client = ScriptedClient(replace(JOBS[0], level=level))
+    client.list_epochs = lambda run_id: replace(ScriptedClient().list_epochs(run_id), role=told)
 
     async def steps(app, pilot):
         await pilot.press("enter")
         await until(pilot, lambda: app.detail and "length of the latest 5 " in screen_text(app))
         assert "length of the latest 5 cycles, 18.0 s" in screen_text(app)
+        assert "progress: cycle 18.0 s x 5" in screen_text(app)
 
     drive(client, steps)
 

@@ -254,6 +254,16 @@ def test_the_total_may_be_that_of_another_level_and_counts_starts_that_are_not_k
     )
 
 
+def test_a_total_in_epochs_counts_no_cycles_that_are_not_known_to_be_epochs(subject):
+    guessed = replace(level(60.0, range(0, 601, 60), count=10), role_confidence=0.4)
+    save(subject, RunUpdate(run_of("a"), None, CycleTree((guessed,), 0), [state(0, "training")]))
+    request = {"job_id": "4711", "total_cycles": 20}
+    (job,) = ask(subject, **request, total_role=query_pb2.CYCLE_ROLE_EPOCH).jobs
+    assert not job.HasField("estimate")
+    assert job.estimate_reason.startswith("the metrics do not tell yet which of its cycles have that role")
+    assert ask(subject, **request).jobs[0].estimate.epochs_left == 10
+
+
 def test_totals_that_cannot_be_are_answered_in_words_and_totals_of_no_job_refused(trained):
     (job,) = ask(trained, job_id="4711", total_cycles=9).jobs
     assert not job.HasField("estimate")

@@ -477,6 +477,13 @@ def noun_of(role: str) -> str:
     return "cycle" if role in ("unknown", "evaluation", "") else f"{role} cycle"
 
 
+def noun_of_level(level: CycleInfo) -> str:
+    """What the cycles of a level are called: by its role where that is sure enough."""
+    from gpusonde.epoch_detect import told_role
+
+    return noun_of(told_role([level], 0))
+
+
 def doubt(role: str) -> str:
     """What a cycle of a role may be that the metrics do not tell apart."""
     kinds = {
@@ -551,8 +558,7 @@ def level_text(job: JobInfo) -> str:
     """Name the level of cycles that tells the progress, and how many were seen; a dash for none."""
     if job.level is None:
         return formatting.ABSENT
-    role = "cycle" if job.level.role == "unknown" else job.level.role
-    return f"{role} {formatting.seconds(job.level.period_s)} x {job.level.count}"
+    return f"{noun_of_level(job.level)} {formatting.seconds(job.level.period_s)} x {job.level.count}"
 
 
 def job_facts(job: JobInfo) -> Iterator[str]:

@@ -23,7 +23,7 @@ from textual.screen import Screen as Page
 from textual.widgets import DataTable, Footer, Input, Static
 
 from gpusonde import formatting
-from gpusonde.cli.runs_view import job_facts, level_text
+from gpusonde.cli.runs_view import job_facts, level_text, noun_of
 from gpusonde.errors import CollectorError
 from gpusonde.formatting import local_time
 
@@ -409,8 +409,7 @@ def _job_parts(detail: JobDetail, width: int) -> Iterable[RenderableType]:
     if epochs is not None and epochs.epochs:
         lengths = [(epoch.end_unix_nano - epoch.start_unix_nano) / 1e9 for epoch in epochs.epochs][-width:]
         bounds = f"{formatting.seconds(min(lengths))} to {formatting.seconds(max(lengths))}"
-        role = "cycle" if epochs.role == "unknown" else f"{epochs.role} cycle"
-        yield Text(f"\nlength of the latest {formatting.count(len(lengths), role)}, {bounds}")
+        yield Text(f"\nlength of the latest {formatting.count(len(lengths), noun_of(epochs.role))}, {bounds}")
         yield Sparkline(lengths, width=len(lengths), min_color=_SPARK[0], max_color=_SPARK[1])
     for member, trace in detail.traces:
         most = [0.0 if math.isnan(value) else value for value in trace.maximums]

@@ -27,6 +27,7 @@ from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen, complain
 from gpusonde.cli.parsing import Parser
 from gpusonde.cli.running import run_program
+from gpusonde.cli.runs_view import noun_of_level
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UnknownGpuError, UsageError
 from gpusonde.formatting import percent
 from gpusonde.http_request import send
@@ -209,9 +210,8 @@ def describe(job: JobInfo, energy_j: float | None = None) -> str:
         hours = (job.end_unix_nano - job.start_unix_nano) / 3.6e12
         parts = [f"gpusonde: ended at {_clock(job.end_unix_nano)} after {hours:.2f} h"]
     if job.level is not None:
-        role = "cycles" if job.level.role == "unknown" else f"{job.level.role}s"
         count = f"{job.level.count} " if not job.active else ""
-        parts.append(f"{count}{role} of {formatting.seconds(job.level.period_s)}")
+        parts.append(f"{count}{noun_of_level(job.level)}s of {formatting.seconds(job.level.period_s)}")
     if not job.active or job.state in ("stalled", "hung", "idle", "slower"):
         parts.append(f"goodput {formatting.percent(job.goodput_ratio)}")
     if not job.active:

@@ -18,6 +18,7 @@ from gpusonde.collector.query.job_runs import SILENT_NS, JobRuns, active_jobs, a
 from gpusonde.collector.query.job_tree import JobTree
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.runs import (
+    ROLES,
     Chosen,
     cycle_message,
     deviation_messages,
@@ -32,6 +33,7 @@ from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.collector.tracking.jobs import job_of
 from gpusonde.collector.tracking.runs import has_activity, measure_activity
 from gpusonde.common.v1 import job_pb2
+from gpusonde.epoch_detect import told_role
 from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
 
@@ -396,7 +398,7 @@ def _add_progress(
     job.deviations.extend(deviation_messages(tree))
     level = tree.level
     if request.total_role:
-        same = [i for i, cycle in enumerate(tree.cycles) if cycle_message(cycle).role == request.total_role]
+        same = [i for i in range(len(tree.cycles)) if ROLES[told_role(tree.cycles, i)] == request.total_role]
         level = max(same, key=lambda i: tree.cycles[i].confidence, default=None)
     if level is not None:
         job.level.CopyFrom(cycle_message(tree.cycles[level]))
