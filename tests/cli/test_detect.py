@@ -275,6 +275,12 @@ def test_the_end_of_the_job_is_told_from_the_number_of_epochs(capsys: pytest.Cap
     assert (estimate["epochs_done"], estimate["epochs_left"]) == (answer["epochs"], 30 - answer["epochs"])
     expected = answer["end_s"] + estimate["epochs_left"] * answer["period_s"]
     assert estimate["end_low_s"] < expected < estimate["end_high_s"]
+    # As of a job that a collector knows: what may be no epoch is not counted as one without a word.
+    assert estimate["basis"].endswith("; every cycle is taken for an epoch, which the metrics do not tell")
+    _, told = run_json(
+        capsys, "detect", str(bundled_trace()), "--total-epochs", "30", "--role", f"{answer['period_s']}=epoch"
+    )
+    assert "taken for" not in told["estimate"]["basis"]
     assert [row["start_s"] for row in answer["epoch_table"]] == answer["epoch_starts_s"]
     assert all(row["energy_joules"] > 0 for row in answer["epoch_table"])
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,11 +17,11 @@ from support.job_records import binding
 from support.running_collector import ThreadCollector
 from support.trace_records import incoming
 from support.tracked_store import TrackedStore
-from support.wire_agent import batch, block, inventory
+from support.wire_agent import batch, block, inventory, wait_until
 
 from gpusonde.cli.commands.idle import _judge_hosts, judge
 from gpusonde.collector.client.query import job_info
-from gpusonde.collector.query.jobs import STATES
+from gpusonde.collector.query.jobs import STATES, list_jobs
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.query.v1 import query_pb2
@@ -120,6 +121,37 @@ def test_a_command_that_fails_fails_the_whole_and_is_named(collector, capsys):
 
 
 @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("no-such-command", "no-such-command cannot be run: No such file or directory"),
+        # More than a pipe holds, and than is kept.
+        ("sh -c 'yes denied | head -c 9999999 >&2; exit 3'", "sh ended with 3, "),
+    ],
+)
+def test_a_command_that_cannot_be_run_or_prints_much_is_told_of(collector, command, said):
+    (job,) = idle(collector, "--for", "20s", "--reap", command, "--act", exit_code=1)["jobs"]
+    assert job["failure"].startswith(f"job resting: {said}")
+    assert len(job["failure"]) < 300
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started(collector, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpusonde.cli.commands.idle._COMMAND_TIMEOUT_S", 2.0)
+    script = f"sleep 900 & echo $! > {tmp_path}/pid; wait"
+    (job,) = idle(collector, "--for", "20s", "--reap", f"sh -c '{script}'", "--act", exit_code=1)["jobs"]
+    assert job["failure"].startswith("job resting: sh did not end within 2 s and was killed")
+    # It is gone, or a child that nobody has buried yet.
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", 20, "end of what it started")
+
+
+def test_a_command_has_ended_though_what_it_leaves_running_holds_its_output(collector, tmp_path):
+    script = f"sleep 900 & echo $! > {tmp_path}/pid; echo gone >&2; exit 3"
+    (job,) = idle(collector, "--for", "20s", "--reap", f"sh -c '{script}'", "--act", exit_code=1)["jobs"]
+    assert job["failure"] == "job resting: sh ended with 3, gone"
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
     "arguments", [("--for", "soon"), ("--for", "0s"), ("--act",), ("--reap", "'open"), ("--host", "")]
 )
 def test_what_cannot_be_meant_is_refused(collector, arguments):
@@ -192,6 +224,37 @@ def test_a_program_that_waits_on_the_gpus_and_has_hardly_worked_may_wait_to_be_a
     assert idle or verdict.evidence[0].startswith("a program is on its GPUs and has hardly worked")
 
 
+@pytest.mark.parametrize("late_s", [1, 31])
+def test_what_processes_did_lately_and_is_still_with_the_agent_does_not_make_them_unknown(tmp_path, late_s):
+    """Agents send it every half minute: between two records it ends up to that long ago."""
+    start = 1_700_000_000 * SECOND
+    now = start + 300 * SECOND + late_s * SECOND
+    bound = binding("GPU-rests", "resting")
+    bound.start_time_unix_nano = start
+    said = [inventory(1, METRICS, ("GPU-rests",))]
+    said.append(ingest_pb2.Record(sequence=2, job_bindings=ingest_pb2.JobBindings(bindings=[bound])))
+    rng = np.random.default_rng(1)
+    for first in range(0, 10 * (300 + late_s), 10):
+        values = np.stack([np.zeros(10), rng.normal(60.0, 0.3, 10)])
+        said.append(batch(len(said) + 1, block(first, 10, values, METRICS, start_ns=start)))
+    said += [activity(len(said) + 1 + i, start + 30 * i * SECOND) for i in range(10)]
+    subject = TrackedStore(tmp_path / "data")
+    subject.feed(incoming(said), 40)
+
+    def ask_store(*, process_window_s=None, **_):
+        request = query_pb2.ListJobsRequest(job_id="resting", active_only=True)
+        if process_window_s is not None:
+            request.process_window.FromNanoseconds(round(process_window_s * SECOND))
+        return [job_info(job) for job in list_jobs(subject.store, request, now).jobs]
+
+    time_s = np.arange(200.0, 300.0 + late_s)
+    trace = Trace(time_s, {"sm_active": np.zeros(time_s.size), "power_watts": np.full(time_s.size, 60.0)})
+    client = SimpleNamespace(list_jobs=ask_store, read_samples=lambda *_, **__: trace)
+    (job,) = ask_store()
+    assert "its processes rest" in judge(client, job, 60.0, takes_servers=True).verdict.evidence
+    subject.store.close()
+
+
 @pytest.mark.parametrize(("spent", "named"), [({"serving": 3600, "training": 60}, True), ({"training": 3600}, False)])
 def test_a_job_that_has_answered_requests_is_left_alone_unless_servers_are_asked_for(spent, named):
     message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
@@ -225,6 +288,7 @@ def test_gpus_that_a_job_had_before_it_was_put_back_into_the_queue_say_nothing_o
     message = query_pb2.Job(job_id="4711", active=True, state=query_pb2.JOB_STATE_IDLE)
     message.members.add(run_id="a", gpu_uuid="GPU-left", host_name="host-1")
     message.members.add(run_id="b", gpu_uuid="GPU-1", host_name="host-2", active=True)
+    message.members.add(run_id="c", gpu_uuid="GPU-1", host_name="host-2", active=True)
     message.end_time.FromNanoseconds(9000 * SECOND)
     asked = []
     time_s = np.arange(7200.0, 9000.0)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 
 from gpusonde.cli.main import main
-from gpusonde.cli.report import perfetto
+from gpusonde.cli.report import perfetto, story
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import Trace, write_trace
 
@@ -278,6 +279,37 @@ def test_a_run_of_a_collector_is_told_as_the_collector_tells_it(collector, tmp_p
     (job,) = ask("jobs", "job-1", "--collector", collector.target)["jobs"]
     states = [name for *_, name in found.slices[found.uuid("states")]]
     assert states[: len(job["history"])] == [span["state"] for span in job["history"]]
+
+
+def test_of_a_job_that_was_requeued_a_run_is_told_with_the_gpus_and_states_that_the_job_had_then():
+    def run(name, gpu, start_s, end_s):
+        times = {"start_unix_nano": start_s * 10**9, "end_unix_nano": end_s * 10**9}
+        return SimpleNamespace(run_id=name, job_id="1", gpu_uuid=gpu, tick_count=9, product_name="T4", **times)
+
+    runs = [
+        run("d", "GPU-2", 400, 600),
+        run("c", "GPU-1", 401, 600),
+        run("b", "GPU-1", 1, 200),
+        run("a", "GPU-0", 0, 200),
+    ]
+    client = SimpleNamespace(
+        list_runs=lambda **_: runs,
+        read_samples=lambda uuid, **_: Trace(np.arange(9.0), {"sm_active": np.zeros(9)}, gpu_uuid=uuid),
+    )
+    history = [
+        SimpleNamespace(state=name, start_unix_nano=start * 10**9, end_unix_nano=end * 10**9)
+        for name, start, end in (("training", 0, 200), ("idle", 200, 400))
+    ]
+    job = SimpleNamespace(
+        members=[SimpleNamespace(run_id=each.run_id, gpu_uuid=each.gpu_uuid) for each in runs[::-1]],
+        history=history, state="training", reason="", confidence=0.9, state_unix_nano=400 * 10**9,
+        end_unix_nano=600 * 10**9,
+    )  # fmt: skip
+    first, *_, last = (story._told_states(job, each, 0) for each in runs[::-1])
+    assert [(each.state, each.start_s, each.end_s) for each in first] == [("training", 0.0, 200.0)]
+    assert [(each.state, each.start_s, each.end_s) for each in last] == [("idle", 340, 400), ("training", 400, 600)]
+    told = {each.run_id: [gpu.gpu_uuid for gpu in story._read_gpus(client, each, job)[0]] for each in runs}
+    assert told == {"a": ["GPU-0", "GPU-1"], "b": ["GPU-1", "GPU-0"], "c": ["GPU-1", "GPU-2"], "d": ["GPU-2", "GPU-1"]}
 
 
 @pytest.mark.parametrize(

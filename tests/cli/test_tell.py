@@ -19,6 +19,7 @@ from support.tracked_store import TrackedStore
 from support.wire_agent import batch, block, inventory, wait_until
 
 from gpusonde.cli.commands import tell
+from gpusonde.cli.main import main
 from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import CollectorError, CommandError
@@ -221,7 +222,7 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
             )
         ),
     )
-    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, ["H100", "B200", "T4"])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, ["H100", "B200", "T4"], {})
     for _ in range(2):
         told = json.loads(kueue.describe(job))
     assert told == {
@@ -241,6 +242,38 @@ def test_kueue_is_told_how_long_a_job_takes_still_and_how_many_of_its_gpus_anoth
     assert not kueue._rates
 
 
+def test_pods_of_one_workload_are_told_together_and_not_each_over_the_other(api, capsys):
+    def pod(name, state, remaining_s=None, active=True):
+        now = time.time_ns()
+        ends = (now + remaining_s * SECOND,) * 3 if remaining_s else ()
+        estimate = SimpleNamespace(
+            **dict(zip(("end_unix_nano", "end_low_unix_nano", "end_high_unix_nano"), ends, strict=True)), basis=name
+        ) if ends else None  # fmt: skip
+        return SimpleNamespace(
+            job_id=f"team/{name}", scheduler="kubernetes", active=active, state=state, estimate=estimate, members=(),
+            end_unix_nano=now,
+        )  # fmt: skip
+
+    known, arguments = {}, SimpleNamespace(scheduler="kueue", dry_run=False, json=True, every="30s")
+    kueue = tell._Kueue(tell._ApiServer(api.address), None, [], known)
+
+    def told(*pods):
+        jobs = list(pods)
+        tell._tell(SimpleNamespace(list_jobs=lambda **_: jobs), kueue, arguments, known)
+        return json.loads(api.patches[-1][2]["metadata"]["annotations"]["gpusonde/estimate"])
+
+    both = told(pod("a", "hung", 7000), pod("b", "training", 3000))
+    assert (both["state"], both["basis"], both["pods"]) == ("hung", "a", 2)
+    assert both["remaining_s"] == pytest.approx(7000, rel=0.02)
+    # Nobody knows when the whole ends while the end of one is not known.
+    assert told(pod("a", "hung", 7000), pod("b", "training")) == {"state": "hung", "pods": 2}
+    # As b has not changed, it is told anew for the others' sake.
+    alone = told(pod("a", "hung", 7000, active=False), pod("b", "training"))
+    assert alone == {"state": "training"}
+    alone = told(pod("b", "training", 1000))
+    assert (alone["state"], alone["basis"], "pods" in alone) == ("training", "b", False)
+
+
 def test_why_a_job_is_told_to_kueue_without_exchange_rates_is_said_once(capsys):
     def refuse(*_):
         raise CollectorError("FAILED_PRECONDITION", "run run-1 has no epochs", "ask again later")
@@ -252,7 +285,7 @@ def test_why_a_job_is_told_to_kueue_without_exchange_rates_is_said_once(capsys):
         estimate=None,
         members=[SimpleNamespace(run_id="run-1", active=True)],
     )
-    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), SimpleNamespace(predict_run=refuse), ["H100"])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), SimpleNamespace(predict_run=refuse), ["H100"], {})
     assert [json.loads(kueue.describe(job)) for _ in range(2)] == [{"state": "training"}] * 2
     said = capsys.readouterr().err
     assert said.count("job team/train-0 is told without exchange rates: run run-1 has no epochs") == 1
@@ -294,7 +327,7 @@ def test_an_earlier_job_of_the_same_name_does_not_have_the_newest_one_told_again
 
     jobs = [job(0, True), job(3600, False)]
     client = SimpleNamespace(list_jobs=lambda active_only=False, **_: jobs[: 1 if active_only else 2])
-    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [])
+    kueue = tell._Kueue(tell._ApiServer("http://127.0.0.1:1"), client, [], {})
     arguments = SimpleNamespace(scheduler="kueue", dry_run=True, json=True, every="30s")
     known = {}
     for _ in range(2):
@@ -360,6 +393,32 @@ def test_a_real_slurm_has_its_jobs_bound_by_our_prolog_and_commented_by_us(slurm
     wait_until(lambda: not [path for path in jobs.iterdir() if path.name.startswith("GPU-")], 120, "the epilog")
     # Slurm refuses to change it from now on, and keeps it.
     assert comment in slurm("scontrol", "show", "job", job)
+
+
+def test_a_host_without_slurm_says_so_once_and_tells_nothing_that_was_not_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_jobs(tmp_path / "data", *((str(i), SLURM, "hung", False) for i in (1, 2, 3)))
+    with ThreadCollector(tmp_path / "data") as collector:
+        asked = ("--collector", collector.target)
+        assert main(["tell", "slurm", *asked]) == 1
+        out, err = capsys.readouterr()
+        assert err.count("scontrol cannot be run: No such file or directory; the other jobs are told once") == 1
+        assert out == ""
+        assert main(["tell", "kubernetes", *asked]) == 0
+        assert capsys.readouterr().out.startswith("nothing to tell kubernetes: no such job goes on at the collector")
+
+
+def test_a_host_without_accounts_tells_the_jobs_that_go_on_all_the_same(tmp_path, monkeypatch):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_jobs(tmp_path / "data", *((str(i), SLURM, "hung", i == 9) for i in (9, 8, 7)))
+    with ThreadCollector(tmp_path / "data") as collector:
+        told = ask("tell", "slurm", "--collector", collector.target, exit_code=1)["told"]
+    assert {each["job_id"]: each["failure"] for each in told} == {
+        "9": "sacctmgr cannot be run: No such file or directory", "8": None, "7": None,
+    }  # fmt: skip
 
 
 def test_the_accounts_of_a_slurm_get_the_summary_of_a_job_that_is_over(tmp_path, monkeypatch):

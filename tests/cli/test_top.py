@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -139,7 +141,7 @@ def test_enter_opens_a_job_with_its_states_its_cycles_and_what_its_gpus_did():
         text = screen_text(app)
         for part in (
             "why calm is training", "progress: epoch 18.0 s x 5", "no estimate of the end: the total is not known",
-            "length of the latest 5 epoch cycles, 18.0 s to 22.0 s", "host-c GPU-calm-0 sm_active, at most 0.875",
+            "length of the latest 5 epochs, 18.0 s to 22.0 s", "host-c GPU-calm-0 sm_active, at most 0.875",
             "+++++++++++++++++++vvvv", "may drag: host-c/GPU-calm-3, p 0.80: it is hot",
         ):  # fmt: skip
             assert part in text, text
@@ -201,6 +203,62 @@ def test_jobs_of_two_schedulers_with_one_id_are_two_and_one_that_is_gone_is_told
     drive(client, steps)
 
 
+def test_a_job_that_begins_to_work_stays_open_though_it_has_another_beginning_since():
+    waiting = job("new", "idle", 1)
+    client = ScriptedClient(waiting)
+
+    async def steps(app, pilot):
+        await pilot.press("enter")
+        await until(pilot, lambda: app.detail and "why new is idle" in screen_text(app))
+        client.jobs = [replace(waiting, start_unix_nano=START + 60 * SECOND, state="training", reason="it works now")]
+        await until(pilot, lambda: "it works now" in screen_text(app) or app.is_over)
+        assert not app.is_over
+
+    drive(client, steps)
+
+
+def test_of_a_job_that_was_put_back_into_the_queue_the_gpus_that_it_has_now_are_drawn_and_found():
+    left = [JobMember(f"run-{i}", "agent", "host-left", f"GPU-left-{i}", "T4", False) for i in range(8)]
+    requeued = job("requeued", "training", 1)
+    requeued = replace(requeued, members=(*left, *requeued.members))
+
+    async def steps(app, pilot):
+        await pilot.press("slash", *"left")
+        await until(pilot, lambda: names(app) == [])
+        await pilot.press("escape", "enter")
+        await until(pilot, lambda: app.detail and "GPU-requeued-0" in screen_text(app))
+        assert "GPU-left" not in screen_text(app)
+
+    drive(ScriptedClient(requeued), steps, size=(80, 60))
+
+
+@pytest.mark.parametrize(
+    ("role", "confidence", "told"),
+    [("unknown", 0, "unknown"), ("evaluation", 0.9, "evaluation"), ("epoch", 0.4, "unknown")],
+)
+def test_cycles_that_may_be_no_epochs_are_cycles_as_in_every_other_answer(role, confidence, told):
+    level = CycleInfo(18.0, 17.0, 19.0, 5, 0.9, role, confidence, None, ())
+    client = ScriptedClient(replace(JOBS[0], level=level))
+    client.list_epochs = lambda run_id: replace(ScriptedClient().list_epochs(run_id), role=told)
+
+    async def steps(app, pilot):
+        await pilot.press("enter")
+        await until(pilot, lambda: app.detail and "length of the latest 5 " in screen_text(app))
+        assert "length of the latest 5 cycles, 18.0 s" in screen_text(app)
+        assert "progress: cycle 18.0 s x 5" in screen_text(app)
+
+    drive(client, steps)
+
+
+@pytest.mark.parametrize("keys", [(), ("slash", "x"), ("enter",)])
+def test_ctrl_c_ends_it_wherever_one_is(keys):
+    async def steps(app, pilot):
+        await pilot.press(*keys, "ctrl+c")
+        await until(pilot, lambda: not app.is_running)
+
+    drive(ScriptedClient(*JOBS), steps)
+
+
 def test_names_are_text_and_nothing_else():
     async def steps(app, pilot):
         assert names(app) == ["[red]x[/] [link=http://x]"]
@@ -236,6 +294,33 @@ def test_without_a_terminal_it_says_what_to_use():
     done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 2
     assert "top needs a terminal; 'gpusonde jobs --watch'" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("a-0",)])
+def test_jobs_that_are_watched_on_a_terminal_fit_it(monkeypatch, words):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def sleep(_):
+        raise KeyboardInterrupt
+
+    spans = tuple(JobSpan("training", START + i * SECOND, START + (i + 1) * SECOND) for i in range(40))
+    client = ScriptedClient(*(replace(job(f"a-{i}", "training", 1), history=spans) for i in range(30)))
+    terminal = Terminal()
+    monkeypatch.setattr(jobs, "connect", lambda _: contextlib.nullcontext(client))
+    monkeypatch.setattr(jobs.time, "sleep", sleep)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("LINES", "12")
+    assert main(["jobs", "--watch", *words]) == 0
+    lines = re.sub("\x1b\\[[0-9;]*[A-Za-z]", "", terminal.getvalue()).splitlines()
+    assert len(lines) < 12
+    assert max(map(len, lines)) <= 70
+    assert lines[0].split()[:2] == ["job", "state"]
+    assert any(line.startswith("a-0 ") for line in lines)
+    assert "..." in lines
+    assert lines[-1].startswith("no estimate of the end" if words else "goodput of all")
 
 
 def test_jobs_that_are_watched_in_a_pipe_are_asked_for_again_once_a_collector_is_back(monkeypatch, capsys):

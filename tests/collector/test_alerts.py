@@ -197,7 +197,7 @@ async def deliver(world, until):
 
 
 @pytest.mark.parametrize("refusal", [b"HTTP/1.0 503 Later\r\n\r\n", b"SSH-2.0-no-HTTP\r\n"])
-def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counted(tmp_path, refusal):
+def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counted(tmp_path, refusal, caplog):
     webhook = Webhook()
     webhook.refusal = refusal
     world = World(tmp_path / "data", webhook=webhook.address)
@@ -209,6 +209,9 @@ def test_a_webhook_that_is_down_gets_the_alert_later_and_every_attempt_is_counte
     counters = world.alerts.counters
     assert [alert["labels"]["job_id"] for alert in webhook.bodies[0]["alerts"]] == ["4711"]
     assert (counters.failed, counters.sent, counters.dropped) == (2, 1, 0)
+    # It does answer.
+    assert "does not answer" not in caplog.text
+    assert "the webhook does not take alerts, 1 wait: " in caplog.text
     webhook.close()
     world.subject.store.close()
 

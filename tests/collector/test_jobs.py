@@ -201,6 +201,17 @@ def test_a_gpu_that_is_behind_the_others_is_named(setup):
     assert deviation.amount == pytest.approx(4.0, abs=0.5)
 
 
+def test_a_gpu_that_a_job_has_left_is_not_said_to_do_otherwise(setup):
+    traces = gpu_traces(3)
+    traces["GPU-2"] = idle_outside(traces["GPU-2"], 0.0, 60.0)
+    ends = {"GPU-2": START + 61_000_000_000}
+    subject = setup()
+    subject.feed(records_of(traces, [binding(gpu, end=ends.get(gpu, 0)) for gpu in traces]), 20)
+    subject.pipeline.round()
+    (run,) = [run for run in subject.runs() if run.gpu_uuid == "GPU-0"]
+    assert subject.results.tree(run.run_id).deviations == ()
+
+
 def test_slices_of_one_gpu_that_a_job_holds_are_one(setup):
     traces = {f"MIG-{i}": trace for i, trace in enumerate(gpu_traces(3).values())}
     subject = setup()

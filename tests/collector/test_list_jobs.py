@@ -13,9 +13,9 @@ from support.tracked_store import TrackedStore
 
 from gpusonde.cli.main import main
 from gpusonde.collector.client import Client
-from gpusonde.collector.query.jobs import get_job, gpus_of, list_jobs
+from gpusonde.collector.query.jobs import JobView, get_job, gpus_of, list_jobs
 from gpusonde.collector.query.runs import list_epochs, timestamp
-from gpusonde.collector.storage.model import CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
+from gpusonde.collector.storage.model import AlertRow, CycleRow, CycleTree, JobStateRow, RunRow, RunUpdate
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import CollectorError, RequestError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -248,9 +248,20 @@ def test_the_total_may_be_that_of_another_level_and_counts_starts_that_are_not_k
     (job,) = ask(trained, **(request | {"total_role": query_pb2.CYCLE_ROLE_STEP})).jobs
     assert not job.HasField("estimate")
     assert job.estimate_reason == (
-        "no level of its cycles with that role is known yet; if its cycles of 60 s (epoch) are meant, say"
+        "the metrics do not tell yet which of its cycles have that role; if its cycles of 60 s (epoch) are to be taken "
+        "for it, say"
         " --total-cycles 118"
     )
+
+
+def test_a_total_in_epochs_counts_no_cycles_that_are_not_known_to_be_epochs(subject):
+    guessed = replace(level(60.0, range(0, 601, 60), count=10), role_confidence=0.4)
+    save(subject, RunUpdate(run_of("a"), None, CycleTree((guessed,), 0), [state(0, "training")]))
+    request = {"job_id": "4711", "total_cycles": 20}
+    (job,) = ask(subject, **request, total_role=query_pb2.CYCLE_ROLE_EPOCH).jobs
+    assert not job.HasField("estimate")
+    assert job.estimate_reason.startswith("the metrics do not tell yet which of its cycles have that role")
+    assert ask(subject, **request).jobs[0].estimate.epochs_left == 10
 
 
 def test_totals_that_cannot_be_are_answered_in_words_and_totals_of_no_job_refused(trained):
@@ -411,6 +422,75 @@ def test_a_job_that_was_requeued_is_one_and_does_what_its_new_hosts_do_while_it_
     save(subject, RunUpdate(ended, None))
     (job,) = list_jobs(subject.store, query_pb2.ListJobsRequest(active_only=True), now).jobs
     assert gpus_of(job) == {("host-1", "GPU-0"), ("host-1", "GPU-1")}
+
+
+def on(gpu, run):
+    return replace(run, gpu_uuid=gpu)
+
+
+def hours(job):
+    return job.gpu_time.ToSeconds(), round(job.goodput_ratio * job.gpu_time.ToSeconds())
+
+
+def test_a_gpu_that_a_job_has_left_counts_for_as_long_as_it_had_it_though_the_job_goes_on_beside_it(subject):
+    rows = [state(0, "training"), state(200, "idle")]
+    save(
+        subject,
+        RunUpdate(on("GPU-0", run_of("a", 0, 200, ended=True)), None, states=rows),
+        RunUpdate(on("GPU-1", run_of("b", 300, 900)), None, states=[state(300, "training")]),
+    )
+    assert hours(ask(subject).jobs[0]) == (800, 800)
+    # One that ended early is the job's until the job has left the host, or is put back into the queue.
+    save(subject, on("GPU-2", run_of("c", 0, 100, ended=True)))
+    assert hours(ask(subject).jobs[0]) == (1000, 1000)
+
+
+@pytest.mark.parametrize(("taken_s", "expected"), [(0, (900, 800)), (205, (800, 800))])
+def test_a_pause_counts_while_the_scheduler_gives_the_gpu_to_the_job_and_time_in_the_queue_does_not(
+    subject, taken_s, expected
+):
+    end = START + taken_s * SECOND if taken_s else 0
+    bound = [binding("GPU-0", "4711", end=end)]
+    if taken_s:
+        bound.append(binding("GPU-0", "4711"))
+        bound[-1].start_time_unix_nano = START + 295 * SECOND
+    told = ingest_pb2.Record(sequence=1, job_bindings=ingest_pb2.JobBindings(bindings=bound))
+    subject.feed(incoming([told], "host-1"), 1)
+    rows = [state(0, "training"), state(200, "idle")]
+    save(
+        subject,
+        RunUpdate(on("GPU-0", run_of("a", 0, 200, ended=True)), None, states=rows),
+        RunUpdate(on("GPU-0", run_of("b", 300, 900)), None, states=[state(300, "training")]),
+    )
+    assert hours(ask(subject).jobs[0]) == expected
+
+
+def test_states_that_two_runs_of_a_host_tell_of_the_same_second_are_told_once(subject):
+    save(
+        subject,
+        RunUpdate(run_of("a"), None, states=[state(0, "starting"), state(10, "training"), state(300, "idle")]),
+        RunUpdate(run_of("b"), None, states=[state(0, "starting"), state(10, "training")]),
+    )
+    (job,) = ask(subject).jobs
+    assert [span.state for span in job.history] == [query_pb2.JOB_STATE_STARTING, query_pb2.JOB_STATE_TRAINING]
+
+
+def test_the_alerts_of_a_job_are_those_of_no_other_one_of_its_name(subject):
+    alerts = [AlertRow(1, "4711", "idle", START + at * SECOND, 0, str(at), "host-1", False) for at in (20, 500, 9_050)]
+    subject.results.save_alerts([replace(row, end_unix_nano=row.start_unix_nano + 40 * SECOND) for row in alerts])
+    save(subject, run_of("a", 0, 100, ended=True), run_of("b", 400, 600, ended=True), run_of("c", 9_000, 9_100))
+    told = [[each.reason for each in job.alerts] for job in ask(subject, job_id="4711").jobs]
+    assert told == [["9050"], ["500", "20"]]
+
+
+def test_a_gpu_is_in_use_where_the_configured_activity_says_so(subject):
+    traces = gpu_traces(1)
+    faint = {gpu: Trace(t.time_s, t.values | {"dram_active": np.full(len(t), 0.2)}) for gpu, t in traces.items()}
+    subject.store.samples.append(records_of(faint, [binding("GPU-0", "4711")], agent_id="host-1")[:62])
+    request = query_pb2.ListJobsRequest(active_only=True)
+    for least, expected in ((0.05, query_pb2.JOB_STATE_UNKNOWN), (0.3, query_pb2.JOB_STATE_IDLE)):
+        (job,) = list_jobs(subject.store, request, START + 61 * SECOND, JobView(least_activity=least)).jobs
+        assert job.state == expected
 
 
 def test_what_a_scheduler_gives_now_belongs_to_no_earlier_job_of_the_name_on_whatever_page(subject):

@@ -8,7 +8,7 @@ from support.job_records import START, records_of
 from support.tracked_store import TrackedStore
 
 from gpusonde.collector.query import slow_jobs as slow_jobs_module
-from gpusonde.collector.query.jobs import list_jobs
+from gpusonde.collector.query.jobs import JobView, list_jobs
 from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import Trace
@@ -48,7 +48,7 @@ def store_of(tmp_path):
 
 
 def asked(store):
-    jobs = list_jobs(store, query_pb2.ListJobsRequest(active_only=True), slow_jobs=SlowJobs(store))
+    jobs = list_jobs(store, query_pb2.ListJobsRequest(active_only=True), view=JobView(SlowJobs(store)))
     return jobs.jobs[0]
 
 

@@ -114,6 +114,7 @@ def test_the_screen_tells_of_a_run_what_detect_tells_of_its_trace(
         "no lasting change of the duration",
         "lost in stalls",
         "12 cycles done, 28 left",
+        "; every cycle is taken for an epoch, which the metrics do not tell",
     ):
         assert said in screen, said
     assert "the run is over before the job was" in screen

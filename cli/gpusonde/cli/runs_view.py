@@ -196,7 +196,8 @@ def summarise_trace(gpus: Sequence[Trace], detection: EpochDetection, total_epoc
         try:
             training_s = training_spans(gpus, detection) if starts.size else None
             end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]), training_s=training_s)
-            estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s, end.basis)
+            basis = end.basis + _taken_for_epochs(detection.role if detection.mode == "default" else "epoch")
+            estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s, basis)
         except TotalEpochsError as error:
             reason = str(error)
     durations = (ends - starts)[1:]  # the first one compiles, fills caches, allocates
@@ -222,7 +223,8 @@ def summarise_run(run: RunInfo, found: RunEpochs) -> Progress:
     estimate = None
     if (end := found.estimate) is not None:
         end_s, low_s, high_s = map(since, (end.end_unix_nano, end.end_low_unix_nano, end.end_high_unix_nano))
-        estimate = _estimate(end.epochs_done, end.epochs_left, end_s, low_s, high_s, end.basis)
+        basis = end.basis + _taken_for_epochs(found.role)
+        estimate = _estimate(end.epochs_done, end.epochs_left, end_s, low_s, high_s, basis)
     trend = None
     if (asked := found.trend) is not None:
         trend = _trend(asked, [(c.epoch, c.before_s, c.after_s, c.change) for c in asked.changes])
@@ -239,6 +241,11 @@ def summarise_run(run: RunInfo, found: RunEpochs) -> Progress:
         for e in found.epochs
     ]
     return Progress(table, trend, found.idle_share, found.stalled_share, estimate)
+
+
+def _taken_for_epochs(role: str) -> str:
+    """Say of cycles that were counted as the epochs of a total, and may be none, that they were."""
+    return "" if role == "epoch" else f"; every {noun_of(role)} is taken for an epoch, which the metrics do not tell"
 
 
 def _estimate(done: int, left: int, end_s: float, low_s: float, high_s: float, basis: str) -> EstimatePayload:
@@ -470,6 +477,13 @@ def noun_of(role: str) -> str:
     return "cycle" if role in ("unknown", "evaluation", "") else f"{role} cycle"
 
 
+def noun_of_level(level: CycleInfo) -> str:
+    """What the cycles of a level are called: by its role where that is sure enough."""
+    from gpusonde.epoch_detect import told_role
+
+    return noun_of(told_role([level], 0))
+
+
 def doubt(role: str) -> str:
     """What a cycle of a role may be that the metrics do not tell apart."""
     kinds = {
@@ -544,8 +558,7 @@ def level_text(job: JobInfo) -> str:
     """Name the level of cycles that tells the progress, and how many were seen; a dash for none."""
     if job.level is None:
         return formatting.ABSENT
-    role = "cycle" if job.level.role == "unknown" else job.level.role
-    return f"{role} {formatting.seconds(job.level.period_s)} x {job.level.count}"
+    return f"{noun_of_level(job.level)} {formatting.seconds(job.level.period_s)} x {job.level.count}"
 
 
 def job_facts(job: JobInfo) -> Iterator[str]:

@@ -16,13 +16,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
+from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.renderables.sparkline import Sparkline
 from textual.screen import Screen as Page
 from textual.widgets import DataTable, Footer, Input, Static
 
 from gpusonde import formatting
-from gpusonde.cli.runs_view import job_facts, level_text
+from gpusonde.cli.runs_view import job_facts, level_text, noun_of
 from gpusonde.errors import CollectorError
 from gpusonde.formatting import local_time
 
@@ -97,7 +98,11 @@ class TopApp(App[None]):
     DataTable { height: 1fr; }
     #job { padding: 0 1; height: auto; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("q", "quit", "Quit"),
+        # As in every other command, also while a filter is typed.
+        Binding("ctrl+c", "quit", show=False, priority=True),
+    ]
 
     def __init__(self, client: Client, address: str, interval_s: float = _INTERVAL_S) -> None:
         super().__init__()
@@ -150,14 +155,17 @@ class TopApp(App[None]):
     def _ask_job(self, key: str) -> JobDetail | None:
         known = self.detail
         jobs = self._client.list_jobs(job_id=key.split(" ", 2)[2])
-        job = next((job for job in jobs if _key_of(job) == key), None)
+        # One that has not worked yet, or has lost its oldest runs, has another beginning later.
+        name = key.split(" ", 1)[1]
+        going_on = next((job for job in jobs if job.active and _key_of(job).split(" ", 1)[1] == name), None)
+        job = {_key_of(job): job for job in jobs}.get(key, going_on)
         if job is None:
             return None
         bin_ns = (job.end_unix_nano - job.start_unix_nano) / _BINS
-        if known and _key_of(known.job) == key and job.end_unix_nano - known.job.end_unix_nano < bin_ns:
+        if known and _key_of(known.job) == _key_of(job) and job.end_unix_nano - known.job.end_unix_nano < bin_ns:
             # Of a run of days a picture does not change every two seconds.
             return JobDetail(job, known.epochs, known.traces)
-        newest = {member.gpu_uuid: member for member in job.members if member.run_id}
+        newest = {member.gpu_uuid: member for member in job.present if member.run_id}
         members = list(newest.values())
         epochs = self._client.list_epochs(members[-1].run_id) if members else None
         return JobDetail(job, epochs, [(m, self._client.read_bounds(m.run_id, _BINS)) for m in members[:_MOST_TRACES]])
@@ -347,7 +355,7 @@ def _gpu_count(job: JobInfo) -> int:
 
 
 def _matches(job: JobInfo, wanted: str) -> bool:
-    told = [job.job_id, job.state, *(name for m in job.members for name in (m.host_name, m.gpu_uuid, m.product_name))]
+    told = [job.job_id, job.state, *(name for m in job.present for name in (m.host_name, m.gpu_uuid, m.product_name))]
     return any(wanted in text.lower() for text in told)
 
 
@@ -401,7 +409,7 @@ def _job_parts(detail: JobDetail, width: int) -> Iterable[RenderableType]:
     if epochs is not None and epochs.epochs:
         lengths = [(epoch.end_unix_nano - epoch.start_unix_nano) / 1e9 for epoch in epochs.epochs][-width:]
         bounds = f"{formatting.seconds(min(lengths))} to {formatting.seconds(max(lengths))}"
-        yield Text(f"\nlength of the latest {formatting.count(len(lengths), f'{epochs.role} cycle')}, {bounds}")
+        yield Text(f"\nlength of the latest {formatting.count(len(lengths), noun_of(epochs.role))}, {bounds}")
         yield Sparkline(lengths, width=len(lengths), min_color=_SPARK[0], max_color=_SPARK[1])
     for member, trace in detail.traces:
         most = [0.0 if math.isnan(value) else value for value in trace.maximums]

@@ -22,8 +22,7 @@ from typing import Any
 from urllib.request import Request
 
 from gpusonde.collector.config import AlertsConfig
-from gpusonde.collector.query.jobs import list_jobs
-from gpusonde.collector.query.slow_jobs import SlowJobs
+from gpusonde.collector.query.jobs import JobView, list_jobs
 from gpusonde.collector.storage.model import AlertRow
 from gpusonde.collector.storage.store import Store
 from gpusonde.common.v1 import job_pb2
@@ -81,7 +80,7 @@ class JobAlerts:
         executor: Runs the looks; they block.
         config: The rules.
         clock: Unix time in nanoseconds.
-        slow_jobs: Says why jobs are slower.
+        view: How jobs are looked at.
 
     Attributes:
         jobs: All jobs that went on at the latest look, those of other collectors included.
@@ -94,10 +93,10 @@ class JobAlerts:
         executor: Executor,
         config: AlertsConfig,
         clock: Callable[[], int],
-        slow_jobs: SlowJobs | None = None,
+        view: JobView | None = None,
     ) -> None:
         self._store = store
-        self._slow_jobs = slow_jobs
+        self._view = view or JobView()
         self._executor = executor
         self._config = config
         self._clock = clock
@@ -180,7 +179,7 @@ class JobAlerts:
     def _active_jobs(self) -> Iterator[query_pb2.Job]:
         request = query_pb2.ListJobsRequest(active_only=True, page_size=_PAGE)
         while True:
-            response = list_jobs(self._store, request, slow_jobs=self._slow_jobs)
+            response = list_jobs(self._store, request, view=self._view)
             yield from response.jobs
             request.page_token = response.next_page_token
             if not response.next_page_token:
@@ -196,7 +195,7 @@ class JobAlerts:
             found: list[query_pb2.Job] = []
             # What cannot be estimated must cost no alert.
             with suppress(RequestError):
-                asked = list_jobs(self._store, request, self._clock()).jobs
+                asked = list_jobs(self._store, request, self._clock(), self._view).jobs
                 found = [job for job in asked if job.scheduler == key[0]]
             self._ends.pop(key, None)
             self._ends[key] = found[0] if found else named[key]
@@ -252,7 +251,7 @@ class JobAlerts:
                     await loop.run_in_executor(None, _post, address, notification(rows))
                 except OSError as error:
                     self.counters.failed += 1
-                    _LOG.warning("the webhook of alerts does not answer, %d wait: %s", len(self._waiting), error)
+                    _LOG.warning("the webhook does not take alerts, %d wait: %s", len(self._waiting), error)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
                     continue

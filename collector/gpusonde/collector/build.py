@@ -20,6 +20,7 @@ from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.planning.processes import PlanningProcesses, RunProblems
 from gpusonde.collector.planning.service import PlanningService
+from gpusonde.collector.query.jobs import JobView
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.query.slow_jobs import SlowJobs
@@ -164,7 +165,7 @@ def build_parts(
     intake = Intake(committer, quarantine, config.ingest, counters=counters)
     predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters, offers=load_offers())
     planning = PlanningProcesses(config.planning, config.workers)
-    slow_jobs = SlowJobs(store)
+    view = JobView(SlowJobs(store), config.runs.activity_threshold)
     parts = CollectorParts(
         config=config,
         store=store,
@@ -179,9 +180,9 @@ def build_parts(
         backpressure=backpressure,
         ingest=IngestService(agents, intake, admission, backpressure, access.guard, config, counters=counters),
         pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
-        alerts=JobAlerts(store, executors["alerts"], config.alerts, time.time_ns, slow_jobs),
+        alerts=JobAlerts(store, executors["alerts"], config.alerts, time.time_ns, view),
         predictor=predictor,
-        query=QueryService(store, predictor, executors["query"], slow_jobs, access.guard),
+        query=QueryService(store, predictor, executors["query"], view, access.guard),
         planning=planning,
         planning_service=PlanningService(
             planning,

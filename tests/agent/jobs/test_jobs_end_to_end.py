@@ -132,13 +132,15 @@ def test_a_host_without_any_scheduler_has_runs_without_jobs(tmp_path, collector,
     assert report.counters.job_bindings == 0
 
 
-def test_a_replay_is_not_given_to_the_job_that_runs_here(tmp_path, collector, capsys):
+def test_a_replay_is_not_given_to_the_job_that_runs_here(tmp_path, collector, capsys, caplog):
+    caplog.set_level("INFO")
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "0").write_text("4711\n")
     trace = Trace(np.arange(1000) * 0.1, {"sm_active": np.full(1000, 0.8)})
     sample(tmp_path, collector, source=ReplaySource([trace], speed=100.0))
     (run,) = runs(tmp_path, collector, capsys)
     assert run["job_id"] is None
+    assert "each run is a job of its own" in caplog.text
 
 
 def test_a_job_that_ended_while_the_agent_was_away_is_ended_by_its_return(tmp_path):

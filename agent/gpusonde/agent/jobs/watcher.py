@@ -316,7 +316,10 @@ def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
     looks = None
     if config.cgroups and config.activity and process_ids is not None:
         looks = ProcessLooks(process_ids, ActivityReader(parts.counters, parts.proc))
-    if not sources or all(gpu.replayed for gpu in parts.inventory.gpus):
+    if not sources:
+        return None
+    if all(gpu.replayed for gpu in parts.inventory.gpus):
+        log.info("the GPUs are replayed: jobs of this host are not theirs, and each run is a job of its own")
         return None
     return JobWatcher(
         sources,

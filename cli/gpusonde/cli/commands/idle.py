@@ -16,6 +16,7 @@ from gpusonde import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.output import JsonKey, Output, Screen, complain, to_json
 from gpusonde.cli.parsing import Parser
+from gpusonde.cli.running import run_program
 from gpusonde.errors import CollectorError, ConfigError, UsageError
 from gpusonde.service.config import parse_duration_s
 
@@ -31,6 +32,8 @@ _SERVER = "it has served, and nothing tells whether it will be asked again; --se
 _NOT_ASKED = "a program is on its GPUs and has hardly worked: it may wait to be asked; --servers takes it all the same"
 # A collector says of so long at most what processes did.
 _LONGEST_WINDOW_S = 86_400.0
+# An agent sends what processes did every half minute: the latest of it is not known here yet.
+_WITH_AGENT_S = 35.0
 # The newest, among which those of a host are looked for.
 _MOST_RUNS = 10_000
 
@@ -85,7 +88,7 @@ class JudgedJob:
             "idle_s": self.idle_s,
             "evidence": list(self.verdict.evidence),
             "hosts": sorted({member.host_name for member in self.job.present}),
-            "gpu_uuids": [member.gpu_uuid for member in self.job.present],
+            "gpu_uuids": list(dict.fromkeys(member.gpu_uuid for member in self.job.present)),
             "reaped": self.reaped,
             "failure": self.failure or None,
         }
@@ -242,7 +245,7 @@ def judge(client: Client, job: JobInfo, wanted_s: float, *, takes_servers: bool 
     idle_s = (job.end_unix_nano - job.state_unix_nano) / 1e9
     processes, longest_pause_s = None, job.longest_pause_s
     gpus: dict[str, tuple[FloatArray, dict[str, FloatArray]]] = {}
-    window_s = min(wanted_s, _LONGEST_WINDOW_S)
+    window_s = min(wanted_s + _WITH_AGENT_S, _LONGEST_WINDOW_S)
     same = client.list_jobs(job_id=job.job_id, active_only=job.active, process_window_s=window_s)
     for each in (each for each in same if (each.scheduler, each.active) == (job.scheduler, job.active)):
         longest_pause_s = each.longest_pause_s
@@ -297,20 +300,19 @@ def _reap(
         return JudgedJob(judged.job, IdlenessVerdict(False, ("it does something else at the second look",)))
     environment = os.environ | {"GPUSONDE_JOB_ID": again.job.job_id, "GPUSONDE_SCHEDULER": again.job.scheduler}
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            input=to_json(again.payload()).encode(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_COMMAND_TIMEOUT_S,
-            check=False,
+        status, said = run_program(
+            command, _COMMAND_TIMEOUT_S, environment=environment, given=to_json(again.payload()).encode()
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return replace(again, failure=f"job {again.job.job_id}: {command[0]} cannot be run: {error}")
-    if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())[-200:] or "without a word"
-        return replace(again, failure=f"job {again.job.job_id}: {command[0]} ended with {done.returncode}, {said}")
+    except subprocess.TimeoutExpired:
+        failure = (
+            f"did not end within {_COMMAND_TIMEOUT_S:g} s and was killed; whether it has done anything is not known"
+        )
+    except OSError as error:
+        failure = f"cannot be run: {error.strerror or error}"
+    else:
+        failure = f"ended with {status}, {said or 'without a word'}" if status else ""
+    if failure:
+        return replace(again, failure=f"job {again.job.job_id}: {command[0]} {failure}")
     return replace(again, reaped=True)
 
 

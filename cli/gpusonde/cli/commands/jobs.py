@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import math
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -296,13 +297,32 @@ def _watch(client: Client, args: argparse.Namespace) -> None:
                 _print(args, jobs)
             shown = text
         else:
-            with io.StringIO() as text_of_screen:
-                _render(make_screen(text_of_screen, text_of_screen), args, jobs)
-                # Home, the lines with the rest of each cleared, then what was below.
-                lines = text_of_screen.getvalue().replace("\n", "\x1b[K\n")
-            sys.stdout.write(f"\x1b[H{lines}\x1b[J")
+            with _TerminalText() as frame:
+                _render(make_screen(frame, frame), args, jobs)
+                lines = _fitting(frame.getvalue().splitlines(), shutil.get_terminal_size().lines, of_job=bool(args.job))
+            # Home, the lines with the rest of each cleared, then what was below.
+            sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
             sys.stdout.flush()
         time.sleep(max(0.0, _WATCH_INTERVAL_S - (time.monotonic() - began)))
+
+
+class _TerminalText(io.StringIO):
+    """What is printed on the terminal at once: made for its width, in its colours."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _fitting(lines: list[str], height: int, *, of_job: bool) -> list[str]:
+    """Return lines without some in the middle, as what is higher than the terminal would scroll with every look.
+
+    Of jobs the newest stay, of one job what it does and what comes behind its oldest states.
+    """
+    room = max(height - 2, 4)  # the cursor stands on the last line, a sign where some are missing
+    if len(lines) <= room + 1:
+        return lines
+    head = room // 2 if of_job else room - 1
+    return [*lines[:head], "...", *lines[len(lines) - room + head :]]
 
 
 def _render(screen: Screen, args: argparse.Namespace, jobs: Sequence[JobInfo]) -> None:

@@ -26,6 +26,8 @@ from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.exchange_rates import ExchangeRates
 from gpusonde.cli.output import JsonKey, Output, Screen, complain
 from gpusonde.cli.parsing import Parser
+from gpusonde.cli.running import run_program
+from gpusonde.cli.runs_view import noun_of_level
 from gpusonde.errors import CollectorError, CommandError, ConfigError, UnknownGpuError, UsageError
 from gpusonde.formatting import percent
 from gpusonde.http_request import send
@@ -45,6 +47,8 @@ _AROUND_NS = 10_000_000_000
 _LARGEST_ANSWER_BYTES = 4 << 20
 # States that are Events, of type Warning; what ends one of them is a Normal one.
 _EVENTS = frozenset({"hung", "stalled", "slower", "idle"})
+# Of several pods the first that one of them is in is told, else any.
+_WORST = ("hung", "stalled", "slower", "idle", "unknown")
 _KUEUE_WORKLOAD = "kueue.x-k8s.io/workload"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 _KUEUE_PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
@@ -110,7 +114,7 @@ def run_tell(args: argparse.Namespace) -> int:
     with connect(args) as client, contextlib.suppress(KeyboardInterrupt):
         place: _Place = _Slurm(client) if args.scheduler == "slurm" else _Kubernetes(api, client)
         if args.scheduler == "kueue":
-            place = _Kueue(api, client, gpus)
+            place = _Kueue(api, client, gpus, known)
         while True:
             try:
                 failed = _tell(client, place, args, known)
@@ -188,7 +192,10 @@ def _tell(client: Client, place: _Place, args: argparse.Namespace, known: dict[s
 
     def render(screen: Screen) -> None:
         for each in told:
-            screen.line(f"{each['job_id']}: {each['text']}")
+            if not each["failure"]:
+                screen.line(f"{each['job_id']}: {each['text']}")
+        if not told:
+            screen.line(f"nothing to tell {args.scheduler}: no such job goes on at the collector at {args.collector}")
 
     payload: TellPayload = {"told": told}
     if told or args.every is None:
@@ -203,9 +210,8 @@ def describe(job: JobInfo, energy_j: float | None = None) -> str:
         hours = (job.end_unix_nano - job.start_unix_nano) / 3.6e12
         parts = [f"gpusonde: ended at {_clock(job.end_unix_nano)} after {hours:.2f} h"]
     if job.level is not None:
-        role = "cycles" if job.level.role == "unknown" else f"{job.level.role}s"
         count = f"{job.level.count} " if not job.active else ""
-        parts.append(f"{count}{role} of {formatting.seconds(job.level.period_s)}")
+        parts.append(f"{count}{noun_of_level(job.level)}s of {formatting.seconds(job.level.period_s)}")
     if not job.active or job.state in ("stalled", "hung", "idle", "slower"):
         parts.append(f"goodput {formatting.percent(job.goodput_ratio)}")
     if not job.active:
@@ -277,21 +283,22 @@ class _Slurm:
         try:
             _run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job.job_id}", "set", f"AdminComment={comment}"])
         except CommandError as error:
-            # A cluster without accounts refuses each; one that is slow does not.
-            self._keeps_accounts = isinstance(error, _NoAnswerError)
-            raise
+            # A cluster without accounts refuses each, or has no such program; one that is slow does neither.
+            self._keeps_accounts = isinstance(error.__cause__, subprocess.TimeoutExpired)
+            if self._keeps_accounts:
+                raise
+            raise CommandError(str(error)) from error
 
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
+        status, said = run_program(command, _TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise _NoAnswerError(f"{command[0]} does not answer within {_TIMEOUT_S:.0f} s") from error
     except OSError as error:
-        raise CommandError(f"{command[0]} cannot be run: {error}") from error
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-200:]
-        raise CommandError(f"{command[0]} ended with {done.returncode}: {said}")
+        raise _NoAnswerError(f"{command[0]} cannot be run: {error.strerror or error}") from error
+    if status:
+        raise CommandError(f"{command[0]} ended with {status}: {said or 'without a word'}")
 
 
 class _ApiServer:
@@ -412,16 +419,23 @@ class _Kueue(_Pods):
         api: The server.
         client: The collector.
         gpus: For which exchange rates are told.
+        known: What was told of each job, of those that are still there.
     """
 
-    def __init__(self, api: _ApiServer, client: Client, gpus: Sequence[str]) -> None:
+    def __init__(self, api: _ApiServer, client: Client, gpus: Sequence[str], known: dict[str, str]) -> None:
         super().__init__(api, client)
         self._gpus = gpus
+        self._known = known
+        self._workloads: dict[str, str] = {}
         self._rates: dict[str, str] = {}
         self._without_rates: dict[str, str] = {}
 
     def describe(self, job: JobInfo) -> str:
         if not job.active:
+            # What it was told as is no more: the other pods are told anew.
+            left = self._workloads.pop(job.job_id, None)
+            for pod in [pod for pod, of in self._workloads.items() if of == left]:
+                self._known.pop(pod, None)
             self._rates.pop(job.job_id, None)
             self._without_rates.pop(job.job_id, None)
             return ""
@@ -469,8 +483,12 @@ class _Kueue(_Pods):
         )
         if not workload or not _KUBERNETES_NAME.fullmatch(workload):
             raise CommandError(f"no {_KUEUE_WORKLOAD} on the pod: Kueue has not admitted it")
+        place = f"namespaces/{namespace}/workloads/{workload}"
+        pods = {pod: of for pod, of in self._workloads.items() if pod in self._known and pod != job.job_id}
+        text = _of_workload([text, *(self._known[pod] for pod, of in pods.items() if of == place)])
+        self._workloads = pods | {job.job_id: place}
         for version in _KUEUE_VERSIONS:
-            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{namespace}/workloads/{workload}"
+            path = f"/apis/kueue.x-k8s.io/{version}/{place}"
             try:
                 self._api.annotate(path, {"gpusonde/estimate": text})
             except CommandError as error:
@@ -478,3 +496,16 @@ class _Kueue(_Pods):
                     raise
             else:
                 return
+
+
+def _of_workload(texts: Sequence[str]) -> str:
+    """Return what is told of a Workload with these pods: the one that ends last, in the state that most wants somebody.
+
+    How long it takes still is not known before it is of every pod.
+    """
+    if len(texts) == 1:
+        return texts[0]
+    pods: list[dict[str, Any]] = [json.loads(text) for text in texts]
+    told = max(pods, key=lambda pod: float(pod.get("remaining_s", math.inf)))
+    told["state"] = min((pod["state"] for pod in pods), key=lambda state: (*_WORST, state).index(state))
+    return json.dumps(told | {"pods": len(pods)}, sort_keys=True)

@@ -25,6 +25,7 @@ _MOST_GPUS = 64
 # Of all GPUs together, that are read from a collector: a day of one at 10 Hz.
 _MOST_TICKS = 864_000
 _MOST_EVENTS = 1000
+_STARTING_NS = 60_000_000_000
 _GOOD = frozenset({JobState.TRAINING, JobState.EVALUATING, JobState.SLOWER})
 
 
@@ -121,7 +122,7 @@ def story_of_run(client: Client, run: RunInfo, *, with_predictions: bool) -> Run
     gpus, notes = _read_gpus(client, run, job)
     detection = detect(gpus, running=run.active)
     origin_ns = round((gpus[0].origin_unix_s or 0.0) * 1e9)
-    states = [] if job is None else _told_states(job, origin_ns)
+    states = [] if job is None else _told_states(job, run, origin_ns)
     events = [
         StoryEvent((at - origin_ns) / 1e9, text)
         for alert in (job.alerts if job else ())
@@ -129,7 +130,7 @@ def story_of_run(client: Client, run: RunInfo, *, with_predictions: bool) -> Run
             (alert.start_unix_nano, f"alert {alert.state}: {alert.reason}"),
             (alert.end_unix_nano, f"alert {alert.state} is over"),
         )
-        if at
+        if at and run.start_unix_nano - _STARTING_NS < alert.start_unix_nano <= run.end_unix_nano
     ]
     predictions, reason = None, ""
     if with_predictions:
@@ -182,8 +183,15 @@ def _told(
 
 def _read_gpus(client: Client, run: RunInfo, job: JobInfo | None) -> tuple[list[Trace], list[str]]:
     """Read the ticks of a run, and of the other GPUs of its job meanwhile."""
-    uuids = [run.gpu_uuid, *(member.gpu_uuid for member in (job.members if job else ()) if member.run_id)]
-    uuids = list(dict.fromkeys(uuids))
+    # One that was put back into the queue had other GPUs before, and others have those meanwhile.
+    members = {member.run_id for member in (job.members if job else ())}
+    beside = [
+        each
+        for each in (client.list_runs(job_id=run.job_id) if len(members) > 1 else ())
+        if each.run_id in members and each.start_unix_nano <= run.end_unix_nano
+        and each.end_unix_nano >= run.start_unix_nano
+    ]  # fmt: skip
+    uuids = list(dict.fromkeys([run.gpu_uuid, *(each.gpu_uuid for each in reversed(beside))]))
     notes = []
     if len(uuids) > _MOST_GPUS:
         notes.append(f"{_MOST_GPUS} of {len(uuids)} GPUs of the job are told")
@@ -203,13 +211,22 @@ def _read_gpus(client: Client, run: RunInfo, job: JobInfo | None) -> tuple[list[
     return on_one_axis(read), notes
 
 
-def _told_states(job: JobInfo, origin_ns: int) -> list[StateSpan]:
+def _told_states(job: JobInfo, run: RunInfo, origin_ns: int) -> list[StateSpan]:
+    """Return what a job did while a run of it went on, and just before: its GPUs begin one after the other."""
+    first, last = run.start_unix_nano - _STARTING_NS, run.end_unix_nano
     spans = [(span.state, span.start_unix_nano, span.end_unix_nano, "", math.nan) for span in job.history]
     if job.end_unix_nano > job.state_unix_nano:
         spans.append((job.state, job.state_unix_nano, job.end_unix_nano, job.reason, job.confidence))
     return [
-        StateSpan(JobState(state), (start - origin_ns) / 1e9, (end - origin_ns) / 1e9, reason, confidence)
+        StateSpan(
+            JobState(state),
+            (max(start, first) - origin_ns) / 1e9,
+            (min(end, last) - origin_ns) / 1e9,
+            reason,
+            confidence,
+        )
         for state, start, end, reason, confidence in spans
+        if max(start, first) < min(end, last)
     ]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from gpusonde.collector.config import PlanningConfig, WorkersConfig
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.query.endings import earlier_stays
+from gpusonde.collector.query.job_runs import runs_of_job
 from gpusonde.collector.query.job_tree import JobTree
-from gpusonde.collector.query.jobs import runs_of_job
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import tree_parts
 from gpusonde.collector.storage.model import RunRow

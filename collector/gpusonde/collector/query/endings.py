@@ -145,10 +145,11 @@ class JobProgress:
             RequestError: It is later than a time can be told (``INVALID_ARGUMENT``).
         """
         if self.level is None:
-            reason = "no level of its cycles with that role is known yet"
+            reason = "the metrics do not tell yet which of its cycles have that role"
             if self.tree.level is not None:
                 row = self.tree.cycles[self.tree.level]
-                reason += f"; if its cycles of {row.period_s:.3g} s ({row.role}) are meant, say --total-cycles {total}"
+                reason += f"; if its cycles of {row.period_s:.3g} s"
+                reason += f" ({row.role}) are to be taken for it, say --total-cycles {total}"
             return Ending(reason=reason)
         row = self.tree.cycles[self.level]
         if row.count > total:

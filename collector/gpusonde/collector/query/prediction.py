@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from gpusonde.catalog import GpuCatalog, GpuSpec, Offer, OfferCatalog, Precision, Resolution, UnknownGpuError
 from gpusonde.catalog.gpus import split_count
 from gpusonde.collector.metrics import CollectorCounters
-from gpusonde.collector.query.jobs import runs_of_job
+from gpusonde.collector.query.job_runs import runs_of_job
 from gpusonde.collector.query.runs import duration, find_run, gpu_message, nanoseconds
 from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.samples import concatenate

@@ -321,7 +321,7 @@ def with_ends(states: Sequence[JobStateRow], end_unix_nano: int) -> list[tuple[J
 
 
 _TRAINS = frozenset({JobState.TRAINING, JobState.SLOWER})
-_ROLES = {
+ROLES = {
     "unknown": query_pb2.CYCLE_ROLE_UNKNOWN,
     "step": query_pb2.CYCLE_ROLE_STEP,
     "evaluation": query_pb2.CYCLE_ROLE_EVALUATION,
@@ -343,7 +343,7 @@ def _add_tree(
     response.provisional_cycles = sum(not cycle.confirmed for cycle in job.tree.cycles)
     if tree.level is not None:
         response.level = tree.level
-    response.role = _ROLES[told_role(tree.cycles, tree.level)]
+    response.role = ROLES[told_role(tree.cycles, tree.level)]
     response.deviations.extend(deviation_messages(tree))
     response.host_deviations.extend(
         query_pb2.HostDeviation(agent_id=each.agent_id, kind=each.kind, amount=each.amount)
@@ -386,7 +386,7 @@ def cycle_message(cycle: CycleRow) -> query_pb2.Cycle:
         period_upper=duration(cycle.period_high_s),
         count=cycle.count,
         confidence=cycle.confidence,
-        role=_ROLES.get(cycle.role, query_pb2.CYCLE_ROLE_UNSPECIFIED),
+        role=ROLES.get(cycle.role, query_pb2.CYCLE_ROLE_UNSPECIFIED),
         role_confidence=cycle.role_confidence,
         parent=cycle.parent,
         latest_start_times=[timestamp(start) for start in cycle.starts_unix_nano],

@@ -11,11 +11,10 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from gpusonde.collector.query.jobs import get_job, list_alerts, list_jobs
+from gpusonde.collector.query.jobs import JobView, get_job, list_alerts, list_jobs
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import get_run, list_epochs, list_runs
 from gpusonde.collector.query.samples import decimate_samples, stream_samples
-from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.query.watch import SharedLooks
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.storage.store import Store
@@ -37,19 +36,19 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         store: Where runs and samples are.
         predictor: Predicts.
         executor: Runs the answers; they compute and block.
-        slow_jobs: Says why jobs are slower.
+        view: How jobs are looked at.
         guard: Knows callers, whose proof may be withdrawn during a watch.
     """
 
     def __init__(
-        self, store: Store, predictor: LatencyPredictor, executor: Executor, slow_jobs: SlowJobs, guard: Guard
+        self, store: Store, predictor: LatencyPredictor, executor: Executor, view: JobView, guard: Guard
     ) -> None:
         self._store = store
         self._predictor = predictor
         self._executor = executor
-        self._slow_jobs = slow_jobs
+        self._view = view
         self._guard = guard
-        self._looks = SharedLooks(store, slow_jobs, executor)
+        self._looks = SharedLooks(store, view, executor)
 
     def drain(self) -> None:
         """Have every watch end."""
@@ -71,7 +70,7 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         self, request: query_pb2.ListJobsRequest, context: Context
     ) -> query_pb2.ListJobsResponse:
         """Return jobs with what they do, newest first."""
-        return await self._answer(context, lambda: list_jobs(self._store, request, slow_jobs=self._slow_jobs))
+        return await self._answer(context, lambda: list_jobs(self._store, request, view=self._view))
 
     async def ListAlerts(  # noqa: N802
         self, request: query_pb2.ListAlertsRequest, context: Context
@@ -113,7 +112,7 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         self, request: query_pb2.GetJobRequest, context: Context
     ) -> query_pb2.GetJobResponse:
         """Return one job with what it does."""
-        return await self._answer(context, lambda: get_job(self._store, request, slow_jobs=self._slow_jobs))
+        return await self._answer(context, lambda: get_job(self._store, request, view=self._view))
 
     async def DecimateSamples(  # noqa: N802
         self, request: query_pb2.DecimateSamplesRequest, context: Context

@@ -11,9 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpusonde.collector.query.jobs import list_alerts, list_jobs
+from gpusonde.collector.query.jobs import JobView, list_alerts, list_jobs
 from gpusonde.collector.query.runs import list_runs, nanoseconds
-from gpusonde.collector.query.slow_jobs import SlowJobs
 from gpusonde.collector.storage.store import Store
 from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
@@ -50,16 +49,16 @@ class SharedLooks:
 
     Args:
         store: Where runs, jobs and alerts are.
-        slow_jobs: Says why jobs are slower.
+        view: How jobs are looked at.
         executor: Runs the look; it blocks.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, store: Store, slow_jobs: SlowJobs, executor: Executor, clock: Callable[[], float] = time.monotonic
+        self, store: Store, view: JobView, executor: Executor, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
-        self._slow_jobs = slow_jobs
+        self._view = view
         self._executor = executor
         self._clock = clock
         self._looking = asyncio.Lock()
@@ -135,7 +134,7 @@ class SharedLooks:
         active = query_pb2.RUN_STATUS_ACTIVE
         yield from list_runs(self._store, query_pb2.ListRunsRequest(status=active, page_size=_MOST_ROWS)).runs
         jobs = query_pb2.ListJobsRequest(active_only=True, page_size=_MOST_ROWS)
-        yield from list_jobs(self._store, jobs, slow_jobs=self._slow_jobs).jobs
+        yield from list_jobs(self._store, jobs, view=self._view).jobs
         alerts = query_pb2.ListAlertsRequest(open_only=True, page_size=_MOST_ROWS)
         yield from list_alerts(self._store.results, alerts).alerts
 
@@ -147,10 +146,11 @@ class SharedLooks:
                 before = query_pb2.ListRunsRequest(gpu_uuid=run.gpu_uuid, page_size=_MOST_ROWS)
                 found.extend(list_runs(self._store, before).runs)
         elif key[0] == "Job":
-            found.extend(list_jobs(self._store, query_pb2.ListJobsRequest(job_id=key[1], page_size=_MOST_ROWS)).jobs)
+            request = query_pb2.ListJobsRequest(job_id=key[1], page_size=_MOST_ROWS)
+            found.extend(list_jobs(self._store, request, view=self._view).jobs)
         else:
-            request = query_pb2.ListAlertsRequest(job_id=key[1], page_size=_MOST_ROWS)
-            found.extend(list_alerts(self._store.results, request).alerts)
+            alerts = query_pb2.ListAlertsRequest(job_id=key[1], page_size=_MOST_ROWS)
+            found.extend(list_alerts(self._store.results, alerts).alerts)
         return next((row for row in found if _key(row) == key), None)
 
 

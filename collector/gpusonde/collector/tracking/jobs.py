@@ -230,8 +230,12 @@ class Jobs:
             return ()
         length_s = min(max(_COMPARED_CYCLES * period_s, _LEAST_COMPARED_S), _MOST_COMPARED_S)
         start = max(run.row.start_unix_nano, end_unix_nano - round(length_s * 1e9))
-        bindings = self._store.facts.job_bindings(key.agent_id, key.job_id)
-        gpus = sorted({gpu for gpu, _, binding in bindings if _counts(binding, key)} | {run.row.gpu_uuid})
+        # Of each binding what was told last. A job that is over gave its GPUs back within a minute of its end.
+        told = self._store.facts.job_bindings(key.agent_id, key.job_id)
+        latest = {(gpu, binding.start_unix_nano): binding for gpu, _, binding in told if _counts(binding, key)}
+        until = end_unix_nano - _OUTLIVES_NS
+        here = {gpu for (gpu, _), each in latest.items() if not each.end_unix_nano or each.end_unix_nano >= until}
+        gpus = sorted(here | {run.row.gpu_uuid})
         ticks = {gpu: self._ticks(gpu, start, end_unix_nano) for gpu in gpus} if len(gpus) > 1 else {}
         return tuple(DeviationRow(each.gpu, each.kind, each.amount) for each in compare_devices(ticks, period_s))
 

@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { evident } from "./evidence.js";
-import { el, jobAddress, lengthOf, lengthText, refill, roleOf, runOf, secondsOf, shareText, stateMark, stateOf, table, timeText } from "./parts.js";
+import { el, jobAddress, lengthOf, lengthText, nounOf, refill, roleOf, runOf, secondsOf, shareText, stateMark, stateOf, table, timeText } from "./parts.js";
 
 const MOST_SHOWN = 8;
 const REFRESH_MS = 5000;
@@ -131,7 +131,7 @@ export class JobView {
   }
 }
 
-const cycleText = (cycle) => `${roleOf(cycle)} cycles of ${lengthText(lengthOf(cycle.period))}, ${cycle.count} seen`;
+const cycleText = (cycle) => `${nounOf(cycle)}s of ${lengthText(lengthOf(cycle.period))}, ${cycle.count} seen`;
 
 function endText(job) {
   if (!job.active) return "it has ended";
