@@ -917,3 +917,13 @@ def test_one_gpu_that_computes_is_work_however_many_wait_for_it() -> None:
         values[-1, 3] = dram
         (second,) = JobSecond.measure([0.0], [0, 1], metrics, values)
         assert (second.waits, second.computes) == (waits, not waits)
+
+
+def test_an_evaluation_that_generates_is_no_hang_though_its_power_stands_still() -> None:
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE)
+    scatter = np.exp(np.random.default_rng(0).normal(0, 0.05, 600))
+    for watts in 550.0 * scatter:
+        now_s = show(watch, now_s, 1, (float(watts), 0.97))
+    show(watch, now_s, 180, (400.0, 1.0))
+    assert watch.report.state == JobState.EVALUATING
