@@ -76,6 +76,17 @@ def test_no_plan_keeps_less_than_the_bound_of_its_quantile(drawn):
     assert all(least <= most * (1 + 2e-3) for least, most in itertools.pairwise(slower))
 
 
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0, 5.0])
+def test_a_deadline_is_kept_as_often_as_said_where_a_speed_is_known_to_a_factor_only(factor):
+    deviation = np.log(factor) / 1.645  # of an interval that holds 90 % and reaches so far either way
+    curve = dataclasses.replace(CURVE, spread=np.zeros(2), uncertainty=np.full(2, deviation))
+    steps = SimulatedSteps(OFFERS, {"near": curve, "far": curve}, NETWORKS, assumed_trace(4e8))
+    step = steps.estimate(Plan((Group("far", 1, 64),)))
+    kept_s = quantile_s(step.mean_s, step.shared_sd_s, 0.95, step.doubt)
+    times_s = 0.2 * np.exp(deviation * np.random.default_rng(0).standard_normal(100_000))
+    assert np.mean(times_s <= kept_s) == pytest.approx(0.95, abs=0.005)
+
+
 @given(st.floats(0.0, 1.5), st.floats(0.0, 1.5), st.floats(0.5, 0.999))
 def test_the_least_quantile_is_that_of_no_larger_spread(least, more, confidence):
     spread = max(least, more)

@@ -149,18 +149,18 @@ class Solution:
 SLACK = 1e-9
 
 
-def quantile_s(mean_s: float, sd_s: float, confidence: float) -> float:
+def quantile_s(mean_s: float, sd_s: float, confidence: float, doubt: float = 0.0) -> float:
     """Return the time that is kept with a probability, seconds; ``mean_s`` at least.
 
     Args:
         mean_s: Mean, above zero.
         sd_s: Standard deviation.
         confidence: The probability, 0.5 or more.
+        doubt: The part of it, as a ratio to the mean, by which that is off as often above as below, as a factor.
     """
-    if sd_s == 0:
-        return mean_s
-    sigma = math.sqrt(math.log1p((sd_s / mean_s) ** 2))
-    return mean_s * max(1.0, math.exp(float(ndtri(confidence)) * sigma - 0.5 * sigma**2))
+    own = math.log1p(max((sd_s / mean_s) ** 2 - doubt**2, 0.0))
+    sigma = math.sqrt(own + doubt**2)
+    return mean_s * max(1.0, math.exp(float(ndtri(confidence)) * sigma - 0.5 * own))
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
@@ -238,7 +238,9 @@ def estimate_run(
         run_s, preemptions, interval_s = run.seconds, run.preemptions, run.interval_s
         sd_s = math.hypot(sd_s * run_s / work_s, run.sd_s)
     time_s = problem.overhead_s + run_s
-    kept_s = problem.overhead_s + (quantile_s(run_s, sd_s, problem.confidence) if math.isfinite(run_s) else run_s)
+    kept_s = problem.overhead_s + (
+        quantile_s(run_s, sd_s, problem.confidence, step.doubt) if math.isfinite(run_s) else run_s
+    )
     return PlanEstimate(
         time_s=time_s,
         time_at_confidence_s=kept_s,

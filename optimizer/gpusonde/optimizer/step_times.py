@@ -58,12 +58,15 @@ class StepEstimate:
         p95_s: 95th percentile of single iterations.
         shared_sd_s: The part of ``sd_s`` that all iterations of a run have in common; None for all of it. It comes from
             where the machines were placed or from the model's own error, and does not average out over a run.
+        doubt: The part of it, as a ratio to ``mean_s``, that comes from curves which are known to a factor: as often
+            exceeded as undercut, and exceeded by more.
     """
 
     mean_s: float
     sd_s: float
     p95_s: float
     shared_sd_s: float | None = None
+    doubt: float = 0.0
 
     def run_sd_s(self, iterations: int) -> float:
         """Return the standard deviation of the time of all iterations together, seconds."""
@@ -555,14 +558,16 @@ class SimulatedSteps:
         tables = [(self._corrections.get(group.offer), group) for group in plan.groups]
         corrected = [(0.0, 1.0, 0.0) if each is None else each.at(group) for each, group in tables]
         beyond, _, noise = max(corrected)
-        left = max(doubt for _, doubt, _ in corrected)
+        left = max(share for _, share, _ in corrected)
         factor = math.exp(beyond)
+        doubt = math.sqrt(left * max((found.uncertainty_s / found.mean_s) ** 2 - self._model_spread**2, 0.0))
         shared_variance = left * (placement_variance + model_sd_s**2) + (noise * found.mean_s) ** 2
         return StepEstimate(
             mean_s=factor * found.mean_s,
             sd_s=factor * math.sqrt(min(found.sd_s, steady_sd_s) ** 2 + shared_variance),
             p95_s=factor * found.p95_s,
             shared_sd_s=factor * math.sqrt(shared_variance),
+            doubt=doubt,
         )
 
     def _device_group(self, group: Group) -> DeviceGroup:
