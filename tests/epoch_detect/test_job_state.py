@@ -378,7 +378,7 @@ def test_steps_shorter_than_a_second_that_go_on_at_a_lower_load_are_no_hang() ->
 
 def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
     watch, now_s = working(20)
-    show(watch, now_s, 200, (75.0, 1.0))
+    show(watch, now_s, 40, (75.0, 1.0))
     assert watch.report.state == JobState.UNKNOWN
     assert "a kernel is on all 8 GPUs all the time" in watch.report.reason
 
@@ -879,6 +879,9 @@ def test_a_pause_is_as_long_as_the_cycle_of_the_job_lets_expect() -> None:
     patience = {period_s: memory.patience_s(period_s=period_s, may_think=False) for period_s in (10.0, 1000.0)}
     assert patience[10.0] == 48.0
     assert patience[1000.0] == 150.0
+    for begin_s in range(0, 1200, 100):
+        memory.add(float(begin_s), 5.0, rested=False)
+    assert memory.patience_s(period_s=1000.0, may_think=False) == 48.0  # by now it is known how long
 
 
 COMPUTES = {"sm_active": 0.8, "tensor_active": 0.3, "dram_active": 0.4}
@@ -917,3 +920,77 @@ def test_one_gpu_that_computes_is_work_however_many_wait_for_it() -> None:
         values[-1, 3] = dram
         (second,) = JobSecond.measure([0.0], [0, 1], metrics, values)
         assert (second.waits, second.computes) == (waits, not waits)
+
+
+def show_power(watch: StateWatch, begin_s: float, watts: Sequence[float]) -> float:
+    """Show seconds of GPUs that are in a kernel all the time, of so much power each; returns the time after them."""
+    for second, level in enumerate(watts):
+        show(watch, begin_s + second, 1, (float(level), 1.0))
+    return begin_s + len(watts)
+
+
+def moving(seconds: int, watts: float, scatter: float) -> Sequence[float]:
+    """Power that goes up and down from second to second."""
+    return list(watts * np.exp(np.random.default_rng(seconds).normal(0, scatter, seconds)))
+
+
+@pytest.mark.parametrize(
+    ("scatter", "watts", "scatter_after", "hangs"),
+    [
+        (0.08, 400.0, 0.0, True),
+        (0.08, 400.0, 0.05, False),  # it moves less, but moves
+        (0.08, 550.0, 0.0, False),  # what it draws is at its highest, as if the GPU held it down
+        (0.0, 400.0, 0.0, False),  # it never moved
+    ],
+)
+@pytest.mark.parametrize("run_state", [RunState.TRAINING, RunState.OTHER])
+def test_a_load_that_stands_still_as_it_never_did_while_the_job_worked_hangs_at_whatever_level(
+    scatter: float, watts: float, scatter_after: float, hangs: bool, run_state: RunState
+) -> None:
+    watch = StateWatch(2)
+    now_s = show(watch, 0.0, 30, IDLE)
+    now_s = show_power(watch, now_s, moving(240, 550.0, scatter))
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=run_state, run_state_confidence=0.8))
+    at_s = now_s
+    now_s = show_power(watch, now_s, moving(58, watts, scatter_after))
+    assert (watch.report.state == JobState.HUNG) is hangs
+    if hangs:
+        assert watch.report.start_s == pytest.approx(at_s, abs=12.0)
+        assert "never was as even" in watch.report.reason
+        show_power(watch, now_s, moving(200, watts, 0.0))
+        assert watch.report.state == JobState.HUNG
+        show_power(watch, now_s + 200, moving(20, 550.0, scatter))
+        assert watch.report.state != JobState.HUNG
+
+
+@pytest.mark.parametrize(("scatter", "hangs"), [(0.0, True), (0.07, False)])
+def test_a_kernel_on_all_gpus_at_low_power_that_does_not_move_hangs_in_whatever_kind_of_job(
+    scatter: float, hangs: bool
+) -> None:
+    watch = StateWatch(2)
+    now_s = show(watch, 0.0, 30, IDLE)
+    now_s = show(watch, now_s, 60, WORKS)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.OTHER, run_state_confidence=0.8))
+    show_power(watch, now_s, moving(55, 200.0, scatter))
+    assert (watch.report.state == JobState.HUNG) is hangs
+
+
+@pytest.mark.parametrize(
+    ("pauses", "hangs"),
+    [((3, 5, 4, 6, 3, 9), True), ((3, 5, 4, 6, 3), False), ((3, 5, 4, 20, 3, 9), False)],
+)
+@pytest.mark.parametrize("run_state", [RunState.TRAINING, RunState.OTHER])
+def test_one_gpu_that_rests_for_four_times_the_longest_of_six_pauses_hangs(
+    pauses: tuple[int, ...], hangs: bool, run_state: RunState
+) -> None:
+    watch, now_s = StateWatch(1), 30.0
+    show(watch, 0.0, 30, IDLE)
+    for pause_s in pauses:
+        now_s = show(watch, now_s, 40, WORKS)
+        now_s = show(watch, now_s, pause_s, IDLE)
+    now_s = show(watch, now_s, 40, WORKS)
+    show(watch, now_s, 20, IDLE)
+    # The look that takes it for a training sees the pause.
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=run_state, run_state_confidence=0.8))
+    show(watch, now_s + 20, 40, IDLE)
+    assert (watch.report.state == JobState.STALLED) is hangs

@@ -28,6 +28,15 @@ _AT_LEVEL = 0.5  # of the least dip, below which the load has come back to its l
 _LONGEST_DIP_S = 600.0  # beyond which a lower level is another level
 _QUARTILE = 0.674  # of a normal distribution
 
+_BLOCK_S, _STANDS, _BEFORE = 10.0, 4, 2  # blocks that stand still together; fewer, that never did before
+STANDS_S = _BLOCK_S * _STANDS
+_LEAST_SEEN_S = 120.0  # of load above that of an idle GPU, to know how still it stands while it works
+_STILLER = 3.0  # times, by the standard deviation
+_BELOW = 0.8  # of the highest load: what draws most works, or is held down to what its GPU may draw
+_FORGETS_BLOCKS = 1000  # in which the highest load is forgotten
+
+_Block = tuple[float, int, float, float, bool]  # begin, seconds, sums of their logarithms and squares, may wait
+
 
 class LoadRange:
     """The lowest and the highest level of a job's load, in watts or shares of use, as far as they are known by now.
@@ -225,3 +234,83 @@ class TrainingLevel:
             else:
                 setattr(made, name, value)
         return made
+
+
+class Stillness:
+    """Whether a load that neither idles nor is at its highest stands still, for twice as long as it ever did before.
+
+    Who works moves: steps beat with the seconds, batches differ, evaluations come. A kernel that waits draws the same
+    all the time, which tells it where its level does not.
+    """
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._blocks: deque[_Block] = deque(maxlen=_BEFORE + _STANDS)
+        self._open: _Block | None = None
+        self._stillest = math.inf
+        self._seen_s = self._high = 0.0
+
+    @property
+    def since_s(self) -> float:
+        """Since when it does, where it does."""
+        return self._blocks[-_STANDS][0]
+
+    def add(self, time_s: float, load: float, floor: float, cell_s: float, *, may_wait: bool) -> None:
+        """Take a second.
+
+        Args:
+            time_s: Of the second.
+            load: Of the second.
+            floor: Load of an idle GPU.
+            cell_s: Seconds since the one before.
+            may_wait: Whether nothing but its load tells that it works.
+        """
+        log = math.log(max(load, 1e-9))
+        begin_s, count, total, squares, waits = self._open or (time_s - cell_s, 0, 0.0, 0.0, True)
+        self._open = begin_s, count + 1, total + log, squares + log * log, waits and may_wait
+        self.is_complete &= may_wait
+        if time_s - begin_s < _BLOCK_S - 0.5 * cell_s:
+            return
+        self._blocks.append(self._open)
+        self._open = None
+        level, _ = _level_and_scatter([self._blocks[-1]])
+        self._high = max(self._high * (1 - 1 / _FORGETS_BLOCKS), level)
+        if len(self._blocks) == _BEFORE + _STANDS:
+            self._judge(floor, cell_s)
+
+    def _judge(self, floor: float, cell_s: float) -> None:
+        blocks, range_of = list(self._blocks), max(self._high - floor, 1e-9)
+        now = blocks[-_STANDS:]
+        level, scatter = _level_and_scatter(now)
+        may_wait = IDLES < (level - floor) / range_of < _BELOW and all(waits for *_, waits in now)
+        self.is_complete = may_wait and self._seen_s >= _LEAST_SEEN_S and _STILLER * scatter < self._stillest
+        level, scatter = _level_and_scatter(blocks[:_BEFORE])
+        if not self.is_complete and level - floor > IDLES * range_of:
+            self._stillest = min(self._stillest, scatter)
+            self._seen_s += blocks[0][1] * cell_s
+
+    def interrupt(self) -> None:
+        """Take it that nothing is known of the latest seconds."""
+        self._blocks.clear()
+        self._open, self.is_complete = None, False
+
+    def fields(self) -> dict[str, Any]:
+        """What :meth:`of_fields` makes the same of."""
+        return {name: list(value) if isinstance(value, deque) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Stillness:
+        """Rebuild one from :meth:`fields`; what they lack is not known."""
+        made = cls()
+        made._blocks.extend(fields.get("_blocks", ()))
+        for name, value in fields.items():
+            if name != "_blocks":
+                setattr(made, name, value)
+        return made
+
+
+def _level_and_scatter(blocks: Sequence[_Block]) -> tuple[float, float]:
+    """Geometric mean of a load, and the standard deviation of its logarithm."""
+    count = sum(block[1] for block in blocks)
+    mean = sum(block[2] for block in blocks) / count
+    return math.exp(mean), math.sqrt(max(sum(block[3] for block in blocks) / count - mean * mean, 0.0))

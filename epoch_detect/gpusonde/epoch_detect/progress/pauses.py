@@ -30,11 +30,13 @@ _FALLS_CELLS = 3  # at the beginning of a pause
 _ROUGH_CELLS = 24  # before it is known
 _ROUGH = 0.03  # median change from cell to cell, relative, of one who does not only wait
 _SWINGS = 1.08  # times the lowest load: more than the noise of half a minute of one who waits
+_EVEN = 1.05  # times the lowest median, up to which a load stands still
 _SWINGS_WITHIN = 0.2  # of the mean, within a second: more than the noise of ten ticks
 _SHORT = 2 / 3  # of the cells by which it is known: cycles of which each third of them shows something
 _UNEVEN = 1.0  # standard deviation of the logarithm from which on pauses are nobody's program's
 _UNEVEN_FEWEST = 4
 _ALIKE, _ALIKE_FEWEST = 0.25, 12  # the same, up to which so many are a program's: then 1.5 times the longest is rare
+_MANY = 6
 _OWN_S = 4.0  # of a pause: shorter ones are the program's own, and alike
 _REST_S = 8.0  # of a pause from which somebody came back, not a program
 _UNEVEN_MARGIN = 4.0
@@ -109,6 +111,11 @@ class Pause:
     def mean(self) -> float:
         """Mean load."""
         return self.total / max(self.cells, 1)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the load has stood still since ``sign_s``."""
+        return self.low <= self.high < _EVEN * self.low
 
     def shows_cycles(self, cells: float) -> bool:
         """Whether the load moves as in cycles of so many seconds, and not only by noise, or down a stair before that.
@@ -237,6 +244,11 @@ class PauseMemory:
         return len(self._lengths_s) >= _ALIKE_FEWEST and self._scatter < _ALIKE
 
     @property
+    def are_many(self) -> bool:
+        """Whether there are so many that one of several times the longest is no chance, but for a person's."""
+        return self.count >= _MANY and not self.is_uneven
+
+    @property
     def are_even(self) -> bool:
         """Whether there are some, and of lengths that a program makes."""
         return self.count >= _FEW and not self.is_uneven
@@ -255,9 +267,9 @@ class PauseMemory:
         """
         cyclic = not math.isnan(period_s)
         if (self.is_uneven or may_think) and not (cyclic or trains):
-            return max(_UNEVEN_FIRST_S, _UNEVEN_MARGIN * self.longest_s)
+            return max(_FIRST_S if self.are_many else _UNEVEN_FIRST_S, _UNEVEN_MARGIN * self.longest_s)
         first = _FIRST_S if self.count < _FEW else max(_LEAST_S, min(_FIRST_S, _CYCLES * self.cycle_s))
-        if cyclic:
+        if cyclic and not self.are_alike:
             first = max(first, _OF_CYCLE * period_s)
         return max(first, _MARGIN * (self.expected_s if math.isnan(longest_s) else longest_s))
 

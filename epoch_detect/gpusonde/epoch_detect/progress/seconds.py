@@ -24,6 +24,7 @@ _LOADS = frozenset({POWER, *USE})
 METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
+_CREST = 1.05  # highest tick over the mean: more than the noise of ten ticks of a GPU that waits
 
 
 @dataclass
@@ -136,6 +137,11 @@ class JobSecond:
             swings[metrics.index(POWER)] /= np.maximum(_mean(values[metrics.index(POWER)]), 1e-9)
         of_each = zip(metrics, _mean(swings).tolist(), strict=True)
         self.swing = max((each for name, each in of_each if name in _LOADS and not math.isnan(each)), default=0.0)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether nothing tells a kernel that works in it from one that waits, but for what a second draws."""
+        return self.spinning == self.gpus and not self.computes and self.crest < _CREST
 
     @property
     def is_partly_used(self) -> bool:

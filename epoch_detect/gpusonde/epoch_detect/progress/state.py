@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel
+from gpusonde.epoch_detect.progress.load import IDLES, STANDS_S, WORKS, LoadRange, Stillness, TrainingLevel
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
 from gpusonde.epoch_detect.progress.seconds import METRICS, JobSecond
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
@@ -68,7 +68,6 @@ _SAME_STEPS = 0.1  # by which the period of steps may change from look to look
 _LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
-_REBORN = 2.0  # times the lowest load: one who had ended works
 
 
 class JobState(str, Enum):
@@ -217,6 +216,7 @@ class StateWatch:
         self._recent.clear()
         self._range = LoadRange(self._idle_watts)
         self._level = TrainingLevel()
+        self._stillness = Stillness()
         self._work = _Work()
         self._pause: Pause | None = None
         self._pauses = PauseMemory()
@@ -396,6 +396,7 @@ class StateWatch:
         if step_s > self._longest_silence_s:
             self._add((JobState.UNKNOWN, f"no metric of its GPUs for {step_s:.0f} s", 0.0), self._last_s)
             self._recent.clear()
+            self._stillness.interrupt()
             self._forget_pause(self._last_s)
         self._last_s = time_s
         self._note_memory(second)
@@ -406,16 +407,17 @@ class StateWatch:
             self._add((JobState.UNKNOWN, "its GPUs give no metric that tells whether they work", 0.0), time_s)
             return
         if self._ended:
-            if self._processes.alive == 0 or self._held_bytes or load < _REBORN * max(self._range.high, 1e-3):
-                self._extend(time_s)
-                return
-            self._begin_anew()
+            self._extend(time_s)
+            return
         self._recent.append((second, load))
         loads = [each for _, each in self._recent]
         middle = _median(loads[-2 * _AROUND - 1 :]) if len(loads) >= _BEGINS else math.nan
         cyclic = self._cycles.cyclic
         self._range.add(load, middle, second.use, self._cell_s, cyclic=cyclic, trains=self._likely_trains)
         if self._range.has_begun:
+            if self._by_power:
+                may_wait = second.may_wait and not second.bus > _COPIES
+                self._stillness.add(time_s, load, self._range.floor, self._cell_s, may_wait=may_wait)
             self._follow_pause(second, load, _median(loads[-_BEGINS:]))
         if len(self._recent) > _LOOK_AHEAD:
             self._decide(loads)
@@ -438,7 +440,8 @@ class StateWatch:
 
     def _follow_pause(self, second: JobSecond, load: float, middle: float) -> None:
         time_s, work, pause = second.time_s, self._work, self._pause
-        if self._range.share(middle) > WORKS and not self._only_waits():
+        stands = self._stillness.is_complete  # then it is a pause, whatever it draws
+        if self._range.share(middle) > WORKS and not (stands or self._only_waits()):
             if pause is not None:
                 quiet_s = max(pause.longest_quiet_s, time_s - pause.sign_s)
                 self._pauses.add(pause.begin_s, quiet_s, rested=pause.rested > _MOST_OF_IT * pause.looks)
@@ -450,6 +453,7 @@ class StateWatch:
             return
         if pause is None:
             begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
+            begin_s = self._stillness.since_s if stands else begin_s
             pause = self._pause = Pause(begin_s, begin_s, trained=self._cycles.run_state == RunState.TRAINING)
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
@@ -489,6 +493,13 @@ class StateWatch:
             return False
         return self._work.computed_s > _COMPUTED * self._work.seconds
 
+    @property
+    def _spins(self) -> bool:
+        """Whether all GPUs are in kernels that only wait, by what they compute or by power that does not move."""
+        pause, second = self._pause, self._recent[-1][0]
+        draws_the_same = pause is not None and pause.is_even and second.gpus > 0 and second.may_wait
+        return draws_the_same or self._only_waits()
+
     def _forget_pause(self, time_s: float) -> None:
         """Go on as if there had been no pause; if an alarm was raised, it was none: wait longer next time."""
         if (pause := self._pause) is not None and pause.alarm:
@@ -518,14 +529,14 @@ class StateWatch:
     @property
     def _trains(self) -> bool:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
-        if self._cycles.cyclic or self._surely_trains:
+        if self._cycles.cyclic or self._surely_trains or self._stillness.is_complete:
             return True
         kind = self._kind_of_run
         if kind in (RunState.SERVING, RunState.IDLE):
             return False
-        if self._only_waits():
+        if self._spins:
             return True
-        if kind == RunState.OTHER and not self._pauses.are_alike:
+        if kind == RunState.OTHER and not self._pauses.are_many:
             return False
         work, pause = self._work, self._pause
         if pause is None or work.even_s < _LEAST_WORK_S:
@@ -564,12 +575,15 @@ class StateWatch:
         as_programs = pause.trained and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
         as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
-        trains = self._surely_trains or self._only_waits()
+        # What is no training by a look may yet rest for longer than ever, and is only given more time to.
+        may_think |= self._kind_of_run == RunState.OTHER and not self._pauses.are_alike
+        trains = self._surely_trains or self._spins
         patience_s = functools.partial(self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=trains)
         lasts = now_s - pause.sign_s > patience_s() or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
         if pause.usual_s < now_s and (self._cycles.cyclic or pause.trained):
             # Checkpoints of a training rest at their load, evaluations at theirs: what rests at another is neither.
             lasts |= now_s - max(pause.sign_s, pause.usual_s) > patience_s(longest_s=pause.longest_s)
+        lasts |= self._stillness.is_complete and now_s - pause.sign_s > STANDS_S / 2
         if not lasts or not self._trains:
             return
         evidence = self._evidence(pause, second, known)
@@ -581,6 +595,7 @@ class StateWatch:
         cycles = f", {quiet_s / self._cycles.period_s:.1f} of its cycles" if self._cycles.cyclic else ""
         longest = f"the longest of {self._pauses.count} pauses before took {self._pauses.longest_s:.0f} s"
         before = longest if self._pauses.count else "it had no pause before"
+        before = "it never was as even for so long" if self._stillness.is_complete else before
         reason = f"the load is at {percent(share)} of its range for {quiet_s:.0f} s{cycles}; {before}; {evidence}"
         self._replace_from(pause.begin_s, (state, reason, 0.9 if state == JobState.HUNG else 0.6))
 
@@ -771,6 +786,7 @@ class StateWatch:
                 "recent": [[vars(second), load] for second, load in self._recent],
                 "range": self._range.fields(),
                 "level": self._level.fields(),
+                "stillness": self._stillness.fields(),
                 "work": vars(self._work),
                 "pause": None if self._pause is None else vars(self._pause),
                 "pauses": self._pauses.fields(),
@@ -797,6 +813,8 @@ class StateWatch:
             watch._recent.extend((JobSecond(**second), load) for second, load in fields["recent"])
             watch._range = LoadRange.of_fields(fields["range"])
             watch._level = TrainingLevel.of_fields(fields["level"])
+            # A state from before it was kept has none.
+            watch._stillness = Stillness.of_fields(fields.get("stillness", {}))
             watch._work = _Work(**fields["work"])
             watch._pause = None if fields["pause"] is None else Pause(**fields["pause"])
             watch._pauses = PauseMemory.of_fields(fields["pauses"])
