@@ -156,11 +156,11 @@ def quantile_s(mean_s: float, sd_s: float, confidence: float, doubt: float = 0.0
         mean_s: Mean, above zero.
         sd_s: Standard deviation.
         confidence: The probability, 0.5 or more.
-        doubt: The part of it, as a ratio to the mean, by which that is off as often above as below, as a factor.
+        doubt: The part of it, as a ratio to the mean, that is of a factor which is as often above as below 1.
     """
     own = math.log1p(max((sd_s / mean_s) ** 2 - doubt**2, 0.0))
-    sigma = math.sqrt(own + doubt**2)
-    return mean_s * max(1.0, math.exp(float(ndtri(confidence)) * sigma - 0.5 * own))
+    deviations = float(ndtri(confidence)) * math.sqrt(own + doubt**2)
+    return mean_s * max(1.0, math.exp(deviations - 0.5 * own))
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:

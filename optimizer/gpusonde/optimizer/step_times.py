@@ -28,6 +28,7 @@ from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.gradients import GradientTrace
 from gpusonde.simulator.iteration import (
+    INTERVAL_END,
     PLAIN_STEPS,
     BusBandwidth,
     DeviceGroup,
@@ -44,9 +45,6 @@ from gpusonde.simulator.iteration import (
 
 FloatArray = npt.NDArray[np.float64]
 
-# 95th percentile of a standard normal distribution.
-_Z95 = 1.6448536269514722
-
 
 @dataclass(frozen=True)
 class StepEstimate:
@@ -58,8 +56,7 @@ class StepEstimate:
         p95_s: 95th percentile of single iterations.
         shared_sd_s: The part of ``sd_s`` that all iterations of a run have in common; None for all of it. It comes from
             where the machines were placed or from the model's own error, and does not average out over a run.
-        doubt: The part of it, as a ratio to ``mean_s``, that comes from curves which are known to a factor: as often
-            exceeded as undercut, and exceeded by more.
+        doubt: The part of it, as a ratio to ``mean_s``, that comes from curves which are known to a factor only.
     """
 
     mean_s: float
@@ -220,7 +217,7 @@ class TableSteps:
         world_size = np.array([plan.devices(offers)], dtype=np.int64)
         mean_s = float(self.bound_s(latency_s, world_size, min(map(self.network, offers)))[0])
         sd_s = self._spread * mean_s
-        return StepEstimate(mean_s, sd_s, mean_s + _Z95 * sd_s, sd_s)
+        return StepEstimate(mean_s, sd_s, mean_s + INTERVAL_END * sd_s, sd_s)
 
 
 # World sizes at which networks are put into order: the first that is known. Only the order matters, and only to find
@@ -554,14 +551,15 @@ class SimulatedSteps:
         # some probes is part of it, one that was predicted or is followed far beyond its probes is off by more.
         steady_sd_s = found.steady_sd_s
         placement_variance = max(found.sd_s**2 - steady_sd_s**2, 0.0)
-        model_sd_s = max(self._model_spread * found.mean_s, found.uncertainty_s)
         tables = [(self._corrections.get(group.offer), group) for group in plan.groups]
         corrected = [(0.0, 1.0, 0.0) if each is None else each.at(group) for each, group in tables]
         beyond, _, noise = max(corrected)
         left = max(share for _, share, _ in corrected)
         factor = math.exp(beyond)
-        doubt = math.sqrt(left * max((found.uncertainty_s / found.mean_s) ** 2 - self._model_spread**2, 0.0))
-        shared_variance = left * (placement_variance + model_sd_s**2) + (noise * found.mean_s) ** 2
+        curves = math.log1p(found.uncertainty_s / found.mean_s) / INTERVAL_END
+        doubt = math.sqrt(left * max(curves**2 - self._model_spread**2, 0.0))
+        model_variance = left * self._model_spread**2 + noise**2 + doubt**2
+        shared_variance = left * placement_variance + model_variance * found.mean_s**2
         return StepEstimate(
             mean_s=factor * found.mean_s,
             sd_s=factor * math.sqrt(min(found.sd_s, steady_sd_s) ** 2 + shared_variance),
