@@ -615,7 +615,9 @@ class ExactSearch:
         kept_s = None
         if self._space.kept_s is not None:
             spread = anchor.limits.most_spread if spread is None else spread
-            kept_s = self._space.kept_s(latency_s, anchor.world_sizes[places], anchor.network, spread=spread)
+            kept_s = self._space.kept_s(
+                latency_s, anchor.world_sizes[places], anchor.network, spread=spread, most_s=anchor.end_s
+            )
         return self._objective.ceiling(step_s, self._aim(), kept_s)
 
     def _plan(self, groups: Iterable[Group]) -> Plan:
