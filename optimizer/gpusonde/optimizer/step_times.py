@@ -488,7 +488,7 @@ class SimulatedSteps:
         slope *= self._mode.accumulation_steps
         high_s = mean_s + slope * np.maximum(self._least_end_s(latency_s, world_sizes, most_s) - latency_s, 0.0)
         part = min(float(ndtri(confidence)) / INTERVAL_END, 1.0)
-        return np.maximum(kept_s, mean_s * (high_s / mean_s) ** part)
+        return np.asarray(np.maximum(kept_s, mean_s * (high_s / mean_s) ** part))
 
     def _least_end_s(
         self, latency_s: float | FloatArray, world_sizes: npt.NDArray[np.int64], most_s: float
