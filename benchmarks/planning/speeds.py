@@ -2,9 +2,9 @@
 
 *Mixed* offers have 1 to 4 GPUs, curves and prices of their own and networks of a few rates (``instances.mixed_offers``,
 seeds from 0); a deadline is 1.2 times what the fastest plan that 30 s of CPU find needs to keep it. *Catalogue* is
-every offer of the shipped one, for a job of which one run on a T4 is known: 90 epochs of an hour, 12 h, 500 US dollars.
-It counts until the plan is proven, without what binds and what giving way buys; one thread, one run each, by step times
-that know nothing yet.
+every offer of the shipped one, for a job of which one run on a T4 is known: 90 epochs of an hour, 500 US
+dollars, a deadline of 2, 4, 8, 12 and 24 h. It counts until the plan is proven, without what binds and what giving way
+buys; one thread, one run each, by step times that know nothing yet.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gpusonde.simulator.parallel import ParallelPredictor, Placement
 _SEEDS, _QUICK_SEEDS = range(3), range(1)
 _TIME_LIMIT_S = 20.0
 _DEADLINE = 1.2
+_CATALOGUE_H = (2.0, 4.0, 8.0, 12.0, 24.0)
 _FASTEST_LIMIT_S = 30.0
 
 
@@ -79,7 +80,7 @@ def _kinds(seeds: range) -> Iterator[_Kind]:
     for objective in Objective:
         six = [partial(_mixed, 6, 64, batch, seed, objective) for batch in (1024, 4096) for seed in seeds]
         yield _Kind(f"6 mixed offers x 64, {objective.value}", 0.3, six)
-    yield _Kind("the whole catalogue", 1.0, [_catalogue])
+    yield _Kind("the whole catalogue", 1.0, [partial(_catalogue, hours) for hours in _CATALOGUE_H])
     yield _Kind("60 mixed offers x 16, cost with a deadline", 10.0, [partial(_with_deadline, seed) for seed in seeds])
     most = [partial(_mixed, 1000, 16, 1024, seed, Objective.COST) for seed in seeds[:2]]
     yield _Kind("1,000 mixed offers x 16, cost", None, most)
@@ -112,13 +113,13 @@ def _with_deadline(seed: int) -> tuple[Problem, StepTimes]:
     return problem, _mixed(60, 16, 1024, seed, Objective.COST)[1]
 
 
-def _catalogue() -> tuple[Problem, StepTimes]:
+def _catalogue(hours: float) -> tuple[Problem, StepTimes]:
     gpus = load_gpus()
     here = Placement(gpus.get("T4"))
     source = SourceMeasurement(here.gpu, 3600.0)
     targets = [Placement(spec) for spec in gpus.specs]
     predictions = ParallelPredictor(load_offers().all).predict(LatencyModel.shipped(), source, here, targets)
-    terms = JobTerms(90, 12 * 3600.0, 500.0, batch_size=128, steps_per_epoch=10_000)
+    terms = JobTerms(90, hours * 3600.0, 500.0, batch_size=128, steps_per_epoch=10_000)
     posed = PosedProblem.of_run("resnet50", predictions, source, here, terms)
     document = parse_problem(posed.document, gpus, load_offers(gpus=gpus))
     return document.problem, document.step_times()

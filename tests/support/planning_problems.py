@@ -63,8 +63,11 @@ def table_problem(seed: int) -> tuple[Problem, TableSteps]:
 
 
 def simulated_problem(seed: int) -> tuple[Problem, SimulatedSteps]:
-    """A problem of one to three offers through the iteration simulator: latencies and networks scatter."""
-    random = np.random.default_rng(seed)
+    """A problem of one to three offers through the iteration simulator: latencies and networks scatter.
+
+    Of every third one curves are known to a factor only.
+    """
+    random, doubts = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     offers, curves = [], {}
     for place in range(random.integers(1, 4)):
         devices, speed = int(random.choice([1, 2, 4])), random.lognormal(0.0, 0.8)
@@ -82,7 +85,8 @@ def simulated_problem(seed: int) -> tuple[Problem, SimulatedSteps]:
         line_s = random.uniform(0.005, 0.04) + random.uniform(0.0015, 0.005) / speed * np.array([1.0, 512.0])
         spread = np.full(2, random.uniform(0.0, 0.1))
         share = random.uniform(0.25, 0.4)
-        curves[offer.name] = ComputeCurve(np.array([1.0, 512.0]), line_s, spread, share, CurveOrigin.PROBES, 1.0, 512.0)
+        curve = ComputeCurve(np.array([1.0, 512.0]), line_s, spread, share, CurveOrigin.PROBES, 1.0, 512.0)
+        curves[offer.name] = dataclasses.replace(curve, uncertainty=(seed % 3 == 0) * doubts.uniform(0.0, 0.8, 2))
     networks = {
         f"fabric{place}": EvenNetwork(10 ** random.uniform(8.5, 10.5), random.uniform(0, 0.2)) for place in (0, 1)
     }

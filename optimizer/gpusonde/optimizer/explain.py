@@ -39,7 +39,7 @@ def find_nearest(problem: Problem, steps: StepTimes, out_of_time: Callable[[], b
     """
     for batch in _global_batches(problem):
         asked = _for_batch(problem, batch)
-        found = search_parts(asked, lambda part, before: _search_nearest(part, before, steps, out_of_time))
+        found = search_parts(asked, lambda part: _search_nearest(part, steps, out_of_time))
         if found.plan is not None and found.estimate is not None:
             return Nearest(found.plan, found.estimate, batch, _words(problem, found.estimate, batch))
         if out_of_time():
@@ -47,15 +47,11 @@ def find_nearest(problem: Problem, steps: StepTimes, out_of_time: Callable[[], b
     return None
 
 
-def _search_nearest(
-    asked: Problem, before: SearchResult, steps: StepTimes, out_of_time: Callable[[], bool]
-) -> SearchResult:
-    space = make_space(asked, steps)
-    if space is None:
-        return before
-    limited = asked.deadline_s is not None or asked.budget_usd is not None
-    objective = (LeastViolation if limited else ProblemObjective)(asked, find_time_factor(asked, steps))
-    return ExactSearch(asked, space, steps, objective, out_of_time=out_of_time).run(before=before)
+def _search_nearest(part: Problem, steps: StepTimes, out_of_time: Callable[[], bool]) -> ExactSearch | None:
+    limited = part.deadline_s is not None or part.budget_usd is not None
+    objective = (LeastViolation if limited else ProblemObjective)(part, find_time_factor(part, steps))
+    space = make_space(part, steps)
+    return None if space is None else ExactSearch(part, space, steps, objective, out_of_time=out_of_time)
 
 
 def _for_batch(problem: Problem, batch: int) -> Problem:

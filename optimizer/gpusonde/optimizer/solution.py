@@ -5,7 +5,8 @@ a long run, and all together, because a run stays where its machines were placed
 this job. So the standard deviation of the whole time is ``sqrt((n * shared) ** 2 + n * own ** 2)`` for ``n``
 iterations. Times are above zero and skewed to the right, hence the whole time is taken as lognormal with that mean and
 standard deviation, and its quantile at the problem's confidence must not exceed the deadline. The quantile is never
-below the mean. Preemptions add work that is done again, restarts, and scatter of their own (``expected_run``).
+below the mean. Of speeds that are known to a factor only the estimate is the middle, and that factor's quantile is
+asked besides. Preemptions add work that is done again, restarts, and scatter of their own (``expected_run``).
 """
 
 from __future__ import annotations
@@ -149,18 +150,19 @@ class Solution:
 SLACK = 1e-9
 
 
-def quantile_s(mean_s: float, sd_s: float, confidence: float) -> float:
+def quantile_s(mean_s: float, sd_s: float, confidence: float, doubt: float = 0.0) -> float:
     """Return the time that is kept with a probability, seconds; ``mean_s`` at least.
 
     Args:
         mean_s: Mean, above zero.
         sd_s: Standard deviation.
         confidence: The probability, 0.5 or more.
+        doubt: The part of it, as a ratio to the mean, that is of a factor which is as often above as below 1.
     """
-    if sd_s == 0:
-        return mean_s
-    sigma = math.sqrt(math.log1p((sd_s / mean_s) ** 2))
-    return mean_s * max(1.0, math.exp(float(ndtri(confidence)) * sigma - 0.5 * sigma**2))
+    deviations = float(ndtri(confidence))
+    own = math.log1p(max((sd_s / mean_s) ** 2 - doubt**2, 0.0))
+    margin = max(0.0, deviations * math.sqrt(own) - 0.5 * own)
+    return mean_s * math.exp(math.hypot(margin, deviations * doubt))
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
@@ -238,7 +240,9 @@ def estimate_run(
         run_s, preemptions, interval_s = run.seconds, run.preemptions, run.interval_s
         sd_s = math.hypot(sd_s * run_s / work_s, run.sd_s)
     time_s = problem.overhead_s + run_s
-    kept_s = problem.overhead_s + (quantile_s(run_s, sd_s, problem.confidence) if math.isfinite(run_s) else run_s)
+    kept_s = problem.overhead_s + (
+        quantile_s(run_s, sd_s, problem.confidence, step.doubt) if math.isfinite(run_s) else run_s
+    )
     return PlanEstimate(
         time_s=time_s,
         time_at_confidence_s=kept_s,

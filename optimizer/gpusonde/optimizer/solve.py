@@ -104,13 +104,13 @@ def pareto(
     front = _Front(problem, find_time_factor(problem, steps), resolution)
     ends_s = clock() + time_limit_s
 
-    def search(part: Problem, _: SearchResult) -> SearchResult:
+    def make(part: Problem) -> ExactSearch | None:
         space = make_space(part, steps)
         if space is None:
-            return SearchResult(complete=True)
-        return ExactSearch(part, space, steps, front, out_of_time=lambda: clock() >= ends_s).run()
+            return None
+        return ExactSearch(part, space, steps, front, out_of_time=lambda: clock() >= ends_s)
 
-    found = search_parts(problem, search)
+    found = search_parts(problem, make)
     if not front.points and found.complete and problem.spare_modes:
         problem = with_spare_modes(problem)
         return pareto(problem, steps, resolution=resolution, time_limit_s=time_limit_s, clock=clock)
@@ -221,19 +221,17 @@ def solve(
     if start is not None:
         check_plan(problem, start)
 
-    def search_part(asked: Problem, before: SearchResult, known: Plan | None, ends_s: float) -> SearchResult:
-        space = make_space(asked, steps)
-        if space is None:
-            return replace(before, bound=math.inf, complete=True, estimated=0, subproblems=0, cells_in_all=0)
-        objective = ProblemObjective(asked, find_time_factor(asked, steps))
-        search = ExactSearch(asked, space, steps, objective, out_of_time=lambda: clock() >= ends_s, tolerance=tolerance)
-        names = {offer.name for offer in asked.offers}
-        is_own = known is not None and known.mode == asked.mode
-        is_own = is_own and known is not None and names.issuperset(group.offer for group in known.groups)
-        return search.run(known if is_own else None, before)
-
     def search(asked: Problem, known: Plan | None, ends_s: float) -> SearchResult:
-        return search_parts(asked, lambda part, before: search_part(part, before, known, ends_s))
+        def make(part: Problem) -> ExactSearch | None:
+            objective = ProblemObjective(part, find_time_factor(part, steps))
+            space = make_space(part, steps)
+            if space is None:
+                return None
+            return ExactSearch(
+                part, space, steps, objective, out_of_time=lambda: clock() >= ends_s, tolerance=tolerance
+            )
+
+        return search_parts(asked, make, known)
 
     ends_s = clock() + time_limit_s
     found = search(problem, start, ends_s)

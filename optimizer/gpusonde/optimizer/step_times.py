@@ -28,6 +28,7 @@ from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.gradients import GradientTrace
 from gpusonde.simulator.iteration import (
+    INTERVAL_END,
     PLAIN_STEPS,
     BusBandwidth,
     DeviceGroup,
@@ -44,9 +45,6 @@ from gpusonde.simulator.iteration import (
 
 FloatArray = npt.NDArray[np.float64]
 
-# 95th percentile of a standard normal distribution.
-_Z95 = 1.6448536269514722
-
 
 @dataclass(frozen=True)
 class StepEstimate:
@@ -58,12 +56,15 @@ class StepEstimate:
         p95_s: 95th percentile of single iterations.
         shared_sd_s: The part of ``sd_s`` that all iterations of a run have in common; None for all of it. It comes from
             where the machines were placed or from the model's own error, and does not average out over a run.
+        doubt: Of curves that are known to a factor only, the standard deviation of the logarithm of the iteration; it
+            is a part of ``shared_sd_s``.
     """
 
     mean_s: float
     sd_s: float
     p95_s: float
     shared_sd_s: float | None = None
+    doubt: float = 0.0
 
     def run_sd_s(self, iterations: int) -> float:
         """Return the standard deviation of the time of all iterations together, seconds."""
@@ -217,7 +218,7 @@ class TableSteps:
         world_size = np.array([plan.devices(offers)], dtype=np.int64)
         mean_s = float(self.bound_s(latency_s, world_size, min(map(self.network, offers)))[0])
         sd_s = self._spread * mean_s
-        return StepEstimate(mean_s, sd_s, mean_s + _Z95 * sd_s, sd_s)
+        return StepEstimate(mean_s, sd_s, mean_s + INTERVAL_END * sd_s, sd_s)
 
 
 # World sizes at which networks are put into order: the first that is known. Only the order matters, and only to find
@@ -321,6 +322,8 @@ class SimulatedSteps:
         ends = _class_ends(samples) if is_classed else np.array([samples])
         self._weights = np.diff(ends, prepend=0) / samples
         self._slowness = _slowness(samples, ends.size)
+        # The class of placements that are just slower than usual.
+        self._slower = max(0, int(np.searchsorted(ends, samples // 2, side="right")) - 1)
         self._classes: dict[str, float] = {}
         # Of every class of network: transfers by world size, NaN where nobody asked yet.
         self._known_transfers: dict[float, FloatArray] = {}
@@ -335,7 +338,8 @@ class SimulatedSteps:
         curves = self._plain_curves
         self._curves = {name: each.checkpointed() for name, each in curves.items()} if mode.checkpointing else curves
         self._shares = [curve.forward_share for curve in self._curves.values()]
-        self._usual: dict[tuple[str, int], tuple[float, float]] = {}
+        self._usual: dict[tuple[str, int], tuple[float, float, float]] = {}
+        self._ends: tuple[int, FloatArray, FloatArray, float] | None = None
         self._latencies_s: dict[tuple[str, int, int], float] = {}
         self._device_groups: dict[Group, DeviceGroup] = {}
         self._simulators: dict[tuple[str, ...], IterationSimulator] = {}
@@ -361,13 +365,13 @@ class SimulatedSteps:
         """Return the mean computation of the slowest GPU among ``machines`` of an offer."""
         key = offer.name, batch_size, machines
         if key not in self._latencies_s:
-            usual_s, spread = self._usual_step(offer.name, batch_size)
+            usual_s, spread, _ = self._usual_step(offer.name, batch_size)
             self._latencies_s[key] = usual_s * mean_slowest(spread, machines * offer.devices, self._samples)
         return self._latencies_s[key]
 
     def gpu_s(self, offer: MachineOffer, batch_size: int) -> tuple[float, float]:
         """Return the mean computation of one GPU, less what tables of loads are off by, and its relative spread."""
-        usual_s, spread = self._usual_step(offer.name, batch_size)
+        usual_s, spread, _ = self._usual_step(offer.name, batch_size)
         return usual_s / (1.0 + _TABLED * spread), spread
 
     def slowest_s(self, groups: Sequence[Group], plans: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
@@ -378,19 +382,20 @@ class SimulatedSteps:
             plans: Shape (n, m), which of these each has, by name of the offer, -1 where it has fewer.
         """
         # The last one is none.
-        each = [(*self._usual_step(group.offer, group.batch_size), self._devices(group)) for group in groups]
+        each = [(*self._usual_step(group.offer, group.batch_size)[:2], self._devices(group)) for group in groups]
         of_groups = np.array([*each, (0.0, 0.0, 0)])
         return expect_slowest(*np.moveaxis(of_groups[plans], -1, 0))
 
     def _devices(self, group: Group) -> int:
         return group.machines * self._offers[group.offer].devices
 
-    def _usual_step(self, name: str, batch_size: int) -> tuple[float, float]:
-        """Return both passes on one GPU of an offer, seconds, and their relative spread."""
+    def _usual_step(self, name: str, batch_size: int) -> tuple[float, float, float]:
+        """Return both passes on one GPU of an offer, seconds, their relative spread, and how well they are known."""
         key = name, batch_size
         if key not in self._usual:
             latency = self._curves[name].predict(batch_size)
-            self._usual[key] = float(latency.forward_s[0] + latency.backward_s[0]), float(latency.spread[0])
+            usual_s = float(latency.forward_s[0] + latency.backward_s[0])
+            self._usual[key] = usual_s, float(latency.spread[0]), float(latency.uncertainty[0])
         return self._usual[key]
 
     def network(self, offer: MachineOffer) -> float:
@@ -429,6 +434,7 @@ class SimulatedSteps:
         network: float,
         confidence: float,
         spread: float | FloatArray | None = None,
+        most_s: float = math.inf,
     ) -> FloatArray:
         """Return a lower bound of what an iteration takes at a confidence, per iteration of a run, shape (n,).
 
@@ -436,7 +442,7 @@ class SimulatedSteps:
         placements scatter; what is subtracted is what the scatter of latencies may hide of it. Elsewhere it is what
         the least spread makes of the mean.
         """
-        share = min(self._shares)
+        share, follows = min(self._shares), None
         is_plain = self._mode.sharding is Sharding.NONE and not self._corrections and self._is_queue
         if is_plain and ndtri(confidence) <= _MOST_QUANTILE and share >= _LEAST_FORWARD_SHARE:
             times_s = self._bounds_s(latency_s, share, world_sizes, network, gathers=False)
@@ -470,7 +476,39 @@ class SimulatedSteps:
         else:
             mean_s = self.bound_s(latency_s, world_sizes, network)
             of_run = np.full(mean_s.shape, self.least_spread)
-        return mean_s * least_quantile(of_run, confidence)
+        kept_s = mean_s * least_quantile(of_run, confidence)
+        if not is_plain:
+            return kept_s
+        # Where the slowest GPU's curve lies at the upper end of its interval, the iteration takes so much longer at
+        # least, and a part of that at a lesser confidence. What it follows of a latency grows with that, and is no less
+        # on usual placements than on slower ones, nor should the mean follow less.
+        slope = np.where(world_sizes > 1, share, 1.0)
+        if follows is not None and share == max(self._shares):
+            slope = np.maximum(slope, np.minimum(follows[:, self._slower], follows @ self._weights))
+        slope *= self._mode.accumulation_steps
+        high_s = mean_s + slope * np.maximum(self._least_end_s(latency_s, world_sizes, most_s) - latency_s, 0.0)
+        part = min(float(ndtri(confidence)) / INTERVAL_END, 1.0)
+        return np.asarray(np.maximum(kept_s, mean_s * (high_s / mean_s) ** part))
+
+    def _least_end_s(
+        self, latency_s: float | FloatArray, world_sizes: npt.NDArray[np.int64], most_s: float
+    ) -> FloatArray:
+        """Return the least upper end of the curves of GPUs that may be the slowest of so many, shape (n,).
+
+        The slowest takes ``latency_s`` and less than ``most_s``. Of all batch sizes that anybody asked for, which are
+        those that plans are made of.
+        """
+        if self._ends is None or self._ends[0] != len(self._usual):
+            usual_s, spread, doubt = np.array(sorted(self._usual.values())).T
+            self._ends = len(self._usual), usual_s, usual_s * np.exp(INTERVAL_END * doubt), float(spread.max())
+        _, usual_s, ends_s, spread = self._ends
+        some = slice(int(np.searchsorted(usual_s, most_s * (1.0 + 1e-9))))
+        least_s = np.minimum.accumulate(ends_s[some][::-1])[::-1]
+        least_s = np.append(least_s, least_s[-1:] if least_s.size else 0.0)
+        # It takes no longer than if all GPUs, and up to twice as many, were those of the longest curve.
+        doublings = np.ceil(np.log2(world_sizes)).astype(np.int64)
+        longer = np.array([mean_slowest(spread, 1 << k, self._samples) for k in range(doublings.max(initial=0) + 1)])
+        return np.asarray(least_s[np.searchsorted(usual_s[some], latency_s / longer[doublings] * (1.0 - 1e-9))])
 
     def _may_be_steadier(self, network: float, worlds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return for which world sizes of 2 or more a faster class may be the slower network and scatter less."""
@@ -551,18 +589,20 @@ class SimulatedSteps:
         # some probes is part of it, one that was predicted or is followed far beyond its probes is off by more.
         steady_sd_s = found.steady_sd_s
         placement_variance = max(found.sd_s**2 - steady_sd_s**2, 0.0)
-        model_sd_s = max(self._model_spread * found.mean_s, found.uncertainty_s)
         tables = [(self._corrections.get(group.offer), group) for group in plan.groups]
         corrected = [(0.0, 1.0, 0.0) if each is None else each.at(group) for each, group in tables]
         beyond, _, noise = max(corrected)
-        left = max(doubt for _, doubt, _ in corrected)
+        left = max(share for _, share, _ in corrected)
         factor = math.exp(beyond)
-        shared_variance = left * (placement_variance + model_sd_s**2) + (noise * found.mean_s) ** 2
+        doubt = math.sqrt(left) * math.log1p(found.uncertainty_s / found.mean_s) / INTERVAL_END
+        model_variance = max(left * self._model_spread**2, doubt**2) + noise**2
+        shared_variance = left * placement_variance + model_variance * found.mean_s**2
         return StepEstimate(
             mean_s=factor * found.mean_s,
             sd_s=factor * math.sqrt(min(found.sd_s, steady_sd_s) ** 2 + shared_variance),
             p95_s=factor * found.p95_s,
             shared_sd_s=factor * math.sqrt(shared_variance),
+            doubt=doubt,
         )
 
     def _device_group(self, group: Group) -> DeviceGroup:

@@ -46,6 +46,8 @@ _RARE, _POINTS = 1e-6, 24
 
 # More micro-batches than this per iteration are a mistake.
 MOST_ACCUMULATION_STEPS = 1024
+# 95th percentile of a standard normal distribution: where an interval that holds 90 % ends.
+INTERVAL_END = 1.6448536269514722
 
 
 class Sharding(Enum):
@@ -173,8 +175,8 @@ class IterationEstimate:
         optimizer_s: Optimizer step.
         extrapolated: True when a batch size lies outside of what a curve was made from.
         steady_sd_s: Standard deviation where every transfer reaches what it typically does.
-        uncertainty_s: By how much ``mean_s`` may be off because the curves are: the difference that one standard
-            deviation of all of them makes to a typical iteration. The other figures know nothing of it.
+        uncertainty_s: By how much a typical iteration is longer where every curve lies at the upper end of its 90 %
+            interval. The other figures know nothing of it.
     """
 
     mean_s: float
@@ -339,12 +341,12 @@ def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> 
 
 
 def _pass_usual_and_uncertain(groups: Sequence[DeviceGroup]) -> FloatArray:
-    """Return both passes of the slowest device, as usual and if every curve lies one standard deviation higher.
+    """Return both passes of the slowest device, as usual and if every curve lies at the upper end of its interval.
 
     Shape (2, 2), without scatter.
     """
     latencies = [group.latency for group in groups]
-    factors = np.array([(1.0, 1.0 + float(each.uncertainty[0])) for each in latencies])
+    factors = np.array([(1.0, math.exp(INTERVAL_END * float(each.uncertainty[0]))) for each in latencies])
     passes = np.array([(float(each.forward_s[0]), float(each.backward_s[0])) for each in latencies])
     return np.asarray((passes[:, :, None] * factors[:, None, :]).max(axis=0))
 

@@ -192,7 +192,8 @@ class CandidateFinder:
         run = expected_run(work_s, per_hour, options.restart_s, options.save_s, interval_s)
         kept_s = run.seconds
         if 0 < run.seconds < math.inf:
-            kept_s = quantile_s(run.seconds, math.hypot(spread * run.seconds, run.sd_s), self._problem.confidence)
+            sd_s = math.hypot(spread * run.seconds, run.sd_s)
+            kept_s = quantile_s(run.seconds, sd_s, self._problem.confidence, spread)
         usd_per_hour, once_usd = plan.usd_per_hour(self._problem.offers), 0.0
         if self._problem.data is not None:
             # Where machines are held, the data are.

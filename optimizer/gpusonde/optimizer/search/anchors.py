@@ -140,7 +140,8 @@ class Anchor:
         if self.kept_s is None and space.kept_s is not None:
             places = np.flatnonzero(self.open)
             self.kept_s = np.zeros(self.step_s.shape)
-            self.kept_s[places] = space.kept_s(self.latency_s, self.world_sizes[places], self.network)
+            worlds = self.world_sizes[places]
+            self.kept_s[places] = space.kept_s(self.latency_s, worlds, self.network, most_s=self.end_s)
             return True
         return False
 

@@ -16,6 +16,7 @@ A subproblem with very many plans waits until the others are done.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -299,17 +300,36 @@ class SearchResult:
     cells_in_all: int = 0
 
 
-def search_parts(problem: Problem, search: Callable[[Problem, SearchResult], SearchResult]) -> SearchResult:
-    """Search every set of offers that may work together, each knowing the best of those before; return all of it."""
-    best, results = SearchResult(), []
+def search_parts(
+    problem: Problem, make: Callable[[Problem], ExactSearch | None], start: Plan | None = None
+) -> SearchResult:
+    """Search every set of offers that may work together, each knowing the best of the others; return all of it.
+
+    Args:
+        problem: The problem.
+        make: Makes the search of a part (``Problem.parts``), None where it holds no plan.
+        start: A plan that is known already.
+    """
+    best = SearchResult()
+    searches = []
     for part in problem.parts():
-        best = search(part, best)
+        search = make(part)
+        if search is None:
+            continue
+        names = {offer.name for offer in part.offers}
+        is_own = start is not None and start.mode == part.mode and all(group.offer in names for group in start.groups)
+        # What one part has for little spares others the search for what costs more.
+        best = search.begin(start if is_own else None, best)
+        searches.append(search)
+    results = []
+    for search in searches:
+        best = search.run(before=best)
         results.append(best)
     return SearchResult(
         plan=best.plan,
         estimate=best.estimate,
         value=best.value,
-        bound=min(each.bound for each in results),
+        bound=min((each.bound for each in results), default=math.inf),
         complete=all(each.complete for each in results),
         estimated=sum(each.estimated for each in results),
         subproblems=sum(each.subproblems for each in results),
@@ -350,6 +370,7 @@ class ExactSearch:
             self._steps, "slowest_s", None
         )
         self._found = SearchResult()
+        self._has_begun = False
         self._pushed = 0
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
@@ -357,23 +378,37 @@ class ExactSearch:
         # kept half-way hold hundreds of megabytes each.
         self._later: list[tuple[float, Anchor, int]] = []
 
-    def run(self, start: Plan | None = None, before: SearchResult | None = None) -> SearchResult:
-        """Return the best plan.
+    def begin(self, start: Plan | None = None, before: SearchResult | None = None) -> SearchResult:
+        """Take the plans that are few and good to be beaten: of one offer, and on one machine.
 
         Args:
             start: One that is known already; good ones make the search shorter.
             before: The best of other offers; it is returned unless a better one is found.
         """
-        found = self._found
-        if before is not None:
-            found.plan, found.estimate, found.value = before.plan, before.estimate, before.value
+        self._has_begun = True
+        self._note(before)
         for plan in self._space.single if start is None else (start, *self._space.single):
             self._take(plan)
-        found.cells_in_all += len(self._space.single)
-        found.subproblems += len(self._space.single)
+        self._found.cells_in_all += len(self._space.single)
+        self._found.subproblems += len(self._space.single)
+        with contextlib.suppress(TimeoutError):
+            self._take_uniform_plans()
+        return self._found
+
+    def _note(self, before: SearchResult | None) -> None:
+        found = self._found
+        if before is not None and before.value is not None and (found.value is None or before.value < found.value):
+            found.plan, found.estimate, found.value = before.plan, before.estimate, before.value
+
+    def run(self, before: SearchResult | None = None) -> SearchResult:
+        """Return the best plan, or that of other offers unless there is a better one."""
+        found = self._found
+        if not self._has_begun:
+            self.begin()
+        self._note(before)
         heap: list[tuple[float, int, Anchor]] = []
         try:
-            self._take_uniform_plans()
+            self._check_time()
             for cells, anchors in make_anchors(self._space, self._steps, self._ceilings):
                 self._check_time()
                 found.cells_in_all += cells
@@ -580,7 +615,9 @@ class ExactSearch:
         kept_s = None
         if self._space.kept_s is not None:
             spread = anchor.limits.most_spread if spread is None else spread
-            kept_s = self._space.kept_s(latency_s, anchor.world_sizes[places], anchor.network, spread=spread)
+            kept_s = self._space.kept_s(
+                latency_s, anchor.world_sizes[places], anchor.network, spread=spread, most_s=anchor.end_s
+            )
         return self._objective.ceiling(step_s, self._aim(), kept_s)
 
     def _plan(self, groups: Iterable[Group]) -> Plan:

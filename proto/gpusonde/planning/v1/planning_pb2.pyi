@@ -616,16 +616,18 @@ class PlanEstimate(_message.Message):
     def __init__(self, time_s: _Optional[float] = ..., time_at_confidence_s: _Optional[float] = ..., cost_usd: _Optional[float] = ..., cost_at_confidence_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., step: _Optional[_Union[StepEstimate, _Mapping]] = ..., preemptions: _Optional[float] = ..., checkpoint_interval_s: _Optional[float] = ..., data_usd: _Optional[float] = ...) -> None: ...
 
 class StepEstimate(_message.Message):
-    __slots__ = ("mean_s", "sd_s", "p95_s", "shared_sd_s")
+    __slots__ = ("mean_s", "sd_s", "p95_s", "shared_sd_s", "doubt")
     MEAN_S_FIELD_NUMBER: _ClassVar[int]
     SD_S_FIELD_NUMBER: _ClassVar[int]
     P95_S_FIELD_NUMBER: _ClassVar[int]
     SHARED_SD_S_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     mean_s: float
     sd_s: float
     p95_s: float
     shared_sd_s: float
-    def __init__(self, mean_s: _Optional[float] = ..., sd_s: _Optional[float] = ..., p95_s: _Optional[float] = ..., shared_sd_s: _Optional[float] = ...) -> None: ...
+    doubt: float
+    def __init__(self, mean_s: _Optional[float] = ..., sd_s: _Optional[float] = ..., p95_s: _Optional[float] = ..., shared_sd_s: _Optional[float] = ..., doubt: _Optional[float] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ("method", "complete", "bound", "gap", "words")
