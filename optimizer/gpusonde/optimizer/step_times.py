@@ -78,8 +78,8 @@ class StepTimes(Protocol):
 
     An attribute ``least_spread`` may say what relative standard deviation, shared by the iterations of a run, every
     plan has at least (0 without it). It lets the search dismiss plans whose mean only just meets a deadline. So does a
-    method ``kept_s`` with the arguments of ``bound_s`` and a confidence: a lower bound of what an iteration takes at
-    that confidence, per iteration of a run. A method ``slowest_s`` may say of plans what ``latency_s`` says of a
+    method ``kept_s`` with the arguments of ``bound_s``, a confidence, and ``most_s``, which the slowest GPU stays below:
+    a lower bound of what an iteration takes at that confidence, per iteration of a run. A method ``slowest_s`` may say of plans what ``latency_s`` says of a
     group, and the relative standard deviation of that, which makes ``kept_s`` sharper; ``bound_s`` and ``kept_s`` then
     take latencies and spreads of shape (n,), too, one for each world size. A method ``gpu_s`` may say the
     mean and the relative standard deviation of one GPU's computation, from which follows what several groups take
@@ -440,9 +440,11 @@ class SimulatedSteps:
 
         Where transfers go one after the other, iterations follow from latency and placement, and so does how far
         placements scatter; what is subtracted is what the scatter of latencies may hide of it. Elsewhere it is what
-        the least spread makes of the mean.
+        the least spread makes of the mean. ``most_s`` is what the slowest GPU is known to take at most.
         """
-        share, follows = min(self._shares), None
+        share = min(self._shares)
+        # How much of a change of latency the iteration follows on usual placements, at least.
+        slope = np.where(world_sizes > 1, share, 1.0)
         is_plain = self._mode.sharding is Sharding.NONE and not self._corrections and self._is_queue
         if is_plain and ndtri(confidence) <= _MOST_QUANTILE and share >= _LEAST_FORWARD_SHARE:
             times_s = self._bounds_s(latency_s, share, world_sizes, network, gathers=False)
@@ -461,6 +463,9 @@ class SimulatedSteps:
             at = [self._bounds_s(each, share, world_sizes, network, gathers=False) for each in (low_s, 0.9 * low_s)]
             change_s = np.expand_dims(0.1 * low_s * self._mode.accumulation_steps, -1)
             follows = ((at[0] - at[1]) / change_s).clip(0.0, 1.0)
+            if share == max(self._shares):
+                # It grows with the latency, and is no less than on slower placements; nor should the mean follow less.
+                slope = np.maximum(slope, np.minimum(follows[:, self._slower], follows @ weights))
             kinked = 2.0 * _KINK * (1.0 - follows)
             hidden = np.minimum(np.sqrt(kinked**2 @ weights), 0.5 * kinked.max(axis=1)) * scatter
             # Scatter only makes a class slower: those that are slower than the mean are no nearer to it.
@@ -480,13 +485,9 @@ class SimulatedSteps:
         if not is_plain:
             return kept_s
         # Where the slowest GPU's curve lies at the upper end of its interval, the iteration takes so much longer at
-        # least, and a part of that at a lesser confidence. What it follows of a latency grows with that, and is no less
-        # on usual placements than on slower ones, nor should the mean follow less.
-        slope = np.where(world_sizes > 1, share, 1.0)
-        if follows is not None and share == max(self._shares):
-            slope = np.maximum(slope, np.minimum(follows[:, self._slower], follows @ self._weights))
-        slope *= self._mode.accumulation_steps
-        high_s = mean_s + slope * np.maximum(self._least_end_s(latency_s, world_sizes, most_s) - latency_s, 0.0)
+        # least, and a part of that at a lesser confidence.
+        beyond_s = np.maximum(self._least_end_s(latency_s, world_sizes, most_s) - latency_s, 0.0)
+        high_s = mean_s + slope * self._mode.accumulation_steps * beyond_s
         part = min(float(ndtri(confidence)) / INTERVAL_END, 1.0)
         return np.asarray(np.maximum(kept_s, mean_s * (high_s / mean_s) ** part))
 
