@@ -78,12 +78,12 @@ class StepTimes(Protocol):
 
     An attribute ``least_spread`` may say what relative standard deviation, shared by the iterations of a run, every
     plan has at least (0 without it). It lets the search dismiss plans whose mean only just meets a deadline. So does a
-    method ``kept_s`` with the arguments of ``bound_s``, a confidence, and ``most_s``, which the slowest GPU stays below:
-    a lower bound of what an iteration takes at that confidence, per iteration of a run. A method ``slowest_s`` may say of plans what ``latency_s`` says of a
-    group, and the relative standard deviation of that, which makes ``kept_s`` sharper; ``bound_s`` and ``kept_s`` then
-    take latencies and spreads of shape (n,), too, one for each world size. A method ``gpu_s`` may say the
-    mean and the relative standard deviation of one GPU's computation, from which follows what several groups take
-    together (``LatencyLimit.load``).
+    method ``kept_s`` with the arguments of ``bound_s``, a confidence, and ``most_s``, which the slowest GPU stays
+    below: a lower bound of what an iteration takes at that confidence, per iteration of a run. A method ``slowest_s``
+    may say of plans what ``latency_s`` says of a group, and the relative standard deviation of that, which makes
+    ``kept_s`` sharper; ``bound_s`` and ``kept_s`` then take latencies and spreads of shape (n,), too, one for each
+    world size. A method ``gpu_s`` may say the mean and the relative standard deviation of one GPU's computation, from
+    which follows what several groups take together (``LatencyLimit.load``).
     """
 
     @property
