@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,26 @@ def test_reports_come_through_a_pipe_and_recommendations_are_appended_as_they_co
     kinds = [json.loads(line)["kind"] for line in written.read_text().splitlines()]
     assert kinds == ["keep", "launch"]
     assert "launch: " in out
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_watch_that_is_interrupted_tells_what_it_has_seen(
+    problem: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    def lines() -> Iterator[str]:
+        yield json.dumps({"elapsed_s": 60, "completed_iterations": 250}) + "\n"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", lines())
+    picture = problem.with_name("watch.svg")
+    watch = ("monitor", str(problem), *RUNS, "--progress", "-", "--plot", str(picture))
+    out, err = said(capsys, *watch, *["--json"] * as_json, code=130)
+    assert "% done after" in picture.read_text(encoding="utf-8")
+    assert err == "interrupted\n"
+    if as_json:
+        assert [told["kind"] for told in json.loads(out)["recommendations"]] == ["keep"]
+    else:
+        assert f"picture: {picture}" in out
 
 
 def test_a_watch_is_drawn_with_what_was_held_taken_away_and_refused(

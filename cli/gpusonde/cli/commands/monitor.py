@@ -127,20 +127,27 @@ def run_monitor(args: argparse.Namespace) -> int:
                 out.flush()
 
         recommendation: dict[str, Any] | None = None
-        for recommendation in found:
-            if args.plot is not None:
-                watched.append(recommendation)
-            if not kept or _is_news(kept[-1], recommendation):
+        interrupt: KeyboardInterrupt | None = None
+        try:
+            for recommendation in found:
+                if args.plot is not None:
+                    watched.append(recommendation)
+                if not kept or _is_news(kept[-1], recommendation):
+                    tell(recommendation)
+            if args.run is not None and recommendation is not None and recommendation["why"] != kept[-1]["why"]:
+                # The watch ends because the run has, which may be all that is new.
                 tell(recommendation)
-        if args.run is not None and recommendation is not None and recommendation["why"] != kept[-1]["why"]:
-            # The watch ends because the run has, which may be all that is new.
-            tell(recommendation)
-    if args.plot is not None:
+        except KeyboardInterrupt as error:
+            # What it has seen is told all the same: most watches end so.
+            interrupt = error
+    if args.plot is not None and watched:
         draw_watched(args.plot, problem, [{"elapsed_s": 0.0, **start}, *machines], watched)
         if not args.json:
             screen.line(f"picture: {args.plot}")
     if args.json:
         output.result(cast(MonitorPayload, {"recommendations": kept}), lambda _: None)
+    if interrupt is not None:
+        raise interrupt
     return 0
 
 
