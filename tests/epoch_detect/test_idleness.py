@@ -90,7 +90,7 @@ def test_power_that_goes_from_one_idle_level_to_another_says_nothing():
 def test_one_witness_is_not_enough_and_processes_that_rest_are_one():
     alone = gpu(power_watts=None, pcie_tx_bytes_per_second=None, pcie_rx_bytes_per_second=None)
     assert not judge_what_is_over(alone).idle
-    assert judge(alone).evidence == ("idle for 3200 s on 1 GPUs", "it is not in use", "its processes rest")
+    assert judge(alone).evidence == ("idle for 3200 s on 1 GPU", "it is not in use", "its processes rest")
     assert not judge(gpu(gpu_utilization=None)).idle
 
 

@@ -102,7 +102,7 @@ def test_an_agent_is_heard_while_ticks_advance_and_the_spool_can_be_written(tmp_
     source, files = Gpu(), FaultyFiles()
     with running_agent(tmp_path / "spool", source, files):
         assert systemd.next()[0] == "READY=1"
-        assert "sampling 1 GPUs every 100ms" in systemd.wait_for("WATCHDOG=1", "STATUS=")[1]
+        assert "sampling 1 GPU every 100ms" in systemd.wait_for("WATCHDOG=1", "STATUS=")[1]
         files.full = True
         systemd.wait_for("cannot be written")
         assert not any("WATCHDOG=1" in systemd.next() for _ in range(3))

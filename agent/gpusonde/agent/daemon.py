@@ -26,6 +26,7 @@ from gpusonde.agent.sources.select import make_process_reader, make_source
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, Uplink
 from gpusonde.agent.writer import SpoolWriter
+from gpusonde.formatting import count
 from gpusonde.service.config import format_duration
 from gpusonde.service.durable_files import FileLayer
 from gpusonde.service.health import notify
@@ -235,7 +236,8 @@ class Agent:
     def status(self) -> str:
         """Return one line for ``systemctl status``."""
         return (
-            f"sampling {self._counters.gpus} GPUs every {format_duration(self._counters.sampling_interval_s)}; "
+            f"sampling {count(self._counters.gpus, 'GPU')} every "
+            f"{format_duration(self._counters.sampling_interval_s)}; "
             f"{self._counters.unacked_records} records wait for {self._config.uplink.collector}"
         )
 
@@ -257,7 +259,8 @@ class Agent:
         if counters.source_progress is not None or silent_s <= allowed_s:
             return None
         for_s = "so far" if math.isinf(silent_s) else f"for {silent_s:.0f} s"
-        return f"none of {counters.gpus} GPUs gave a value {for_s}: see the log for lost GPUs or a lost engine"
+        gpus = count(counters.gpus, "GPU")
+        return f"none of {gpus} gave a value {for_s}: see the log for lost GPUs or a lost engine"
 
     async def apply(self, config: AgentConfig, changed: frozenset[str]) -> None:
         """Make the parts as a new configuration says."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.formatting import percent
+from gpusonde.formatting import count, percent
 from gpusonde.telemetry import FloatArray
 
 # The most that a GPU shows without work, in 999 of 1,000 ticks: a desktop draws, a monitor looks.
@@ -132,7 +132,7 @@ def judge_idleness(
     if _NOT_IN_USE not in agreed or len(agreed) + bool(resting) < 2:
         said = " and ".join(filter(None, [*sorted(agreed), resting])) or "nothing"
         return IdlenessVerdict(False, (f"on every GPU its use and one more witness are wanted; there is: {said}",))
-    evidence = [f"idle for {idle_s:.0f} s on {len(gpus)} GPUs", *sorted(agreed)]
+    evidence = [f"idle for {idle_s:.0f} s on {count(len(gpus), 'GPU')}", *sorted(agreed)]
     evidence.append(resting or "it is over, and was waited for longer, as other processes may work there")
     if longest_pause_s:
         evidence.append(f"its longest pause before took {longest_pause_s:.0f} s")
