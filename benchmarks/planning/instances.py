@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpusonde.optimizer.problem import Group, MachineOffer, Objective, Plan, Problem
+from gpusonde.optimizer.simulated_steps import SimulatedSteps
 from gpusonde.optimizer.solution import estimate_plan
-from gpusonde.optimizer.step_times import SimulatedSteps, TableSteps
+from gpusonde.optimizer.step_times import TableSteps
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 from gpusonde.simulator.gradients import assumed_trace
 from gpusonde.simulator.links import RatedNetwork, inner_link, outer_link

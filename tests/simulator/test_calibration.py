@@ -13,9 +13,9 @@ from gpusonde.documents import to_plain
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_problem
 from gpusonde.optimizer.problem import Group, Objective, Plan
+from gpusonde.optimizer.simulated_steps import DEFAULT_MODEL_SPREAD
 from gpusonde.optimizer.solution import rank
 from gpusonde.optimizer.solve import solve
-from gpusonde.optimizer.step_times import DEFAULT_MODEL_SPREAD
 from gpusonde.simulator.calibration import TimedIteration, calibrate
 from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve, CurveOrigin

@@ -2,9 +2,10 @@
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Objective, Plan, Problem
+from gpusonde.optimizer.simulated_steps import SimulatedSteps
 from gpusonde.optimizer.solution import Nearest, PlanEstimate, Proof, Relaxation, Solution, Status
 from gpusonde.optimizer.solve import ParetoFront, ParetoPoint, pareto, solve
-from gpusonde.optimizer.step_times import SimulatedSteps, StepEstimate, StepTimes, TableSteps
+from gpusonde.optimizer.step_times import StepEstimate, StepTimes, TableSteps
 
 __all__ = [
     "Billing",

@@ -13,8 +13,8 @@ import numpy as np
 
 from gpusonde.agent.spool.ledger import Identity, Journal, load_identity
 from gpusonde.agent.spool.segment import SUFFIX, Segment, record_ticks
+from gpusonde.agent.spool.segment_files import SegmentReader
 from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, lacks_batch, recover
-from gpusonde.agent.spool.spool import SegmentReader
 from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles

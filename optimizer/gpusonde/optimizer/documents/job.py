@@ -18,7 +18,7 @@ from gpusonde.documents import ListOf, Number, Text, Whole
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.formatting import join_names
 from gpusonde.optimizer.problem import BatchSize, JobMemory
-from gpusonde.optimizer.step_times import DEFAULT_SHARING
+from gpusonde.optimizer.simulated_steps import DEFAULT_SHARING
 from gpusonde.simulator.allreduce import AllreduceMeasurement, ModelKind
 from gpusonde.simulator.calibration import IterationCalibration, TimedIteration, calibrate
 from gpusonde.simulator.communication import BandwidthSharing, SharingRule

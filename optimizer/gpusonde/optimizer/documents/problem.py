@@ -37,8 +37,8 @@ from gpusonde.optimizer.problem import (
     Problem,
     SharedQuota,
 )
+from gpusonde.optimizer.simulated_steps import SimulatedSteps
 from gpusonde.optimizer.solution import Solution
-from gpusonde.optimizer.step_times import SimulatedSteps
 from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
