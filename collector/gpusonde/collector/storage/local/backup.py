@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.catalog import SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.local.leftovers import find_leftovers, tidy
 from gpusonde.collector.storage.local.log import log_parts
 from gpusonde.collector.storage.local.segments import StoreLayout, store_errors

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
+from gpusonde.collector.storage.local.catalog import SegmentCatalog
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.reader import LocalReader
 from gpusonde.collector.storage.local.results import LocalResults

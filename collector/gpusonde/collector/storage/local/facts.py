@@ -9,7 +9,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from gpusonde.collector.storage.local.catalog import Database
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.model import (
     AgentRow,
     GpuRow,

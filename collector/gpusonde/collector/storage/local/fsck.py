@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpusonde.collector.storage.local.catalog import Database, PartRow, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.leftovers import SequenceRanges, find_leftovers
 from gpusonde.collector.storage.local.log import PartReport, log_parts, read_part

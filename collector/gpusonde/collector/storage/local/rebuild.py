@@ -22,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpusonde.collector.storage.local.catalog import Database, NewSegment, SegmentCatalog
+from gpusonde.collector.storage.local.catalog import NewSegment, SegmentCatalog
 from gpusonde.collector.storage.local.compaction import SegmentOutput
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.fsck import StoreFinding, StoreFindingKind, missing_records
 from gpusonde.collector.storage.local.leftovers import UNREADABLE, SequenceRanges, runs_of_rows, set_aside

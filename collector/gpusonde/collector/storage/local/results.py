@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, fields
 from operator import attrgetter
 
-from gpusonde.collector.storage.local.catalog import Database
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.model import (
     MOST_STATES,
     AlertRow,

@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.catalog import SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.compaction import second_schema, tick_schema
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
 from gpusonde.errors import StoreError

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.storage.local.catalog import Database, Deletions, SegmentCatalog
+from gpusonde.collector.storage.local.catalog import Deletions, SegmentCatalog
 from gpusonde.collector.storage.local.compaction import CompactionSizes, Compactor
+from gpusonde.collector.storage.local.database import Database
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.storage.local.retention import Maintenance, Retention, maintain
