@@ -18,7 +18,6 @@ processes, and these are looked at when none is on the GPUs: a job that prepares
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
 import os
@@ -30,6 +29,7 @@ from pathlib import Path
 
 from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
 from gpusonde.agent.jobs.processes import ProcessIds, job_path
+from gpusonde.agent.jobs.procfs import READ_BYTES, ProcessStat, WatchedCgroup, WatchedProcess
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -44,10 +44,8 @@ _MOST_HOLDERS_READ = 16
 _MOST_TIMES_READ = 1
 _MOST_OTHERS_READ = 2
 _MOST_SEARCHED = 2048
-_MOST_CGROUPS = 256
 _MOST_ASKED = 4  # processes of a job, for its cgroup
 _LOWEST_NEW_PID = 300  # where the kernel goes on after the highest
-_READ_BYTES = 4096
 _MOST_UINT32 = (1 << 32) - 1
 # A user's or a unit's processes may be several jobs.
 _JOBS = (Scheduler.SLURM, Scheduler.KUBERNETES, Scheduler.CONTAINER)
@@ -76,123 +74,14 @@ class SharedProcessIds:
         return self._latest
 
 
-@dataclass(frozen=True)
-class _Stat:
-    """What ``/proc/PID/stat`` says."""
-
-    parent: int
-    group: int
-    ticks: int  # of the processor
-    start: int
-
-    @classmethod
-    def parse(cls, text: bytes) -> _Stat | None:
-        """Parse it; the name in its parentheses may hold anything. None where it is cut short."""
-        fields = text[text.rfind(b")") + 1 :].split(None, 20)
-        try:
-            return cls(int(fields[1]), int(fields[2]), int(fields[11]) + int(fields[12]), int(fields[19]))
-        except (IndexError, ValueError):
-            return None
-
-
-def _parse_io(text: bytes) -> tuple[int, int] | None:
-    """Return the bytes that a process has read and written, from ``/proc/PID/io``."""
-    fields = text.split()
-    try:
-        return (int(fields[1]), int(fields[3])) if fields[0] == b"rchar:" and fields[2] == b"wchar:" else None
-    except (IndexError, ValueError):
-        return None
-
-
-def _parse_io_stat(text: bytes) -> tuple[int, int]:
-    """Return the bytes read and written on all devices, from ``io.stat`` of a cgroup."""
-    read = written = 0
-    for word in text.split():
-        key, _, value = word.partition(b"=")
-        if value.isdigit():
-            read += int(value) if key == b"rbytes" else 0
-            written += int(value) if key == b"wbytes" else 0
-    return read, written
-
-
-class _Process:
-    """One process: what it has done since it was read before.
-
-    Args:
-        pid: Its id.
-        folder: Its folder in procfs.
-        stat: What is known of it.
-        is_new: Whether it was born since the look before, so that all it has done is new.
-        is_kept_open: Whether its files stay open: for those that are read at every look.
-    """
-
-    def __init__(self, pid: int, folder: str, stat: _Stat, *, is_new: bool, is_kept_open: bool) -> None:
-        self.pid = pid
-        self.stat = stat
-        self.start = stat.start
-        self.is_alive = True
-        self.reads_io = True
-        self._folder = folder
-        self._is_kept_open = is_kept_open
-        self._files: dict[str, int] = {}
-        self._ticks = 0 if is_new else stat.ticks
-        self._bytes: tuple[int, int] | None = (0, 0) if is_new else None
-
-    def read_bytes(self) -> tuple[int, int]:
-        """Return the bytes read and written since the last time."""
-        now = _parse_io(text) if (text := self._read("io")) else None
-        before, self._bytes = self._bytes, now or self._bytes
-        if now is None or before is None:
-            return 0, 0
-        return max(0, now[0] - before[0]), max(0, now[1] - before[1])
-
-    def read_ticks(self) -> int:
-        """Return the ticks of a processor that it has used since the last time."""
-        now = _Stat.parse(text) if (text := self._read("stat")) else None
-        if now is None:
-            return 0
-        if now.start != self.start:  # another one has its id
-            self.is_alive = False
-            return 0
-        before, self._ticks = self._ticks, now.ticks
-        return max(0, now.ticks - before)
-
-    def close(self) -> None:
-        """Close its files."""
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
-
-    def _read(self, name: str) -> bytes:
-        if name == "io" and not self.reads_io:
-            return b""
-        try:
-            descriptor = self._files.get(name, -1)
-            if descriptor < 0:
-                descriptor = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-                self._files[name] = descriptor
-            try:
-                return os.pread(descriptor, _READ_BYTES, 0)
-            finally:
-                if not self._is_kept_open:
-                    self.close()
-        except OSError as error:
-            # A kernel may be built without the files ``io``.
-            if error.errno == errno.ESRCH or (error.errno == errno.ENOENT and not os.path.exists(self._folder)):
-                self.is_alive = False
-            elif name == "io":
-                self.reads_io = False
-            return b""
-
-
 @dataclass
 class _Group:
     """The processes of one job, and what they have done in the looks since the last record."""
 
     gpus: tuple[str, ...]
-    holders: dict[int, _Process] = field(default_factory=dict)
-    others: dict[int, _Process] = field(default_factory=dict)
-    cgroup: _Cgroup | None = None
+    holders: dict[int, WatchedProcess] = field(default_factory=dict)
+    others: dict[int, WatchedProcess] = field(default_factory=dict)
+    cgroup: WatchedCgroup | None = None
     forks: list[int] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
     lifetime_ms: list[int] = field(default_factory=list)
@@ -235,65 +124,15 @@ class _Group:
         return bool(looked_at) and all(p.reads_io for p in looked_at.values())
 
 
-class _Cgroup:
-    """What a cgroup of version 2 counts.
-
-    Args:
-        path: Its folder.
-        is_job: Whether all of its processes are those of the job.
-
-    Attributes:
-        counts_time: Whether it says how long the job's processes have run; not any more once that cannot be read.
-        counts_bytes: Whether it says what was read and written, likewise.
-    """
-
-    def __init__(self, path: Path, *, is_job: bool) -> None:
-        self._path = path
-        self.counts_time = is_job
-        self.counts_bytes = True
-        self._time_ms = 0.0
-        self._bytes = 0, 0
-        self.read_time_ms()
-        self.read_bytes()
-
-    def read_time_ms(self) -> float:
-        """Return the processor time used since the last time, in milliseconds."""
-        fields = self._text("cpu.stat").split() if self.counts_time else []
-        if fields[:1] != [b"usage_usec"]:
-            self.counts_time = False
-            return 0.0
-        before, self._time_ms = self._time_ms, int(fields[1]) / 1e3
-        return max(0.0, self._time_ms - before)
-
-    def read_bytes(self) -> tuple[int, int]:
-        """Return the bytes read and written since the last time."""
-        self.counts_bytes = self.counts_bytes and (self._path / "io.stat").exists()
-        if not self.counts_bytes:
-            return 0, 0
-        before, self._bytes = self._bytes, _parse_io_stat(self._text("io.stat"))
-        return max(0, self._bytes[0] - before[0]), max(0, self._bytes[1] - before[1])
-
-    def process_ids(self) -> list[int]:
-        """Return the processes in it, ascending: of a job with very many cgroups some of them."""
-        files = itertools.islice(self._path.rglob("cgroup.procs"), _MOST_CGROUPS)
-        found = b" ".join(self._text(str(file.relative_to(self._path))) for file in files)
-        return sorted({int(word) for word in found.split() if word.isdigit()})
-
-    def _text(self, name: str) -> bytes:
-        with contextlib.suppress(OSError), (self._path / name).open("rb", buffering=0) as file:
-            return file.read(1 << 16)
-        return b""
-
-
 class _Ends:
     """Tells which processes have ended, whoever's they are, without asking for each of them."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._watched: dict[int, tuple[int, tuple[_Group, _Process]]] = {}
+        self._watched: dict[int, tuple[int, tuple[_Group, WatchedProcess]]] = {}
         self._pids: dict[int, int] = {}
 
-    def watch(self, pid: int, who: tuple[_Group, _Process]) -> None:
+    def watch(self, pid: int, who: tuple[_Group, WatchedProcess]) -> None:
         """Wait for the end of a process.
 
         Raises:
@@ -304,7 +143,7 @@ class _Ends:
         self._watched[pid] = descriptor, who
         self._pids[descriptor] = pid
 
-    def ended(self) -> list[tuple[_Group, _Process]]:
+    def ended(self) -> list[tuple[_Group, WatchedProcess]]:
         """Return those that have ended."""
         return [self._watched[self._pids[descriptor]][1] for descriptor, _ in self._epoll.poll(0)]
 
@@ -354,8 +193,8 @@ class ActivityReader:
         self._turn = 0
         self._told: set[str] = set()
         self._loadavg = -1
-        self._held: list[tuple[_Group, _Process]] = []
-        self._others: list[tuple[_Group, _Process]] = []
+        self._held: list[tuple[_Group, WatchedProcess]] = []
+        self._others: list[tuple[_Group, WatchedProcess]] = []
         self._by_pid: dict[int, _Group] | None = None
         self._tells_end = False
 
@@ -374,8 +213,8 @@ class ActivityReader:
         Returns:
             What was seen of those before, if they change.
         """
-        wanted: dict[object, tuple[list[str], dict[int, _Stat], set[int]]] = {}
-        cgroups: dict[object, _Cgroup | None] = {}
+        wanted: dict[object, tuple[list[str], dict[int, ProcessStat], set[int]]] = {}
+        cgroups: dict[object, WatchedCgroup | None] = {}
         count = 0
         # The open files of a process are never those of another one that gets its id.
         known = {pid: p.stat for group in self._groups.values() for pid, p in group.holders.items() if p.is_alive}
@@ -417,7 +256,7 @@ class ActivityReader:
             self._newest = None
         return ended
 
-    def _hold(self, group: _Group, pids: Mapping[int, _Stat]) -> None:
+    def _hold(self, group: _Group, pids: Mapping[int, ProcessStat]) -> None:
         """Read these processes of a group at every look."""
         for pid in list(group.holders):
             if pid not in pids or pids[pid].start != group.holders[pid].start:
@@ -427,14 +266,14 @@ class ActivityReader:
             known = group.others.pop(pid, None)
             if known is not None:
                 self._ends.forget(pid)
-            process = _Process(pid, f"{self._proc}/{pid}", pids[pid], is_new=False, is_kept_open=True)
+            process = WatchedProcess(pid, f"{self._proc}/{pid}", pids[pid], is_new=False, is_kept_open=True)
             process.read_bytes()
             group.holders[pid] = process
             self._by_pid = None
             if known is None:
                 self._search_children(group, pid)
             if not process.reads_io and group.cgroup is None and (folder := self._cgroup_folder(pid)) is not None:
-                group.cgroup = _Cgroup(self._cgroups / folder, is_job=False)
+                group.cgroup = WatchedCgroup(self._cgroups / folder, is_job=False)
         group.most_holders = max(group.most_holders, len(group.holders) + group.unseen_holders)
         if group.holders and not group.reads_io:
             self._tell_once(
@@ -443,7 +282,7 @@ class ActivityReader:
                 "user and to root (CAP_SYS_PTRACE) only, and their cgroup has no io.stat",
             )
 
-    def _look_beside(self, group: _Group, cgroup: _Cgroup) -> None:
+    def _look_beside(self, group: _Group, cgroup: WatchedCgroup) -> None:
         """Look at the processes of a job that are on none of its GPUs."""
         for pid in cgroup.process_ids():
             if pid not in group.others and (stat := self._stat(pid)) is not None:
@@ -549,7 +388,7 @@ class ActivityReader:
         for group, process in self._ends.ended():
             self._end(group, process)
 
-    def _end(self, group: _Group, process: _Process) -> None:
+    def _end(self, group: _Group, process: WatchedProcess) -> None:
         if group.others.pop(process.pid, None) is None:
             return
         self._by_pid = None
@@ -559,11 +398,11 @@ class ActivityReader:
         lived_ms = self._boottime_s() * 1000.0 - process.start * self._ms_per_tick
         group.lifetime_ms[-1] += max(0, round(lived_ms))
 
-    def _add(self, group: _Group, pid: int, stat: _Stat, *, is_new: bool) -> None:
+    def _add(self, group: _Group, pid: int, stat: ProcessStat, *, is_new: bool) -> None:
         if sum(len(g.holders) + len(g.others) for g in self._groups.values()) >= MOST_PROCESSES:
             self._counters.job_processes_unseen += 1
             return
-        process = _Process(pid, f"{self._proc}/{pid}", stat, is_new=is_new, is_kept_open=False)
+        process = WatchedProcess(pid, f"{self._proc}/{pid}", stat, is_new=is_new, is_kept_open=False)
         group.others[pid] = process
         self._by_pid = None
         with contextlib.suppress(OSError):  # it has ended, or too many files are open: its end is noticed at its turn
@@ -614,7 +453,7 @@ class ActivityReader:
             self._by_pid = {p.pid: group for group, p in (*self._held, *self._others)}
         return self._by_pid
 
-    def _count(self, group: _Group, process: _Process, *, bytes_too: bool, ticks_too: bool) -> None:
+    def _count(self, group: _Group, process: WatchedProcess, *, bytes_too: bool, ticks_too: bool) -> None:
         if bytes_too:
             read, written = process.read_bytes()
             group.read_bytes[-1] += 0 if group.counts_io else read
@@ -623,7 +462,9 @@ class ActivityReader:
         if ticks_too and (ticks := process.read_ticks()) and not group.is_whole:
             group.processor_ms[-1] += ticks * self._ms_per_tick
 
-    def _in_turn(self, processes: list[tuple[_Group, _Process]], most: int) -> list[tuple[_Group, _Process]]:
+    def _in_turn(
+        self, processes: list[tuple[_Group, WatchedProcess]], most: int
+    ) -> list[tuple[_Group, WatchedProcess]]:
         if len(processes) <= most:
             return processes
         begin = self._turn * most % len(processes)
@@ -633,15 +474,15 @@ class ActivityReader:
         try:
             if self._loadavg < 0:
                 self._loadavg = os.open(f"{self._proc}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
-            return int(os.pread(self._loadavg, _READ_BYTES, 0).rsplit(None, 1)[-1])
+            return int(os.pread(self._loadavg, READ_BYTES, 0).rsplit(None, 1)[-1])
         except (OSError, ValueError, IndexError):
             self._tell_once("loadavg", f"forks of jobs are not counted: {self._proc}/loadavg cannot be read")
             return None
 
-    def _stat(self, pid: int) -> _Stat | None:
+    def _stat(self, pid: int) -> ProcessStat | None:
         """Return what is known of a process or thread; None where it is gone or hidden from this user."""
         try:
-            return _Stat.parse(self._text(f"{pid}/stat"))
+            return ProcessStat.parse(self._text(f"{pid}/stat"))
         except OSError:
             return None
 
@@ -653,7 +494,7 @@ class ActivityReader:
             return False
         return f"\nTgid:\t{pid}\n".encode() in status
 
-    def _job_cgroup(self, key: object, job: Owner, pids: Mapping[int, _Stat]) -> _Cgroup | None:
+    def _job_cgroup(self, key: object, job: Owner, pids: Mapping[int, ProcessStat]) -> WatchedCgroup | None:
         """Return the cgroup of a whole job, as it is known, as its processes say, or as Slurm names it."""
         group = self._groups.get(key)
         if group is not None and group.is_whole:
@@ -663,7 +504,7 @@ class ActivityReader:
             folders += self._cgroups.glob(f"{_SLURM_CGROUPS}/job_{job.job_id}")
         known = (self._cgroup_folder(pid) for pid in itertools.islice(pids, _MOST_ASKED))
         folders += [job_path(folder, job.scheduler) for folder in known if folder is not None]
-        for cgroup in (_Cgroup(self._cgroups / folder, is_job=True) for folder in folders if folder):
+        for cgroup in (WatchedCgroup(self._cgroups / folder, is_job=True) for folder in folders if folder):
             if cgroup.counts_time:
                 return cgroup
         return None
@@ -680,7 +521,7 @@ class ActivityReader:
     def _text(self, name: str) -> bytes:
         descriptor = os.open(f"{self._proc}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(descriptor, _READ_BYTES)
+            return os.read(descriptor, READ_BYTES)
         finally:
             os.close(descriptor)
 
