@@ -927,3 +927,41 @@ def test_an_evaluation_that_generates_is_no_hang_though_its_power_stands_still()
         now_s = show(watch, now_s, 1, (float(watts), 0.97))
     show(watch, now_s, 180, (400.0, 1.0))
     assert watch.report.state == JobState.EVALUATING
+
+
+def draw(
+    watch: StateWatch, begin_s: int, seconds: int, watts: float, scatter: float = 0.015, processes: int = 1
+) -> int:
+    """Show seconds of a node to a watch, of which power is all that is metered; its processes take one processor."""
+    rng = np.random.default_rng(begin_s)
+    for now_s in range(begin_s, begin_s + seconds):
+        watch.note_marks(float(now_s), written_bytes_per_s=0.0, processors=float(processes), processes=processes)
+        watch.update(np.array([float(now_s)]), {"power_watts": watts * np.exp(rng.normal(0, scatter, (1, 1)))})
+    return begin_s + seconds
+
+
+def test_processors_that_spin_beside_a_node_whose_power_scatters_do_not_work_on() -> None:
+    """A node draws so much at rest that its scatter is a part of the range, as is what a kernel that waits draws."""
+    watch, idle, busy = StateWatch(1), 1400.0, 2150.0
+    hung_s = draw(watch, draw(watch, 0, 60, idle, 0.0), 300, busy)
+    draw(watch, hung_s, 60, idle + 0.17 * (busy - idle))
+    assert watch.report.state == JobState.HUNG
+    assert watch.report.start_s == pytest.approx(hung_s, abs=4)
+
+
+def test_another_level_of_one_of_many_programs_is_no_hang_where_only_power_is_known() -> None:
+    """Programs of a queue do different work one after the other; each has processes of its own."""
+    watch, idle, busy = StateWatch(1), 60.0, 400.0
+
+    def program(begin_s: int) -> int:
+        return draw(watch, draw(watch, begin_s, 20, idle), 100, busy)
+
+    part = idle + 0.45 * (busy - idle)
+    draw(watch, program(0), 60, part)
+    assert watch.report.state == JobState.HUNG
+    watch = StateWatch(1)
+    now_s = 0
+    for _ in range(2):
+        now_s = draw(watch, program(now_s), 20, idle, processes=0)
+    draw(watch, program(now_s), 60, part)
+    assert watch.report.state == JobState.EVALUATING

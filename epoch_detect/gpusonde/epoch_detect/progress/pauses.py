@@ -110,6 +110,11 @@ class Pause:
         """Mean load."""
         return self.total / max(self.cells, 1)
 
+    @property
+    def latest_mean(self) -> float:
+        """Mean load in the latest ones, of the last one while there are none."""
+        return sum(self.latest) / len(self.latest) if self.latest else self.last
+
     def shows_cycles(self, cells: float) -> bool:
         """Whether the load moves as in cycles of so many seconds, and not only by noise, or down a stair before that.
 

@@ -68,6 +68,7 @@ _SAME_STEPS = 0.1  # by which the period of steps may change from look to look
 _LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
+_A_QUEUE = 2  # programs of a job, one after the other
 _REBORN = 2.0  # times the lowest load: one who had ended works
 
 
@@ -203,6 +204,7 @@ class StateWatch:
         self._cell_s, self._steps_s = _CELL_S, list[float]()
         self._ended = ""
         self._ended_s = self._begun_s = -math.inf  # the latter of another job on its GPUs
+        self._programs = 0  # of it that have ended
         self._slower = ""
         self._noted: EpochDetection | None = None
         self._spans: deque[StateSpan] = deque(maxlen=_MOST_SPANS)
@@ -277,6 +279,7 @@ class StateWatch:
             processes: How many are alive that hold its GPUs; None where nobody knows.
         """
         if processes and self._ended and time_s > self._ended_s:
+            self._programs += 1
             self._begin_anew()
         known, pause = self._processes, self._pause
         known.time_s, known.written_per_s, known.processors = time_s, written_bytes_per_s, processors
@@ -513,13 +516,17 @@ class StateWatch:
         """Whether GPUs are in a kernel, or draw as much: then processors that work may only ask whether it is done."""
         if second.gpus:
             return second.spinning > 0
-        return pause.cells > 0 and self._range.is_above_idle(pause.last)
+        # Not by the last one alone: what a node draws scatters by as much as a kernel that waits draws.
+        return pause.cells > 0 and self._range.is_above_idle(pause.latest_mean)
 
     @property
     def _trains(self) -> bool:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
         if self._cycles.cyclic or self._surely_trains:
             return True
+        # Of one of many programs, whose GPUs' use is not known, another level is as likely another part of its work.
+        if self._programs >= _A_QUEUE and not self._recent[-1][0].gpus:
+            return False
         kind = self._kind_of_run
         if kind in (RunState.SERVING, RunState.IDLE):
             return False
@@ -793,7 +800,7 @@ class StateWatch:
                 raise ValueError(f"state of a job of version {fields['version']}; this release reads {_VERSION}")
             watch = cls(int(fields["gpus"]))
             for name in _SCALARS:
-                setattr(watch, name, fields["scalars"][name])
+                setattr(watch, name, fields["scalars"].get(name, getattr(watch, name)))
             watch._recent.extend((JobSecond(**second), load) for second, load in fields["recent"])
             watch._range = LoadRange.of_fields(fields["range"])
             watch._level = TrainingLevel.of_fields(fields["level"])
@@ -809,7 +816,7 @@ class StateWatch:
 
 _SCALARS = (
     "_idle_watts", "_first_s", "_last_s", "_cell_s", "_steps_s", "_ended", "_ended_s", "_begun_s", "_slower",
-    "_by_power", "_held_bytes",
+    "_by_power", "_held_bytes", "_programs",
 )  # fmt: skip
 
 
