@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, RunState, Verdict
+from gpusonde.epoch_detect.progress import JobState, StateWatch
 from gpusonde.epoch_detect.progress.pauses import PauseMemory
 from gpusonde.epoch_detect.progress.seconds import JobSecond
-from gpusonde.epoch_detect.progress.state import JobState, StateWatch
 
 GPUS = 8
 IDLE, WAITS, WORKS = (70.0, 0.0), (150.0, 1.0), (550.0, 0.95)  # watts, utilisation

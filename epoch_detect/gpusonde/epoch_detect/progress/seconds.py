@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ _LOADS = frozenset({POWER, *USE})
 METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
+_SAME_SECOND_S = 0.95  # of ticks that are of one
+_REST_S = 0.5  # ticks that are left over, which tell nothing alone
 
 
 @dataclass
@@ -141,6 +144,15 @@ class JobSecond:
     def is_partly_used(self) -> bool:
         """Whether a GPU is in use now and then: neither silent nor waiting in a kernel."""
         return self.spinning + self.unused < self.gpus
+
+
+def stops_of_seconds(time_s: Sequence[float]) -> list[int]:
+    """Where each second of some ticks begins and the one before stops, for :meth:`JobSecond.measure`."""
+    stops = [0]
+    while stops[-1] < len(time_s):
+        stop = bisect.bisect_left(time_s, time_s[stops[-1]] + _SAME_SECOND_S)
+        stops.append(len(time_s) if time_s[-1] < time_s[stop - 1] + _REST_S else stop)
+    return stops
 
 
 def _count_uses(shares: Sequence[float]) -> tuple[int, int, int]:
