@@ -31,6 +31,7 @@ _QUARTILE = 0.674  # of a normal distribution
 
 _EVEN = 0.2  # mean change from cell to cell of one who does the same all the time, of what it draws beyond idling
 _CHANGE_S = 8.0  # over which it is measured
+_OF_SOME = 0.2  # of its work, that not all GPUs took part in
 _COMPUTED = 0.5  # of its work, in which tensor pipes or memory work: without them nothing is done
 
 
@@ -244,6 +245,7 @@ class Work:
         seconds: Of work in all.
         even_s: Of those in which it did the same all the time.
         computed_s: Of those in which tensor pipes or memory worked.
+        of_some_s: Of those in which some GPUs did nothing.
     """
 
     first_s: float = math.nan
@@ -253,20 +255,27 @@ class Work:
     seconds: float = 0.0
     even_s: float = 0.0
     computed_s: float = 0.0
+    of_some_s: float = 0.0
 
     def begin(self, time_s: float, load: float) -> None:
         """Work begins, or goes on behind a pause."""
         self.first_s = time_s if math.isnan(self.first_s) else self.first_s
         self.since_s, self.last, self.change = time_s, load, 0.0
 
-    def add(self, load: float, floor: float, cell_s: float, *, computes: bool) -> None:
+    def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool) -> None:
         """Take a second of it, at a load above the ``floor``, that of a GPU that idles."""
         self.seconds += cell_s
         self.computed_s += cell_s * computes
+        self.of_some_s += cell_s * of_some
         change = abs(load - self.last) / max(load - floor, 1e-9)
         self.change += (change - self.change) * min(1.0, cell_s / _CHANGE_S)
         self.last = load
         self.even_s += cell_s * (self.change < _EVEN)
+
+    @property
+    def is_of_some(self) -> bool:
+        """Whether GPUs of the job rest while others work."""
+        return self.of_some_s > _OF_SOME * self.seconds
 
     @property
     def mostly_computes(self) -> bool:

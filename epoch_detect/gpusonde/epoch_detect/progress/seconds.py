@@ -25,6 +25,7 @@ _LOADS = frozenset({POWER, *USE})
 METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
+_MUCH_LESS = 0.4  # of what another one draws: what GPUs of one job do not that work, in step or one after the other
 _SAME_SECOND_S = 0.95  # of ticks that are of one
 _REST_S = 0.5  # ticks that are left over, which tell nothing alone
 
@@ -44,6 +45,7 @@ class JobSecond:
         gpus: GPUs whose use is known.
         computes: Whether tensor pipes or memory of any GPU work, as they do not for a kernel that waits.
         waits: Whether all GPUs are in use all the time and, as their SMs, tensor pipes and memory tell, for nothing.
+        of_some: Whether GPUs do nothing while others work, by their power where their use is not known.
         swing: How far power goes up and down within it, over the mean, or use, whatever is more; mean of the GPUs, 0
             for a single tick.
         crest: Highest tick over the mean, of power, or of use where that is not given; mean of the GPUs.
@@ -61,6 +63,7 @@ class JobSecond:
     swing: float = 0.0
     crest: float = 1.0
     waits: bool = False
+    of_some: bool = False
 
     @classmethod
     def measure(
@@ -105,7 +108,11 @@ class JobSecond:
                 held_bytes = float(_mean(ticks[metrics.index(MEMORY), :, -1]))
             if peaks and mean[load] > 0:
                 crest = peaks[i] / mean[load]
-            uses = spinning, _, gpus = _count_uses(shares[i])
+            uses = spinning, unused, gpus = _count_uses(shares[i])
+            of_some = 0 < unused < gpus
+            if not gpus and POWER in metrics:
+                watts = of_each[i, metrics.index(POWER)]
+                of_some = bool(np.fmin.reduce(watts) < _MUCH_LESS * np.fmax.reduce(watts))
             computes, waits = any(mean[name] > least for name, least in _COMPUTING.items() if name in mean), False
             if tells and not computes:
                 # One that computes alone is work, however many wait for it.
@@ -123,6 +130,7 @@ class JobSecond:
                     computes,
                     crest=crest,
                     waits=waits,
+                    of_some=of_some,
                 )
             )
         return seconds

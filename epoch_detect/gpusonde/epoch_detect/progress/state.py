@@ -108,7 +108,7 @@ class StateWatch:
         if detection is self._noted:
             return
         self._noted = detection
-        self._cycles = self._cycles.then(detection, self._first_s, self._work.seconds)
+        self._cycles = self._cycles.then(detection, self._first_s, self._work)
 
     def note_marks(
         self,
@@ -284,7 +284,7 @@ class StateWatch:
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
-            work.add(load, self._range.floor, self._cell_s, computes=second.computes)
+            work.add(load, self._range.floor, self._cell_s, computes=second.computes, of_some=second.of_some)
             return
         if pause is None:
             begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s

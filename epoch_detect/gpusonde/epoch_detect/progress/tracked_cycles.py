@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
+from gpusonde.epoch_detect.progress.load import Work
+from gpusonde.epoch_detect.result import Cycle, CycleRole, EpochDetection, RunState
 
 _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
 _SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
@@ -26,7 +28,9 @@ class TrackedCycles:
         shortest_s: Period of the shortest sure level; NaN without.
         cyclic: Whether the job works in cycles.
         work_s: Seconds of work that the job had done by then.
-        steps_s: Of what a look has taken for the steps of a training, as long as it goes on; NaN without.
+        steps_s: Of what a look has taken for the steps of a training, as long as it goes on; NaN without. Of any cycles
+            of one, once GPUs of the job rest while others work: the mean of all of them looks like none.
+        trained_s: Likewise, of any sure cycles.
     """
 
     run_state: str = ""
@@ -38,18 +42,25 @@ class TrackedCycles:
     cyclic: bool = False
     work_s: float = 0.0
     steps_s: float = math.nan
+    trained_s: float = math.nan
 
-    def then(self, detection: EpochDetection, begun_s: float, work_s: float) -> TrackedCycles:
+    def then(self, detection: EpochDetection, begun_s: float, work: Work) -> TrackedCycles:
         """What is known with a new answer of the tracker.
 
         Args:
             detection: On the time axis of the ticks.
             begun_s: Of the job: cycles of one that was on its GPUs before are none of its own.
-            work_s: Seconds of work that it has done.
+            work: Of the job.
         """
         told = [c for c in detection.cycles if c.confirmed and c.confidence >= _SURE_LEVEL]
         chosen = detection.cycles[detection.level] if detection.level is not None else told[-1] if told else None
         run = detection.run_state
+        known = [cycle for cycle in detection.cycles if cycle.confirmed]
+        steps = [cycle for cycle in known if cycle.role == CycleRole.STEP]
+        trains = run == RunState.TRAINING
+        steps_s = float(steps[0].period_s) if trains and steps else _going_on(self.steps_s, known)
+        if math.isnan(steps_s) and work.is_of_some:
+            steps_s = _going_on(self.trained_s, known)
         last_start_s = max((float(c.starts_s[-1]) for c in told if c.starts_s.size), default=-math.inf)
         return TrackedCycles(
             run_state="" if run is None else run.value,
@@ -59,19 +70,10 @@ class TrackedCycles:
             last_start_s=last_start_s,
             shortest_s=min((float(c.period_s) for c in told), default=math.nan),
             cyclic=bool(told) and run in (RunState.TRAINING, None) and not last_start_s < begun_s,
-            work_s=work_s,
-            steps_s=self._steps_that_go_on(detection),
+            work_s=work.seconds,
+            steps_s=steps_s,
+            trained_s=float(told[-1].period_s) if trains and told else _going_on(self.trained_s, known),
         )
-
-    def _steps_that_go_on(self, detection: EpochDetection) -> float:
-        """Period of the cycles that a look takes for the steps of a training, or one before did; NaN without."""
-        known = [cycle for cycle in detection.cycles if cycle.confirmed]
-        if detection.run_state == RunState.TRAINING:
-            steps = [float(cycle.period_s) for cycle in known if cycle.role == CycleRole.STEP]
-            if steps:
-                return steps[0]
-        before_s = self.steps_s
-        return before_s if any(abs(cycle.period_s / before_s - 1) < _SAME_STEPS for cycle in known) else math.nan
 
     def kind_of_run(self, work_s: float) -> str:
         """What the run as a whole is taken for, where that is sure and the run has not become another since.
@@ -97,3 +99,8 @@ class TrackedCycles:
             work_s: Seconds of work that the job has done by now.
         """
         return self.kind_of_run(work_s) == RunState.TRAINING and self.run_confidence >= _SURE_TRAINING
+
+
+def _going_on(period_s: float, known: Sequence[Cycle]) -> float:
+    """A period, if there are cycles of it still; else NaN."""
+    return period_s if any(abs(cycle.period_s / period_s - 1) < _SAME_STEPS for cycle in known) else math.nan
