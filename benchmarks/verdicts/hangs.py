@@ -15,7 +15,7 @@ from recordings import JobRecording, generated
 from scipy.stats import chi2
 from states import LIVES_ON_S
 
-from gpusonde.epoch_detect.progress.state import JobState, StateWatch
+from gpusonde.epoch_detect.progress import JobState, StateWatch
 
 ALARMS = frozenset({JobState.STALLED, JobState.HUNG})
 LEVELS = {

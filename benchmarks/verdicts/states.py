@@ -11,7 +11,7 @@ import numpy as np
 from playing import Told, is_held_back, play
 from recordings import JobRecording
 
-from gpusonde.epoch_detect.progress.state import JobState, StateWatch
+from gpusonde.epoch_detect.progress import JobState, StateWatch
 from gpusonde.telemetry import FloatArray
 
 _LEAST_TICKS = 3  # of a state that is scored, and of delay that is allowed

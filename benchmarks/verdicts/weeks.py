@@ -20,7 +20,7 @@ from playing import Marks, batches
 from recordings import JobLog, JobRecording
 
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.epoch_detect.progress.state import JobState, StateWatch
+from gpusonde.epoch_detect.progress import JobState, StateWatch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "epochs"))
 

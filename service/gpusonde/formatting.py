@@ -10,6 +10,8 @@ from datetime import datetime, timezone
 ABSENT = "-"
 # A time is told in seconds and in minutes up to here.
 _SECONDS_BELOW_S, _MINUTES_BELOW_S = 120.0, 7200.0
+# States of jobs are told by the second.
+_TOLD_FROM_S = 1.0
 # Digits of a number outside of these would say nothing.
 _SMALLEST, _LARGEST = 1e-9, 1e15
 # From here on a ratio is told as times.
@@ -50,6 +52,16 @@ def duration(value: float | None) -> str:
     if value < _MINUTES_BELOW_S:
         return f"{number(value / 60)} min"
     return f"{number(value / 3600)} h"
+
+
+def lasted(value: float, *, is_over: bool) -> str:
+    """For how long something did that began when it is said to have; of what was not seen to end, at least so long.
+
+    Such a time below a second says nothing: a run ends with its last activity, and there a silent hang begins.
+    """
+    if is_over:
+        return f"for {duration(value)}"
+    return "since then" if value < _TOLD_FROM_S else f"for {duration(value)} or longer"
 
 
 def percent(ratio: float | None, digits: int | None = 0, sign: str = "") -> str:

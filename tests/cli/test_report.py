@@ -20,6 +20,7 @@ from support.tracked_store import TrackedStore
 
 from gpusonde.cli.main import main
 from gpusonde.cli.report import perfetto, story
+from gpusonde.cli.report.page import _events
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import Trace, write_trace
 
@@ -310,6 +311,27 @@ def test_of_a_job_that_was_requeued_a_run_is_told_with_the_gpus_and_states_that_
     assert [(each.state, each.start_s, each.end_s) for each in last] == [("idle", 340, 400), ("training", 400, 600)]
     told = {each.run_id: [gpu.gpu_uuid for gpu in story._read_gpus(client, each, job)[0]] for each in runs}
     assert told == {"a": ["GPU-0", "GPU-1"], "b": ["GPU-1", "GPU-0"], "c": ["GPU-1", "GPU-2"], "d": ["GPU-2", "GPU-1"]}
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "until_s", "said"),
+    [(200.0, 200.0, "hung since then"), (199.8, 200.0, "hung since then"), (201.0, 201.0, "hung since then"),
+     (90.0, 200.0, "hung for 110 s or longer")],
+)  # fmt: skip
+def test_a_run_that_ended_with_a_hang_tells_it_though_the_run_ends_with_its_last_activity(begin_s, until_s, said):
+    run = SimpleNamespace(start_unix_nano=0, end_unix_nano=200 * 10**9)
+    history = [
+        SimpleNamespace(state=name, start_unix_nano=round(start * 1e9), end_unix_nano=round(end * 1e9))
+        for name, start, end in (("training", 0, begin_s), ("hung", begin_s, until_s))
+    ]
+    job = SimpleNamespace(
+        history=history, state="ended", reason="", confidence=1.0, state_unix_nano=200 * 10**9,
+        end_unix_nano=200 * 10**9,
+    )  # fmt: skip
+    states = story._told_states(job, run, 0)
+    assert [each.state for each in states] == ["training", "hung"]
+    told = _events(SimpleNamespace(states=states, events=[]))
+    assert said in told
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,22 @@ def test_an_answer_names_its_picture(name: str, here: str, capsys: pytest.Captur
     assert main([*words, "--plot", str(tmp_path / "picture.txt")]) == 2
     assert "end it with .png, .svg, .pdf" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_state_that_a_run_did_not_see_the_end_of_is_not_said_to_have_lasted_for_nothing(
+    here: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A run ends with its last activity, which is where a silent hang begins.
+    trained = JobSpan("training", START, START + 5 * SECOND)
+    found = []
+    for lasts_s in (0.0, 0.4, 700.0):
+        hung = JobSpan("hung", START + 5 * SECOND, START + 5 * SECOND + round(lasts_s * SECOND))
+        job = make_job("4711", "ended", "idle for 300 s", active=False, history=(trained, hung), estimate=None)
+        monkeypatch.setattr(Collector, "list_jobs", lambda *_, job=job, **_asked: [job])
+        assert main(["jobs", "4711"]) == 0
+        found += [line for line in capsys.readouterr().out.splitlines() if " for " in line or " since " in line]
+    assert [line.split("  ")[-1] for line in found if "training" in line or "hung" in line] == [
+        "training for 5.00 s", "hung since then",
+        "training for 5.00 s", "hung since then",
+        "training for 5.00 s", "hung for 11.7 min or longer",
+    ]  # fmt: skip

@@ -103,6 +103,15 @@ def test_a_job_that_stops_working_stalls_and_is_told_since_when(setup):
     assert "of its range for" in found.reason
 
 
+def test_a_job_of_which_one_gpu_trains_and_another_rests_is_training_and_not_unknown(setup):
+    trains = training_trace(12.0, 150, seed=0)[0]
+    traces = {"GPU-0": trains, "GPU-1": stuck(training_trace(12.0, 150, seed=1)[0], 75.0)}
+    subject = setup()
+    subject.feed(records_of(traces)[:-1], 20)
+    spans, now, _ = told(subject)
+    assert {name for _, name in [*spans, now]} <= {"starting", "training", "evaluating", "idle"}
+
+
 def test_runs_without_a_job_are_watched_one_by_one(setup):
     traces = {
         "GPU-0": training_trace(20.0, 14, seed=0)[0],

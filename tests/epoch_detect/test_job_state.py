@@ -1,5 +1,6 @@
 """What a job does: its state from the load of its GPUs, their pauses, and what its processes do."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 
 from gpusonde.epoch_detect import Cycle, CycleRole, EpochDetection, RunState, Verdict
+from gpusonde.epoch_detect.progress import JobState, StateWatch
 from gpusonde.epoch_detect.progress.pauses import PauseMemory
 from gpusonde.epoch_detect.progress.seconds import JobSecond
-from gpusonde.epoch_detect.progress.state import JobState, StateWatch
 
 GPUS = 8
 IDLE, WAITS, WORKS = (70.0, 0.0), (150.0, 1.0), (550.0, 0.95)  # watts, utilisation
@@ -786,6 +787,31 @@ def test_steps_of_a_training_that_go_on_are_a_trainings_whatever_a_look_says_of_
         watch.note_detection(told)
         now_s = show(watch, now_s, 20, WORKS)
         assert watch.report.state == state
+
+
+@pytest.mark.parametrize("by_power", [False, True])
+@pytest.mark.parametrize(
+    ("resting", "period_s", "state"), [(4, 10.0, "training"), (4, 20.0, "unknown"), (0, 10.0, "unknown")]
+)
+def test_cycles_of_a_training_go_on_being_ones_where_some_gpus_rest_and_the_mean_of_all_looks_like_none(
+    resting: int, period_s: float, state: str, *, by_power: bool
+) -> None:
+    watch = StateWatch(GPUS)
+    rest, work = ((watts, math.nan if by_power else use) for watts, use in (IDLE, WORKS))
+    now_s = show(watch, 0.0, 30, rest)
+    some = [rest] * resting + [work] * (GPUS - resting)
+    now_s = show(watch, now_s, 60, some)
+    watch.note_detection(cycles_until(now_s))
+    now_s = show(watch, now_s, 60, some)
+    cycle = replace(epochs_of(period_s, now_s, CycleRole.UNKNOWN).cycles[0], confidence=1.0)
+    told = EpochDetection(Verdict.NONE, "", cycles=(cycle,), run_state=RunState.OTHER, run_state_confidence=0.9)
+    watch.note_detection(told)
+    watch = StateWatch.from_state(watch.state())
+    now_s = show(watch, now_s, 20, some)
+    assert watch.report.state == state
+    watch.note_detection(replace(told))
+    show(watch, now_s, 100, work)
+    assert watch.report.state == state
 
 
 @pytest.mark.parametrize(("pauses_s", "state"), [((2, 2, 1, 2), JobState.STALLED), ((30, 2, 200, 5), JobState.IDLE)])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _WATCH_INTERVAL_S = 1.0
 _MOST_TOTAL = 2**32 - 1
+# States that go on when the last activity of a run is over, which is its end.
+_GO_ON = frozenset({"checkpointing", "ended", "hung", "idle", "stalled", "unknown"})
 
 
 class JobSpanPayload(TypedDict):
@@ -368,8 +370,9 @@ def _goodput(jobs: Sequence[JobInfo]) -> float:
 
 def _render_details(screen: Screen, job: JobInfo) -> None:
     for span in job.history:
-        length = formatting.duration((span.end_unix_nano - span.start_unix_nano) / 1e9)
-        screen.line(f"{formatting.local_time(span.start_unix_nano)}  {span.state} for {length}")
+        is_over = job.active or span is not job.history[-1] or span.state not in _GO_ON
+        lasted = formatting.lasted((span.end_unix_nano - span.start_unix_nano) / 1e9, is_over=is_over)
+        screen.line(f"{formatting.local_time(span.start_unix_nano)}  {span.state} {lasted}")
     for fact in job_facts(job):
         screen.line(fact)
 

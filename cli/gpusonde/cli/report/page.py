@@ -165,7 +165,8 @@ def _states(story: RunStory) -> str:
     strip = f'<svg viewBox="0 0 {_STRIP_WIDTH:g} 28" role="img" aria-label="states over time">{bars}</svg>'
     spent: dict[str, float] = {}
     times = Counter(str(span.state) for span in story.states)
-    for span in story.states:
+    # One that the run ends with may have no length that is known.
+    for span in (each for each in story.states if each.end_s > each.start_s):
         spent[str(span.state)] = spent.get(str(span.state), 0.0) + span.end_s - span.start_s
     keys = "".join(
         f'<tr><td><span class=key style="background:{_COLOURS.get(state, _OTHER)}"></span>{_text(state)}</td>'
@@ -186,11 +187,12 @@ def _events(story: RunStory) -> str:
             told[-1] = replace(span, start_s=told[-1].start_s)
         elif span.state not in _BETWEEN:
             told.append(span)
-    slow = [
-        (f"{span.start_s:,.1f}", f"{span.state} for {formatting.duration(span.end_s - span.start_s)}", span.reason)
-        for span in told
-        if span.state in (JobState.SLOWER, JobState.STALLED, JobState.HUNG)
-    ]
+    slow = []
+    for span in told:
+        if span.state in (JobState.SLOWER, JobState.STALLED, JobState.HUNG):
+            is_over = span.state == JobState.SLOWER or span.end_s < story.states[-1].end_s
+            lasted = formatting.lasted(span.end_s - span.start_s, is_over=is_over)
+            slow.append((f"{span.start_s:,.1f}", f"{span.state} {lasted}", span.reason))
     other = [
         (f"{event.time_s:,.1f}", event.text, "" if event.gpu is None else story.gpus[event.gpu].gpu_uuid)
         for event in story.events

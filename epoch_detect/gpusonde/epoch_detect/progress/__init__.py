@@ -12,7 +12,8 @@ from gpusonde.epoch_detect.progress.remaining import (
     estimate_from_others,
 )
 from gpusonde.epoch_detect.progress.slow_device import DeviceSuspicion, SlowDeviceVerdict, find_slow_device
-from gpusonde.epoch_detect.progress.state import JobState, StateSpan, StateWatch
+from gpusonde.epoch_detect.progress.spans import JobState, StateSpan
+from gpusonde.epoch_detect.progress.state import StateWatch
 from gpusonde.epoch_detect.progress.table import EpochSummary, EpochSums, Shares, epoch_table, time_shares
 from gpusonde.errors import TotalEpochsError
 

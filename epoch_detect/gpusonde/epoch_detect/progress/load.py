@@ -1,10 +1,11 @@
-"""The load of a job: the range that it moves in, and the level at which it trains, below which evaluations lie."""
+"""The load of a job: the range it moves in, the level at which it trains, above evaluations, and how it works."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 WORKS = 0.6  # of the range
@@ -27,6 +28,11 @@ _RECOVERED = 0.5  # of the depth of a dip: it is over
 _AT_LEVEL = 0.5  # of the least dip, below which the load has come back to its level
 _LONGEST_DIP_S = 600.0  # beyond which a lower level is another level
 _QUARTILE = 0.674  # of a normal distribution
+
+_EVEN = 0.2  # mean change from cell to cell of one who does the same all the time, of what it draws beyond idling
+_CHANGE_S = 8.0  # over which it is measured
+_OF_SOME = 0.2  # of its work, that not all GPUs took part in
+_COMPUTED = 0.5  # of its work, in which tensor pipes or memory work: without them nothing is done
 
 
 class LoadRange:
@@ -225,3 +231,53 @@ class TrainingLevel:
             else:
                 setattr(made, name, value)
         return made
+
+
+@dataclass
+class Work:
+    """How a job works: since when without a pause, and for how long in all.
+
+    Attributes:
+        first_s: When it first did; NaN before that.
+        since_s: When the last pause was over.
+        last: The load of the last second.
+        change: Mean change from second to second since then, of what the job draws beyond idling.
+        seconds: Of work in all.
+        even_s: Of those in which it did the same all the time.
+        computed_s: Of those in which tensor pipes or memory worked.
+        of_some_s: Of those in which some GPUs did nothing.
+    """
+
+    first_s: float = math.nan
+    since_s: float = math.nan
+    last: float = math.nan
+    change: float = 0.0
+    seconds: float = 0.0
+    even_s: float = 0.0
+    computed_s: float = 0.0
+    of_some_s: float = 0.0
+
+    def begin(self, time_s: float, load: float) -> None:
+        """Work begins, or goes on behind a pause."""
+        self.first_s = time_s if math.isnan(self.first_s) else self.first_s
+        self.since_s, self.last, self.change = time_s, load, 0.0
+
+    def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool) -> None:
+        """Take a second of it, at a load above the ``floor``, that of a GPU that idles."""
+        self.seconds += cell_s
+        self.computed_s += cell_s * computes
+        self.of_some_s += cell_s * of_some
+        change = abs(load - self.last) / max(load - floor, 1e-9)
+        self.change += (change - self.change) * min(1.0, cell_s / _CHANGE_S)
+        self.last = load
+        self.even_s += cell_s * (self.change < _EVEN)
+
+    @property
+    def is_of_some(self) -> bool:
+        """Whether GPUs of the job rest while others work."""
+        return self.of_some_s > _OF_SOME * self.seconds
+
+    @property
+    def mostly_computes(self) -> bool:
+        """Whether it is of a job whose tensor pipes or memory work: kernels that do without do nothing in it."""
+        return self.computed_s > _COMPUTED * self.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ _LOADS = frozenset({POWER, *USE})
 METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
+_MUCH_LESS = 0.4  # of what another one draws: what GPUs of one job do not that work, in step or one after the other
+_SAME_SECOND_S = 0.95  # of ticks that are of one
+_REST_S = 0.5  # ticks that are left over, which tell nothing alone
 
 
 @dataclass
@@ -41,6 +45,7 @@ class JobSecond:
         gpus: GPUs whose use is known.
         computes: Whether tensor pipes or memory of any GPU work, as they do not for a kernel that waits.
         waits: Whether all GPUs are in use all the time and, as their SMs, tensor pipes and memory tell, for nothing.
+        of_some: Whether GPUs do nothing while others work, by their power where their use is not known.
         swing: How far power goes up and down within it, over the mean, or use, whatever is more; mean of the GPUs, 0
             for a single tick.
         crest: Highest tick over the mean, of power, or of use where that is not given; mean of the GPUs.
@@ -58,6 +63,7 @@ class JobSecond:
     swing: float = 0.0
     crest: float = 1.0
     waits: bool = False
+    of_some: bool = False
 
     @classmethod
     def measure(
@@ -102,7 +108,11 @@ class JobSecond:
                 held_bytes = float(_mean(ticks[metrics.index(MEMORY), :, -1]))
             if peaks and mean[load] > 0:
                 crest = peaks[i] / mean[load]
-            uses = spinning, _, gpus = _count_uses(shares[i])
+            uses = spinning, unused, gpus = _count_uses(shares[i])
+            of_some = 0 < unused < gpus
+            if not gpus and POWER in metrics:
+                watts = of_each[i, metrics.index(POWER)]
+                of_some = bool(np.fmin.reduce(watts) < _MUCH_LESS * np.fmax.reduce(watts))
             computes, waits = any(mean[name] > least for name, least in _COMPUTING.items() if name in mean), False
             if tells and not computes:
                 # One that computes alone is work, however many wait for it.
@@ -120,6 +130,7 @@ class JobSecond:
                     computes,
                     crest=crest,
                     waits=waits,
+                    of_some=of_some,
                 )
             )
         return seconds
@@ -141,6 +152,15 @@ class JobSecond:
     def is_partly_used(self) -> bool:
         """Whether a GPU is in use now and then: neither silent nor waiting in a kernel."""
         return self.spinning + self.unused < self.gpus
+
+
+def stops_of_seconds(time_s: Sequence[float]) -> list[int]:
+    """Where each second of some ticks begins and the one before stops, for :meth:`JobSecond.measure`."""
+    stops = [0]
+    while stops[-1] < len(time_s):
+        stop = bisect.bisect_left(time_s, time_s[stops[-1]] + _SAME_SECOND_S)
+        stops.append(len(time_s) if time_s[-1] < time_s[stop - 1] + _REST_S else stop)
+    return stops
 
 
 def _count_uses(shares: Sequence[float]) -> tuple[int, int, int]:

@@ -9,179 +9,54 @@ silence of the metrics is never taken for idleness.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import json
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel
+from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel, Work
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
-from gpusonde.epoch_detect.progress.seconds import METRICS, JobSecond
+from gpusonde.epoch_detect.progress.processes import Processes
+from gpusonde.epoch_detect.progress.seconds import METRICS, JobSecond, stops_of_seconds
+from gpusonde.epoch_detect.progress.spans import JobState, StateSpan, StateSpans, Word
+from gpusonde.epoch_detect.progress.tracked_cycles import TrackedCycles
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
 _VERSION = 3
 _CELL_S = 1.0  # ticks that lie closer are averaged
-_SAME_CELL_S = 0.95
-_REST_S = 0.5  # ticks that are left over, which tell nothing alone
 _LOOK_AHEAD = 3  # cells between a tick and the last word on it
 _AROUND = 2  # cells on either side that a cell is smoothed over
 _BEGINS = 3  # cells that a change of work and pause is smoothed over
-_MOST_SPANS = 64
 _FEW_STEPS = 5  # from cell to cell, whose median is the usual one
 
 _SHORT_WORK_S = 8.0  # of which nothing is known yet
 _LONGER_THAN_STEPS_S, _PERIODS_OF_DIP = 20.0, 1.5  # of cycles that hold their evaluations: those last no longer
-_EVEN = 0.2  # mean change from cell to cell of one who does the same all the time, of what it draws beyond idling
-_CHANGE_S = 8.0  # over which it is measured
 _LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
 _TRAINED_S = 60.0  # of even work, of a run that seems to train: most commands of a person take less
 _WORK_SHARE = 0.35  # of the time since the job began, likewise
-_STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
-_COMPUTED = 0.5  # of its work, in which tensor pipes or memory work: without them nothing is done
 _MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
 
-_WRITES = 1e6  # bytes per second of a job that saves
 _COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwise
-_COMPUTES = 0.3  # processors, or of what the job takes while it trains
-_RESTS, _MOST_OF_IT = 0.1, 0.8  # processors of a job that rests; share of the pause in which it does
-_USUAL_RATE = 0.05  # at which what it takes while it trains is followed
-_LOOKS_OLD_S = 45.0  # after which what the processes did is not known any more; agents tell it twice a minute
+_MOST_OF_IT = 0.8  # of the looks into a pause, by which processes rest, too
 _SETTLED_S = 2.0  # of pause, in which a look still sees the work before it
-_WITHOUT_S = 10.0  # of work, that go on without some of the processes: those are not needed
 _CLOSES_S = 60.0  # at most, from the last work to the end
 _LOST_S = 5.0  # of pause, after which a lost process is a hang
 _RELEASED = 0.15  # of the memory that it held: the job has let go of its GPUs
 _DEAD_METER = 0.5  # of the power of an idle GPU
 _NO_TICKS_S, _MISSED = 10.0, 2.5  # of silence, or so many times the usual distance of ticks, where that is more
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
-_SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
-_SAME_STEPS = 0.1  # by which the period of steps may change from look to look
-_LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
 _A_QUEUE = 2  # programs of a job, one after the other
 _REBORN = 2.0  # times the lowest load: one who had ended works
-
-
-class JobState(str, Enum):
-    """What a job does; members compare equal to their text."""
-
-    STARTING = "starting"
-    TRAINING = "training"
-    EVALUATING = "evaluating"
-    CHECKPOINTING = "checkpointing"
-    STALLED = "stalled"  # a pause longer than any it had; whether it comes back cannot be told
-    HUNG = "hung"  # likewise, and no rank saves or loads: its processes, its bus and its disks rest, too
-    SERVING = "serving"
-    IDLE = "idle"
-    SLOWER = "slower"
-    ENDED = "ended"
-    UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True)
-class StateSpan:
-    """A stretch of one state.
-
-    Attributes:
-        state: What the job did.
-        start_s: Since when, on the time axis of the ticks.
-        end_s: Until when it is known.
-        reason: Why, in words and figures.
-        confidence: How sure, 0..1; a rule's own estimate, not calibrated.
-    """
-
-    state: JobState
-    start_s: float
-    end_s: float
-    reason: str
-    confidence: float
-
-
-_Word = tuple[JobState, str, float]  # state, reason, confidence
 # What a job is taken for that rests while it saves, until that is known.
 _MAY_SAVE = frozenset({JobState.IDLE, JobState.UNKNOWN})
-
-
-@dataclass
-class _Processes:
-    """What the processes of a job do beside its GPUs; NaN where nobody told."""
-
-    time_s: float = -math.inf
-    written_per_s: float = math.nan
-    processors: float = math.nan
-    usual_processors: float = math.nan
-    alive: int = -1
-    worked_with: int = 0  # the fewest that the job has worked with: others may come and go
-    enough_s: float = -math.inf  # when there were as many
-
-    def note_work(self, now_s: float) -> None:
-        """Take it that the job works with those that are alive, if it has for a while."""
-        if self.alive >= self.worked_with > 0:
-            self.enough_s = now_s
-        elif not self.worked_with or now_s - self.enough_s > _WITHOUT_S:
-            self.worked_with, self.enough_s = self.alive, now_s
-
-    def at(self, now_s: float, since_s: float = -math.inf) -> _Processes:
-        """What is known now of the time since then: nothing, if nobody has looked, or long ago."""
-        is_known = now_s - self.time_s <= _LOOKS_OLD_S and self.time_s >= since_s
-        return self if is_known else _Processes(usual_processors=self.usual_processors)
-
-    @property
-    def lost(self) -> int:
-        return self.worked_with - self.alive if 0 < self.alive < self.worked_with else 0
-
-
-@dataclass
-class _Cycles:
-    """What the tracker says of the job's cycles."""
-
-    run_state: str = ""
-    run_confidence: float = 0.0
-    period_s: float = math.nan
-    role: str = ""
-    last_start_s: float = -math.inf
-    shortest_s: float = math.nan
-    cyclic: bool = False
-    work_s: float = 0.0  # that the job had done by then
-    steps_s: float = math.nan  # of what a look has taken for the steps of a training, as long as it goes on
-
-
-@dataclass
-class _Work:
-    """How the job works: since when without a pause, and for how long in all, at an even load and computing."""
-
-    first_s: float = math.nan
-    since_s: float = math.nan
-    last: float = math.nan
-    change: float = 0.0
-    seconds: float = 0.0
-    even_s: float = 0.0
-    computed_s: float = 0.0
-
-    def begin(self, time_s: float, load: float) -> None:
-        self.first_s = time_s if math.isnan(self.first_s) else self.first_s
-        self.since_s, self.last, self.change = time_s, load, 0.0
-
-    def add(self, load: float, floor: float, cell_s: float, *, computes: bool) -> None:
-        self.seconds += cell_s
-        self.computed_s += cell_s * computes
-        change = abs(load - self.last) / max(load - floor, 1e-9)
-        self.change += (change - self.change) * min(1.0, cell_s / _CHANGE_S)
-        self.last = load
-        self.even_s += cell_s * (self.change < _EVEN)
 
 
 class StateWatch:
@@ -207,7 +82,7 @@ class StateWatch:
         self._programs = 0  # of it that have ended
         self._slower = ""
         self._noted: EpochDetection | None = None
-        self._spans: deque[StateSpan] = deque(maxlen=_MOST_SPANS)
+        self._spans = StateSpans()
         self._recent: deque[tuple[JobSecond, float]] = deque(maxlen=_LOOK_AHEAD + _AROUND + 1)  # with their loads
         self._forget()
 
@@ -219,10 +94,10 @@ class StateWatch:
         self._recent.clear()
         self._range = LoadRange(self._idle_watts)
         self._level = TrainingLevel()
-        self._work = _Work()
+        self._work = Work()
         self._pause: Pause | None = None
         self._pauses = PauseMemory()
-        self._cycles, self._processes = _Cycles(), _Processes()
+        self._cycles, self._processes = TrackedCycles(), Processes()
 
     # What comes in.
 
@@ -235,32 +110,7 @@ class StateWatch:
         if detection is self._noted:
             return
         self._noted = detection
-        told = [c for c in detection.cycles if c.confirmed and c.confidence >= _SURE_LEVEL]
-        chosen = detection.cycles[detection.level] if detection.level is not None else told[-1] if told else None
-        run = detection.run_state
-        last_start_s = max((float(c.starts_s[-1]) for c in told if c.starts_s.size), default=-math.inf)
-        self._cycles = _Cycles(
-            run_state="" if run is None else run.value,
-            run_confidence=detection.run_state_confidence,
-            period_s=math.nan if chosen is None else float(chosen.period_s),
-            role="" if chosen is None or chosen.role == CycleRole.UNKNOWN else chosen.role.value,
-            last_start_s=last_start_s,
-            shortest_s=min((float(c.period_s) for c in told), default=math.nan),
-            # Those of a job that has ended are none of the one that has begun on its GPUs since.
-            cyclic=bool(told) and run in (RunState.TRAINING, None) and not last_start_s < self._first_s,
-            work_s=self._work.seconds,
-            steps_s=self._steps_that_go_on(detection),
-        )
-
-    def _steps_that_go_on(self, detection: EpochDetection) -> float:
-        """Period of the cycles that a look takes for the steps of a training, or one before did; NaN without."""
-        known = [cycle for cycle in detection.cycles if cycle.confirmed]
-        if detection.run_state == RunState.TRAINING:
-            steps = [float(cycle.period_s) for cycle in known if cycle.role == CycleRole.STEP]
-            if steps:
-                return steps[0]
-        before_s = self._cycles.steps_s
-        return before_s if any(abs(cycle.period_s / before_s - 1) < _SAME_STEPS for cycle in known) else math.nan
+        self._cycles = self._cycles.then(detection, self._first_s, self._work)
 
     def note_marks(
         self,
@@ -282,24 +132,17 @@ class StateWatch:
             self._programs += 1
             self._begin_anew()
         known, pause = self._processes, self._pause
-        known.time_s, known.written_per_s, known.processors = time_s, written_bytes_per_s, processors
         works = self._range.has_begun and (pause is None or time_s < pause.begin_s)
-        if processes is not None:
-            before, known.alive = known.alive, processes
-            if works and processes:
-                known.note_work(time_s)
-            if not processes and before > 0 and not self._ended:
-                self._end(time_s, "no process of the job is left")
-        if math.isfinite(processors) and works:
-            usual = known.usual_processors
-            known.usual_processors = processors if math.isnan(usual) else usual + _USUAL_RATE * (processors - usual)
+        are_gone = known.note(time_s, written_bytes_per_s, processors, processes, works=works)
+        if are_gone and not self._ended:
+            self._end(time_s, "no process of the job is left")
         if pause is not None and time_s >= pause.begin_s + _SETTLED_S:
             pause.looks += 1
-            pause.rested += processors < _RESTS
-            pause.wrote |= written_bytes_per_s > _WRITES
-        if written_bytes_per_s > _WRITES and time_s < self._last_s:
+            pause.rested += known.rest
+            pause.wrote |= known.write
+        if known.write and time_s < self._last_s:
             reason = f"{written_bytes_per_s / 1e6:.0f} MB/s are written while its GPUs rest"
-            self._rename(_MAY_SAVE, (JobState.CHECKPOINTING, reason, 0.9), time_s - _CELL_S, time_s)
+            self._spans.rename(_MAY_SAVE, (JobState.CHECKPOINTING, reason, 0.9), time_s - _CELL_S, time_s)
 
     def note_slower(self, reason: str, since_s: float = math.inf) -> None:
         """Say ``slower`` in the place of ``training`` from now on; with an empty reason, no more.
@@ -313,14 +156,14 @@ class StateWatch:
             reason = ""  # than the job that was on its GPUs before
         if reason and not self._slower:
             word = (JobState.SLOWER, reason, _SURE_SLOWER)
-            last = self._spans[-1] if self._spans else None
+            last = self._spans.last
             begin_s = last.start_s if last and last.state == JobState.EVALUATING else -math.inf
             if not begin_s > since_s + self._cycles.period_s:
                 self._level.forget()  # longer cycles draw another power, and beat with the seconds otherwise
                 # What has drawn less since about when its cycles take longer does not evaluate.
                 if math.isfinite(begin_s):
-                    self._rename({JobState.EVALUATING}, word, begin_s, math.inf)
-            self._rename({JobState.TRAINING}, word, since_s, math.inf)
+                    self._spans.rename({JobState.EVALUATING}, word, begin_s, math.inf)
+            self._spans.rename({JobState.TRAINING}, word, since_s, math.inf)
         self._slower = reason
 
     def update(self, time_s: FloatArray, values: Mapping[str, FloatArray], highest: FloatArray | None = None) -> None:
@@ -342,11 +185,10 @@ class StateWatch:
                 raise ValueError(f"expected values of shape {(self.gpus, time_s.size)}, got {column.shape}")
         metrics = [name for name in METRICS if name in values]
         rows = np.array([values[name] for name in metrics]).reshape(len(metrics), self.gpus, time_s.size)
-        times, stops = time_s.tolist(), [0]
-        while stops[-1] < len(times):
-            stop = bisect.bisect_left(times, times[stops[-1]] + _SAME_CELL_S)
-            stops.append(len(times) if times[-1] < times[stop - 1] + _REST_S else stop)
-        for i, second in enumerate(JobSecond.measure(times, stops, metrics, rows, self._least_watts, highest)):
+        times = time_s.tolist()
+        stops = stops_of_seconds(times)
+        least_watts = _DEAD_METER * self._idle_watts if math.isfinite(self._idle_watts) else 0.0
+        for i, second in enumerate(JobSecond.measure(times, stops, metrics, rows, least_watts, highest)):
             if self._pause is not None and stops[i + 1] - stops[i] > 1:
                 second.note_swing(metrics, rows[..., stops[i] : stops[i + 1]])
             self._take(second)
@@ -355,23 +197,19 @@ class StateWatch:
     def _longest_silence_s(self) -> float:
         return max(_NO_TICKS_S, _MISSED * self._cell_s)
 
-    @property
-    def _least_watts(self) -> float:
-        return _DEAD_METER * self._idle_watts if math.isfinite(self._idle_watts) else 0.0
-
     # What goes out.
 
     @property
     def spans(self) -> tuple[StateSpan, ...]:
         """The newest stretches, at most 64, the last of them going on."""
-        return tuple(self._spans)
+        return self._spans.all
 
     @property
     def report(self) -> StateSpan:
         """What the job does now."""
-        if not self._spans:
+        if (last := self._spans.last) is None:
             return StateSpan(JobState.UNKNOWN, self._last_s, self._last_s, "no metric of its GPUs has come yet", 0.0)
-        return self._spans[-1]
+        return last
 
     def report_at(self, now_s: float) -> StateSpan:
         """What the job does at a time at which no tick need have come: without ticks it is unknown.
@@ -410,14 +248,14 @@ class StateWatch:
             return
         if self._ended:
             if self._processes.alive == 0 or self._held_bytes or load < _REBORN * max(self._range.high, 1e-3):
-                self._extend(time_s)
+                self._spans.extend(time_s)
                 return
             self._begin_anew()
         self._recent.append((second, load))
         loads = [each for _, each in self._recent]
         middle = _median(loads[-2 * _AROUND - 1 :]) if len(loads) >= _BEGINS else math.nan
         cyclic = self._cycles.cyclic
-        self._range.add(load, middle, second.use, self._cell_s, cyclic=cyclic, trains=self._likely_trains)
+        self._range.add(load, middle, second.use, self._cell_s, cyclic=cyclic, trains=self._cycles.likely_train)
         if self._range.has_begun:
             self._follow_pause(second, load, _median(loads[-_BEGINS:]))
         if len(self._recent) > _LOOK_AHEAD:
@@ -449,7 +287,7 @@ class StateWatch:
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
-            work.add(load, self._range.floor, self._cell_s, computes=second.computes)
+            work.add(load, self._range.floor, self._cell_s, computes=second.computes, of_some=second.of_some)
             return
         if pause is None:
             begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
@@ -490,7 +328,7 @@ class StateWatch:
         recent = self._recent
         if len(recent) < 2 + behind or not recent[-1 - behind][0].waits or not recent[-2 - behind][0].waits:
             return False
-        return self._work.computed_s > _COMPUTED * self._work.seconds
+        return self._work.mostly_computes
 
     def _forget_pause(self, time_s: float) -> None:
         """Go on as if there had been no pause; if an alarm was raised, it was none: wait longer next time."""
@@ -499,18 +337,15 @@ class StateWatch:
             self._pauses.note_load(pause, time_s, self._range.width)
         self._pause = None
 
-    def _works_on(self, second: JobSecond, load: float, pause: Pause, known: _Processes) -> bool:
+    def _works_on(self, second: JobSecond, load: float, pause: Pause, known: Processes) -> bool:
         """Whether something says that the job works on, though its load is low."""
-        if known.written_per_s > _WRITES or second.bus > _COPIES or second.computes or second.is_partly_used:
+        if known.write or second.bus > _COPIES or second.computes or second.is_partly_used:
             return True
-        if pause.cells and (second.spinning != pause.spinning or self._moves(load, pause.last)):
+        # A load above that of an idle GPU that changes as that of one who waits does not.
+        moves = abs(load - pause.last) > _MOVES * pause.last and self._range.share(max(load, pause.last)) > 2 * IDLES
+        if pause.cells and (second.spinning != pause.spinning or moves):
             return True
-        usual = known.usual_processors if math.isfinite(known.usual_processors) else 1.0
-        return known.processors > _COMPUTES * min(1.0, usual) and not self._waits(second, pause)
-
-    def _moves(self, load: float, last: float) -> bool:
-        """Whether a load above that of an idle GPU changes as that of one who waits does not."""
-        return abs(load - last) > _MOVES * last and self._range.share(max(load, last)) > 2 * IDLES
+        return known.compute_as_usual and not self._waits(second, pause)
 
     def _waits(self, second: JobSecond, pause: Pause) -> bool:
         """Whether GPUs are in a kernel, or draw as much: then processors that work may only ask whether it is done."""
@@ -522,7 +357,7 @@ class StateWatch:
     @property
     def _trains(self) -> bool:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
-        if self._cycles.cyclic or self._surely_trains:
+        if self._cycles.cyclic or self._cycles.surely_train(self._work.seconds):
             return True
         # Of one of many programs, whose GPUs' use is not known, another level is as likely another part of its work.
         if self._programs >= _A_QUEUE and not self._recent[-1][0].gpus:
@@ -541,22 +376,7 @@ class StateWatch:
 
     @property
     def _kind_of_run(self) -> str:
-        """What the tracker takes the run as a whole for, where it is sure and the run has not become another since."""
-        cycles = self._cycles
-        least = _LIKELY_SERVING if cycles.run_state == RunState.SERVING else _SURE_RUN
-        sure = cycles.run_confidence >= least and cycles.work_s >= max(_STILL_SO * self._work.seconds, 1.0)
-        if cycles.run_state == RunState.OTHER:
-            sure &= math.isnan(cycles.steps_s)  # it does what it did when it was taken for a training
-        return cycles.run_state if sure and not cycles.cyclic else ""
-
-    @property
-    def _likely_trains(self) -> bool:
-        return self._cycles.run_state == RunState.TRAINING and self._cycles.run_confidence >= _SURE_RUN
-
-    @property
-    def _surely_trains(self) -> bool:
-        """Whether the run as a whole is surely a training: somebody at a notebook works in bursts that may look so."""
-        return self._kind_of_run == RunState.TRAINING and self._cycles.run_confidence >= _SURE_TRAINING
+        return self._cycles.kind_of_run(self._work.seconds)
 
     def _alarm(self, pause: Pause, second: JobSecond) -> None:
         now_s = second.time_s
@@ -564,14 +384,13 @@ class StateWatch:
         period_s = self._cycles.period_s if self._cycles.cyclic else math.nan
         # One GPU, at rest, whose processes rest as far as they are known: only its pauses and its work before tell a
         # program from a person.
-        busy = known.processors > _COMPUTES
         # What has not paused yet may be somebody's first try.
         has_trained = self._pauses.count > 0 and self._work.even_s > _TRAINED_S
         has_trained &= self._kind_of_run == RunState.TRAINING
         as_programs = pause.trained and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
         as_programs |= self._pauses.are_alike
-        may_think = second.gpus == second.unused == self.gpus == 1 and not busy and not as_programs
-        trains = self._surely_trains or self._only_waits()
+        may_think = second.gpus == second.unused == self.gpus == 1 and not known.compute and not as_programs
+        trains = self._cycles.surely_train(self._work.seconds) or self._only_waits()
         patience_s = functools.partial(self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=trains)
         lasts = now_s - pause.sign_s > patience_s() or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
         if pause.usual_s < now_s and (self._cycles.cyclic or pause.trained):
@@ -589,9 +408,9 @@ class StateWatch:
         longest = f"the longest of {self._pauses.count} pauses before took {self._pauses.longest_s:.0f} s"
         before = longest if self._pauses.count else "it had no pause before"
         reason = f"the load is at {percent(share)} of its range for {quiet_s:.0f} s{cycles}; {before}; {evidence}"
-        self._replace_from(pause.begin_s, (state, reason, 0.9 if state == JobState.HUNG else 0.6))
+        self._spans.replace_from(pause.begin_s, (state, reason, 0.9 if state == JobState.HUNG else 0.6), now_s)
 
-    def _evidence(self, pause: Pause, second: JobSecond, known: _Processes) -> str:
+    def _evidence(self, pause: Pause, second: JobSecond, known: Processes) -> str:
         """What tells a hang from a checkpoint of one rank, in words; empty if nothing does."""
         if known.lost:
             return f"{known.lost} of {known.worked_with} processes are gone"
@@ -626,7 +445,7 @@ class StateWatch:
         before, peak, after = [self._recent[i][0].crest * loads[i] for i in (max(at - 1, 0), at, at + 1)]
         peak = min(max(before, peak), max(peak, after))
         only_waits = self._only_waits(behind=_LOOK_AHEAD - 1)
-        trains = self._cycles.cyclic or self._likely_trains
+        trains = self._cycles.cyclic or self._cycles.likely_train
         if not self._range.has_begun or second.time_s < self._work.first_s - 0.5 * self._cell_s:
             word = self._before(second)
         elif trains and self._kind_of_run in ("", RunState.TRAINING) and self._pauses.are_of_steps(second.time_s):
@@ -646,12 +465,12 @@ class StateWatch:
             word = self._at_rest(second, share, at_rest=bool(rests), spins=spins, only_waits=only_waits)
         self._add(word, second.time_s)
 
-    def _before(self, second: JobSecond) -> _Word:
+    def _before(self, second: JobSecond) -> Word:
         if second.gpus and second.unused == second.gpus and second.time_s - self._first_s > _UNUSED_S:
             return JobState.IDLE, "its GPUs have done nothing since it got them", 0.8
         return JobState.STARTING, "its GPUs have not begun to work", 0.8
 
-    def _at_work(self, time_s: float, loads: Sequence[float], at: int, smooth: float, peak: float) -> _Word:
+    def _at_work(self, time_s: float, loads: Sequence[float], at: int, smooth: float, peak: float) -> Word:
         cycles, kind = self._cycles, self._kind_of_run
         if kind == RunState.SERVING:
             return JobState.SERVING, "its load comes and goes as requests do", cycles.run_confidence
@@ -674,20 +493,20 @@ class StateWatch:
             return JobState.TRAINING, f"works in cycles of {cycles.period_s:.3g} s{role}", 0.95
         return JobState.TRAINING, "works at the level of its training; no cycle is sure yet", 0.75
 
-    def _in_steps(self) -> _Word:
+    def _in_steps(self) -> Word:
         """What is said of a job that pauses in every step: neither its work nor its rest is a state of its own."""
         if self._slower:
             return JobState.SLOWER, self._slower, _SURE_SLOWER
         reason = f"works in steps, and pauses in them: once in {self._pauses.cycle_s:.3g} s"
         return JobState.TRAINING, reason, 0.8
 
-    def _at_rest(self, second: JobSecond, share: float, *, at_rest: bool, spins: bool, only_waits: bool) -> _Word:
+    def _at_rest(self, second: JobSecond, share: float, *, at_rest: bool, spins: bool, only_waits: bool) -> Word:
         since_s = -math.inf if self._pause is None else self._pause.begin_s + _SETTLED_S
         known = self._processes.at(second.time_s, since_s)
         if self._kind_of_run == RunState.SERVING:
             return JobState.SERVING, "waits for requests", self._cycles.run_confidence
         said = f"the load is at {percent(max(share, 0.0))} of its range"
-        if known.written_per_s > _WRITES:
+        if known.write:
             return JobState.CHECKPOINTING, f"{said}, and {known.written_per_s / 1e6:.0f} MB/s are written", 0.9
         if only_waits:
             return JobState.UNKNOWN, f"{said}, and kernels that compute nothing are on all its GPUs all the time", 0.3
@@ -700,71 +519,34 @@ class StateWatch:
                 said = f"its GPUs are hardly in use; {said}"
             if spins:
                 return JobState.UNKNOWN, f"{said}, while a kernel is on all {second.gpus} GPUs all the time", 0.3
-            if known.processors > max(1.0, 0.5 * known.usual_processors):
+            if known.compute_much:
                 return JobState.UNKNOWN, f"{said}, while its processes take {known.processors:.1f} processors", 0.3
             return JobState.IDLE, said, 0.7
         if self._work.seconds < _SHORT_WORK_S:
             return JobState.STARTING, f"{said}, and it has not worked for long", 0.6
         return JobState.EVALUATING, said, 0.6
 
-    # Spans.
+    # Words.
+
+    def _add(self, word: Word, time_s: float) -> None:
+        if self._ended or (self._pause is not None and self._pause.alarm and time_s >= self._pause.begin_s):
+            self._spans.extend(time_s)
+        else:
+            self._spans.add(word, time_s)
 
     def _end(self, time_s: float, reason: str) -> None:
         self._ended, self._ended_s = reason, time_s
         pause = self._pause
         # What it did between its last work and its end, but for closing, was told and stays.
         closes = pause is not None and not pause.alarm and time_s - pause.begin_s < _CLOSES_S
-        self._replace_from(pause.begin_s if pause is not None and closes else time_s, (JobState.ENDED, reason, 0.95))
-        self._extend(time_s)
+        begin_s = pause.begin_s if pause is not None and closes else time_s
+        self._spans.replace_from(begin_s, (JobState.ENDED, reason, 0.95), self._last_s)
+        self._spans.extend(time_s)
 
     def _begin_anew(self) -> None:
         """Know nothing of the job that has ended, as another one has begun on its GPUs."""
         self._ended, self._begun_s = "", self._last_s
         self._forget()
-
-    def _add(self, word: _Word, time_s: float) -> None:
-        state, reason, confidence = word
-        if self._ended or (self._pause is not None and self._pause.alarm and time_s >= self._pause.begin_s):
-            self._extend(time_s)
-            return
-        last = self._spans[-1] if self._spans else None
-        if last is not None and last.state == state:
-            self._spans[-1] = StateSpan(state, last.start_s, time_s, reason, confidence)
-            return
-        begin_s = last.end_s if last is not None else time_s
-        self._spans.append(StateSpan(state, begin_s, time_s, reason, confidence))
-
-    def _extend(self, time_s: float) -> None:
-        if self._spans:
-            self._spans[-1] = replace(self._spans[-1], end_s=max(time_s, self._spans[-1].end_s))
-
-    def _rename(self, states: Collection[JobState], word: _Word, begin_s: float, end_s: float) -> None:
-        """Say another word of the stretches of these states that reach into a time, from there on."""
-        state, reason, confidence = word
-        spans: list[StateSpan] = []
-        found = False
-        for span in self._spans:
-            if span.state not in states or span.end_s <= begin_s or span.start_s >= end_s:
-                # Who takes what has changed stops at the first one that has not.
-                spans.append(replace(span) if found else span)
-                continue
-            found = True
-            if span.start_s < begin_s:
-                spans.append(replace(span, end_s=begin_s))
-            spans.append(StateSpan(state, max(span.start_s, begin_s), span.end_s, reason, confidence))
-        self._spans = deque(spans, maxlen=_MOST_SPANS)
-
-    def _replace_from(self, begin_s: float, word: _Word) -> None:
-        """Say of the time since ``begin_s`` what is known only now."""
-        state, reason, confidence = word
-        spans = self._spans
-        while spans and spans[-1].start_s >= begin_s:
-            spans.pop()
-        if spans:
-            spans[-1] = replace(spans[-1], end_s=begin_s)
-        if spans and spans[-1].state == state:
-            begin_s = spans.pop().start_s
-        spans.append(StateSpan(state, begin_s, max(self._last_s, begin_s), reason, confidence))
 
     # Restart.
 
@@ -783,7 +565,7 @@ class StateWatch:
                 "pauses": self._pauses.fields(),
                 "cycles": vars(self._cycles),
                 "processes": vars(self._processes),
-                "spans": [asdict(span) for span in self._spans],
+                "spans": self._spans.fields(),
             }
         ).encode()
 
@@ -804,11 +586,11 @@ class StateWatch:
             watch._recent.extend((JobSecond(**second), load) for second, load in fields["recent"])
             watch._range = LoadRange.of_fields(fields["range"])
             watch._level = TrainingLevel.of_fields(fields["level"])
-            watch._work = _Work(**fields["work"])
+            watch._work = Work(**fields["work"])
             watch._pause = None if fields["pause"] is None else Pause(**fields["pause"])
             watch._pauses = PauseMemory.of_fields(fields["pauses"])
-            watch._cycles, watch._processes = _Cycles(**fields["cycles"]), _Processes(**fields["processes"])
-            watch._spans.extend(StateSpan(**{**span, "state": JobState(span["state"])}) for span in fields["spans"])
+            watch._cycles, watch._processes = TrackedCycles(**fields["cycles"]), Processes(**fields["processes"])
+            watch._spans = StateSpans.of_fields(fields["spans"])
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"no state of a job: {error}") from error
         return watch
