@@ -281,6 +281,20 @@ def test_an_evaluation_as_long_as_an_epoch_is_none_and_epochs_in_a_row_without_k
     assert estimate_end(starts, ends, 48, 270.0, training_s=unknown).epochs_done == 27
 
 
+def test_an_evaluation_that_was_told_as_an_epoch_is_none_though_the_next_epoch_was_not_seen() -> None:
+    starts = np.delete(np.arange(0.0, 200.0, 10.0), 6)
+    trained_s = np.array([[0.0, 50.0], [60.0, 200.0]])
+    estimate = estimate_end(starts, starts + 10.0, 40, 200.0, training_s=trained_s)
+    assert estimate.epochs_done == 19
+
+
+def test_evaluations_as_long_as_two_epochs_are_none_where_they_come_again() -> None:
+    starts = np.arange(0.0, 240.0, 10.0)
+    trained_s = np.array([[80.0 * i, 80.0 * i + 60.0] for i in range(3)])
+    estimate = estimate_end(starts, starts + 10.0, 36, 240.0, training_s=trained_s)
+    assert (estimate.epochs_done, estimate.end_s) == (18, pytest.approx(480.0, rel=0.01))
+
+
 def test_epochs_that_were_not_seen_before_anything_is_known_of_the_states_are_counted() -> None:
     starts = np.array([0.0, 30.0, *np.arange(40.0, 200.0, 10.0)])
     estimate = estimate_end(starts, starts + 10.0, 40, 200.0, training_s=np.array([[150.0, 200.0]]))

@@ -247,10 +247,16 @@ class _Training:
 
     def are_cycles(self, starts_s: FloatArray, ends_s: FloatArray) -> npt.NDArray[np.bool_]:
         """Which stretches that were told as cycles are some, shape (cycles,): an evaluation may look like one."""
-        trained = self.between(starts_s, np.append(starts_s[1:], ends_s[-1]))
-        rests = np.concatenate([[False], trained < _RESTS * np.median(trained), [False]])
-        # Where several in a row rest, it is not known that they train.
-        return np.asarray(~rests[1:-1] | rests[:-2] | rests[2:])
+        trained = self.between(starts_s, ends_s)
+        rests = trained < _RESTS * np.median(trained)
+        bounds = np.flatnonzero(np.diff(np.concatenate([[False], rests, [False]]).astype(int)))
+        in_a_row = np.diff(bounds)[::2]
+        lengths, often = np.unique(in_a_row, return_counts=True)
+        for begin, length in zip(bounds[::2], in_a_row, strict=True):
+            # Where several in a row rest, it is not known that they train, but where as many do so again.
+            if length >= _SEVERAL and often[lengths == length] < _SEVERAL:
+                rests[begin : begin + length] = False
+        return np.asarray(~rests)
 
     def bounds_by_rests(self, starts_s: FloatArray, ends_s: FloatArray, seen: _SeenCycles) -> FloatArray:
         """Bounds of cycles, those that were not seen, too, where it rests once in each; none where it does not."""
