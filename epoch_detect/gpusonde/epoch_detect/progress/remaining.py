@@ -125,12 +125,17 @@ def estimate_end(
             starts_s, ends_s = starts_s[are_cycles], ends_s[are_cycles]
             dropped = int((~are_cycles).sum())
             done = int(starts_s.size) + epochs_before
+    seen = _SeenCycles.measure(starts_s, ends_s, training)
+    bounds_s = np.empty(0) if training is None else training.bounds_by_rests(starts_s, ends_s, seen)
+    go_on = _go_on(starts_s, bounds_s, seen)
+    if go_on.any():
+        starts_s, ends_s = starts_s[~go_on], ends_s[np.append(~go_on[1:], True)]
+        dropped, done = dropped + int(go_on.sum()), done - int(go_on.sum())
+        seen = _SeenCycles.measure(starts_s, ends_s, training)
     if total_epochs < done:
         raise TotalPassedError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
-    seen = _SeenCycles.measure(starts_s, ends_s, training)
     first_s, last_s = float(starts_s[0]), float(ends_s[-1])
     unseen, before, known = seen.unseen, 0.0, 1.0
-    bounds_s = np.empty(0) if training is None else training.bounds_by_rests(starts_s, ends_s, seen)
     if training is not None and not epochs_before:
         known = training.share(starts_s, ends_s)
         if known < _LEAST_KNOWN and done < total_epochs:
@@ -213,6 +218,21 @@ def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: fl
     end, low, high = (max(start_s + math.exp(middle + side * half), now_s) for side in (0, -1, 1))
     runs = f"{n} earlier runs of it" if n > 1 else "one earlier run of it"
     return EndEstimate(0, 0, end, low, high, f"how long {runs} took: {math.exp(float(np.median(logs))):.0f} s")
+
+
+def _go_on(starts_s: FloatArray, bounds_s: FloatArray, seen: _SeenCycles) -> npt.NDArray[np.bool_]:
+    """Which cycles go on with the one before, shape (cycles,): no rest begins them as it does all others.
+
+    Where they come again and again, an evaluation that looks like training was told as cycles.
+    """
+    bound = np.searchsorted(bounds_s, starts_s + 0.5 * seen.mean_s)
+    go_on = np.append(False, (np.diff(bound) == 0) & (bound[1:] > 0))
+    first_s = starts_s[go_on & ~np.append(False, go_on[:-1])]
+    apart = np.diff(first_s, prepend=starts_s[0])
+    recur = apart.size >= _SEVERAL and np.mean(np.abs(apart / np.median(apart) - 1) < _AS_LONG) >= _EVEN
+    # Where rests are as many as cycles, all the same, they are but misplaced.
+    as_many = starts_s.size + seen.unseen - go_on.sum() < bound[-1] - bound[0]
+    return np.asarray(go_on & (recur and not as_many))
 
 
 class _Training:
