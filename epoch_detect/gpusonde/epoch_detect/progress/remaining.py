@@ -98,7 +98,8 @@ def estimate_end(
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
             A gap between epochs is a pause, or epochs that were not seen; what was told as an epoch and hardly trained
-            is none. What it lost to pauses since the last of them, if more than a cycle, comes on top.
+            is none, nor are several in a row, or some that begin without the rest of the others, where they recur.
+            What it lost to pauses since the last of them, if more than a cycle, comes on top.
             A gap as long as a longer epoch that was seen is one. Where it rests once in each, rests tell of epochs
             that were not seen, before them and since.
         epochs_before: Epochs before the first one given.
