@@ -7,6 +7,7 @@ import pytest
 from support.epoch_traces import training_trace
 
 from gpusonde.epoch_detect.progress import (
+    EndEstimate,
     EpochSums,
     duration_trend,
     epoch_table,
@@ -279,6 +280,34 @@ def test_an_evaluation_as_long_as_an_epoch_is_none_and_epochs_in_a_row_without_k
     assert estimate_end(starts, ends, 48, 270.0, training_s=trained).epochs_done == 24
     unknown = np.array([[start, start + 10.0] for start in starts if not 50 <= start < 80])
     assert estimate_end(starts, ends, 48, 270.0, training_s=unknown).epochs_done == 27
+
+
+def test_an_evaluation_that_was_told_as_an_epoch_is_none_though_the_next_epoch_was_not_seen() -> None:
+    starts = np.delete(np.arange(0.0, 200.0, 10.0), 6)
+    trained_s = np.array([[0.0, 50.0], [60.0, 200.0]])
+    estimate = estimate_end(starts, starts + 10.0, 40, 200.0, training_s=trained_s)
+    assert estimate.epochs_done == 19
+
+
+def test_evaluations_as_long_as_two_epochs_are_none_where_they_come_again() -> None:
+    starts = np.arange(0.0, 240.0, 10.0)
+    trained_s = np.array([[80.0 * i, 80.0 * i + 60.0] for i in range(3)])
+    estimate = estimate_end(starts, starts + 10.0, 36, 240.0, training_s=trained_s)
+    assert (estimate.epochs_done, estimate.end_s) == (18, pytest.approx(480.0, rel=0.01))
+
+
+def test_what_begins_without_the_rest_of_the_others_is_no_epoch_where_that_recurs() -> None:
+    def estimate(*without: int) -> EndEstimate:
+        begins = np.delete(starts, without)
+        trained_s = np.column_stack([begins, np.append(begins[1:], 340.0) - 2.0])
+        return estimate_end(starts, starts + 10.0, 50, 340.0, training_s=trained_s)
+
+    starts = np.arange(0.0, 340.0, 10.0)
+    # After ten, each of which rests at its end, comes an evaluation that looks like training up to the next rest.
+    told = estimate(11, 12, 23, 24)
+    assert (told.epochs_done, told.end_s) == (30, pytest.approx(580.0, rel=0.01))
+    # Rests that were missed now and then tell of none.
+    assert estimate(4, 9, 23, 24).epochs_done == 34
 
 
 def test_epochs_that_were_not_seen_before_anything_is_known_of_the_states_are_counted() -> None:

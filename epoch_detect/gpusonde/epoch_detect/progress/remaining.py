@@ -98,7 +98,8 @@ def estimate_end(
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
             A gap between epochs is a pause, or epochs that were not seen; what was told as an epoch and hardly trained
-            is none. What it lost to pauses since the last of them, if more than a cycle, comes on top.
+            is none, nor are several in a row, or some that begin without the rest of the others, where they recur.
+            What it lost to pauses since the last of them, if more than a cycle, comes on top.
             A gap as long as a longer epoch that was seen is one. Where it rests once in each, rests tell of epochs
             that were not seen, before them and since.
         epochs_before: Epochs before the first one given.
@@ -125,12 +126,17 @@ def estimate_end(
             starts_s, ends_s = starts_s[are_cycles], ends_s[are_cycles]
             dropped = int((~are_cycles).sum())
             done = int(starts_s.size) + epochs_before
+    seen = _SeenCycles.measure(starts_s, ends_s, training)
+    bounds_s = np.empty(0) if training is None else training.bounds_by_rests(starts_s, ends_s, seen)
+    go_on = _go_on(starts_s, bounds_s, seen)
+    if go_on.any():
+        starts_s, ends_s = starts_s[~go_on], ends_s[np.append(~go_on[1:], True)]
+        dropped, done = dropped + int(go_on.sum()), done - int(go_on.sum())
+        seen = _SeenCycles.measure(starts_s, ends_s, training)
     if total_epochs < done:
         raise TotalPassedError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
-    seen = _SeenCycles.measure(starts_s, ends_s, training)
     first_s, last_s = float(starts_s[0]), float(ends_s[-1])
     unseen, before, known = seen.unseen, 0.0, 1.0
-    bounds_s = np.empty(0) if training is None else training.bounds_by_rests(starts_s, ends_s, seen)
     if training is not None and not epochs_before:
         known = training.share(starts_s, ends_s)
         if known < _LEAST_KNOWN and done < total_epochs:
@@ -215,6 +221,21 @@ def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: fl
     return EndEstimate(0, 0, end, low, high, f"how long {runs} took: {math.exp(float(np.median(logs))):.0f} s")
 
 
+def _go_on(starts_s: FloatArray, bounds_s: FloatArray, seen: _SeenCycles) -> npt.NDArray[np.bool_]:
+    """Which cycles go on with the one before, shape (cycles,): no rest begins them as it does all others.
+
+    Where they come again and again, an evaluation that looks like training was told as cycles.
+    """
+    bound = np.searchsorted(bounds_s, starts_s + 0.5 * seen.mean_s)
+    go_on = np.append(False, (np.diff(bound) == 0) & (bound[1:] > 0))
+    first_s = starts_s[go_on & ~np.append(False, go_on[:-1])]
+    apart = np.diff(first_s, prepend=starts_s[0])
+    recur = apart.size >= _SEVERAL and np.mean(np.abs(apart / np.median(apart) - 1) < _AS_LONG) >= _EVEN
+    # Where rests are as many as cycles, all the same, they are but misplaced.
+    as_many = starts_s.size + seen.unseen - go_on.sum() < bound[-1] - bound[0]
+    return np.asarray(go_on & (recur and not as_many))
+
+
 class _Training:
     """When a job is known to have trained, shape (spans, 2), in order."""
 
@@ -247,10 +268,16 @@ class _Training:
 
     def are_cycles(self, starts_s: FloatArray, ends_s: FloatArray) -> npt.NDArray[np.bool_]:
         """Which stretches that were told as cycles are some, shape (cycles,): an evaluation may look like one."""
-        trained = self.between(starts_s, np.append(starts_s[1:], ends_s[-1]))
-        rests = np.concatenate([[False], trained < _RESTS * np.median(trained), [False]])
-        # Where several in a row rest, it is not known that they train.
-        return np.asarray(~rests[1:-1] | rests[:-2] | rests[2:])
+        trained = self.between(starts_s, ends_s)
+        rests = trained < _RESTS * np.median(trained)
+        bounds = np.flatnonzero(np.diff(np.concatenate([[False], rests, [False]]).astype(int)))
+        in_a_row = np.diff(bounds)[::2]
+        lengths, often = np.unique(in_a_row, return_counts=True)
+        for begin, length in zip(bounds[::2], in_a_row, strict=True):
+            # Where several in a row rest, it is not known that they train, but where as many do so again.
+            if length >= _SEVERAL and often[lengths == length] < _SEVERAL:
+                rests[begin : begin + length] = False
+        return np.asarray(~rests)
 
     def bounds_by_rests(self, starts_s: FloatArray, ends_s: FloatArray, seen: _SeenCycles) -> FloatArray:
         """Bounds of cycles, those that were not seen, too, where it rests once in each; none where it does not."""
