@@ -391,7 +391,7 @@ class StateWatch:
             lasts |= now_s - max(pause.sign_s, pause.usual_s) > patience_s(longest_s=pause.longest_s)
         if not lasts or not self._trains:
             return
-        evidence = self._evidence(pause, second, known)
+        evidence = pause.signs_of_hang(second, known, waits=self._waits(second, pause))
         state = JobState.HUNG if evidence or pause.alarm == JobState.HUNG else JobState.STALLED
         pause.alarm = state.value
         evidence = evidence or "nothing tells it from a checkpoint: no bytes written, PCIe or processor time known"
@@ -402,28 +402,6 @@ class StateWatch:
         before = longest if self._pauses.count else "it had no pause before"
         reason = f"the load is at {percent(share)} of its range for {quiet_s:.0f} s{cycles}; {before}; {evidence}"
         self._spans.replace_from(pause.begin_s, (state, reason, 0.9 if state == JobState.HUNG else 0.6), now_s)
-
-    def _evidence(self, pause: Pause, second: JobSecond, known: Processes) -> str:
-        """What tells a hang from a checkpoint of one rank, in words; empty if nothing does."""
-        if known.lost:
-            return f"{known.lost} of {known.worked_with} processes are gone"
-        waits = self._waits(second, pause)
-        said = []
-        if math.isfinite(known.written_per_s) and not pause.wrote:
-            said.append(f"nothing written for {second.time_s - pause.begin_s:.0f} s")
-        if math.isfinite(second.bus) and not pause.copied:
-            said.append("no traffic over PCIe")
-        if math.isfinite(known.processors) and not waits:
-            usual = known.usual_processors
-            said.append(f"its processes take {known.processors:.2f} processors ({usual:.2f} while it trains)")
-        if second.spinning and second.spinning == second.gpus:
-            how = "and none computes" if second.waits else "at low power"
-            said.append(f"utilisation is 100 % on all {second.gpus} GPUs {how}")
-        elif second.spinning and said:
-            said.append(f"{second.spinning} of {second.gpus} GPUs wait in a kernel, {second.unused} do nothing")
-        elif not waits and len(said) < 2:
-            return ""  # GPUs at rest with one witness: a loader, a checkpoint that waits for its turn
-        return ", ".join(said)
 
     # The last word on a second.
 
