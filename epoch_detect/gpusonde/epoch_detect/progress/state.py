@@ -53,6 +53,7 @@ _NO_TICKS_S, _MISSED = 10.0, 2.5  # of silence, or so many times the usual dista
 _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun is idle
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
+_FOLLOWS_S = 60.0  # from the end of a training to the beginning of the next one of the same search, at most
 _REBORN = 2.0  # times the lowest load: one who had ended works
 # What a job is taken for that rests while it saves, until that is known.
 _MAY_SAVE = frozenset({JobState.IDLE, JobState.UNKNOWN})
@@ -515,9 +516,17 @@ class StateWatch:
         self._spans.extend(time_s)
 
     def _begin_anew(self) -> None:
-        """Know nothing of the job that has ended, as another one has begun on its GPUs."""
+        """Know nothing of the job that has ended, as another one has begun on its GPUs.
+
+        Of a training upon which another one follows at once, as the next trial of a search does, it stays known that it
+        is one, and how it pauses.
+        """
+        pauses, work, cycles = self._pauses, self._work, self._cycles
+        follows = cycles.likely_train and self._last_s - self._ended_s < _FOLLOWS_S
         self._ended, self._begun_s = "", self._last_s
         self._forget()
+        if follows:
+            self._pauses, self._work, self._cycles = pauses, work.of_next(), cycles.of_next()
 
     # Restart.
 
