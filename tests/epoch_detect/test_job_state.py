@@ -270,6 +270,29 @@ def test_memory_that_is_let_go_of_is_an_end_and_memory_taken_again_a_start() -> 
     assert watch.report.state == JobState.TRAINING
 
 
+@pytest.mark.parametrize(
+    ("run_state", "between_s", "is_named"),
+    [(RunState.TRAINING, 10, True), (RunState.TRAINING, 100, False), (RunState.OTHER, 10, False)],
+)
+def test_of_a_trial_upon_which_the_next_one_follows_it_stays_known_that_it_trained(
+    run_state: RunState, between_s: int, *, is_named: bool
+) -> None:
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)
+    for _ in range(5):
+        now_s = show(watch, now_s, 30, WORKS, framebuffer_used_bytes=40e9)
+        now_s = show(watch, now_s, 6, IDLE, framebuffer_used_bytes=40e9)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=run_state, run_state_confidence=0.8))
+    now_s = show(watch, now_s, between_s, IDLE, framebuffer_used_bytes=1e9)
+    assert watch.report.state == JobState.ENDED
+    now_s = show(watch, now_s, 4, IDLE, framebuffer_used_bytes=20e9)
+    assert watch.report.state == JobState.STARTING
+    watch = StateWatch.from_state(watch.state())
+    now_s = show(watch, now_s, 10, WORKS, framebuffer_used_bytes=20e9)
+    show(watch, now_s, 60, IDLE, framebuffer_used_bytes=20e9)
+    assert (watch.report.state == JobState.STALLED) == is_named
+
+
 def test_a_dip_below_the_level_of_training_is_an_evaluation() -> None:
     watch, now_s = working()
     begin_s = now_s

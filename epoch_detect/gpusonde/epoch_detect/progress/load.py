@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 WORKS = 0.6  # of the range
@@ -261,6 +261,10 @@ class Work:
         """Work begins, or goes on behind a pause."""
         self.first_s = time_s if math.isnan(self.first_s) else self.first_s
         self.since_s, self.last, self.change = time_s, load, 0.0
+
+    def of_next(self) -> Work:
+        """What is known of a job that goes on where this one ended."""
+        return replace(self, first_s=math.nan, since_s=math.nan)
 
     def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool) -> None:
         """Take a second of it, at a load above the ``floor``, that of a GPU that idles."""

@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpusonde.epoch_detect.progress.processes import Processes
+from gpusonde.epoch_detect.progress.seconds import JobSecond
+
 _KEPT = 24  # pauses
 _MARGIN = 1.5  # times the longest pause that is expected
 _FEW = 3  # pauses: with fewer, the first patience holds
@@ -137,6 +140,33 @@ class Pause:
         changes = [abs(b - a) for a, b in itertools.pairwise(self.latest)]
         half = len(changes) // 2
         return min(map(statistics.median, (changes[:half], changes[half:]))) > _ROUGH * self.mean
+
+    def signs_of_hang(self, second: JobSecond, known: Processes, *, waits: bool) -> str:
+        """What tells a hang from a checkpoint of one rank, in words; empty if nothing does.
+
+        Args:
+            second: The latest one of it.
+            known: Of the job's processes, in it.
+            waits: Whether GPUs are in a kernel, or draw as much.
+        """
+        if known.lost:
+            return f"{known.lost} of {known.worked_with} processes are gone"
+        said = []
+        if math.isfinite(known.written_per_s) and not self.wrote:
+            said.append(f"nothing written for {second.time_s - self.begin_s:.0f} s")
+        if math.isfinite(second.bus) and not self.copied:
+            said.append("no traffic over PCIe")
+        if math.isfinite(known.processors) and not waits:
+            usual = known.usual_processors
+            said.append(f"its processes take {known.processors:.2f} processors ({usual:.2f} while it trains)")
+        if second.spinning and second.spinning == second.gpus:
+            how = "and none computes" if second.waits else "at low power"
+            said.append(f"utilisation is 100 % on all {second.gpus} GPUs {how}")
+        elif second.spinning and said:
+            said.append(f"{second.spinning} of {second.gpus} GPUs wait in a kernel, {second.unused} do nothing")
+        elif not waits and len(said) < 2:
+            return ""  # GPUs at rest with one witness: a loader, a checkpoint that waits for its turn
+        return ", ".join(said)
 
 
 def _swings(loads: Sequence[float]) -> bool:

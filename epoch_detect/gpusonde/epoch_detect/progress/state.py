@@ -54,6 +54,7 @@ _UNUSED_S = 600.0  # from the first tick, after which a job that has not begun i
 _SURE_SLOWER = 0.8
 _CYCLES_BEFORE = 8  # of the job itself, that others are longer than
 _A_QUEUE = 2  # programs of a job, one after the other
+_FOLLOWS_S = 60.0  # from the end of a training to the beginning of the next one of the same search, at most
 _REBORN = 2.0  # times the lowest load: one who had ended works
 # What a job is taken for that rests while it saves, until that is known.
 _MAY_SAVE = frozenset({JobState.IDLE, JobState.UNKNOWN})
@@ -398,7 +399,7 @@ class StateWatch:
             lasts |= now_s - max(pause.sign_s, pause.usual_s) > patience_s(longest_s=pause.longest_s)
         if not lasts or not self._trains:
             return
-        evidence = self._evidence(pause, second, known)
+        evidence = pause.signs_of_hang(second, known, waits=self._waits(second, pause))
         state = JobState.HUNG if evidence or pause.alarm == JobState.HUNG else JobState.STALLED
         pause.alarm = state.value
         evidence = evidence or "nothing tells it from a checkpoint: no bytes written, PCIe or processor time known"
@@ -409,28 +410,6 @@ class StateWatch:
         before = longest if self._pauses.count else "it had no pause before"
         reason = f"the load is at {percent(share)} of its range for {quiet_s:.0f} s{cycles}; {before}; {evidence}"
         self._spans.replace_from(pause.begin_s, (state, reason, 0.9 if state == JobState.HUNG else 0.6), now_s)
-
-    def _evidence(self, pause: Pause, second: JobSecond, known: Processes) -> str:
-        """What tells a hang from a checkpoint of one rank, in words; empty if nothing does."""
-        if known.lost:
-            return f"{known.lost} of {known.worked_with} processes are gone"
-        waits = self._waits(second, pause)
-        said = []
-        if math.isfinite(known.written_per_s) and not pause.wrote:
-            said.append(f"nothing written for {second.time_s - pause.begin_s:.0f} s")
-        if math.isfinite(second.bus) and not pause.copied:
-            said.append("no traffic over PCIe")
-        if math.isfinite(known.processors) and not waits:
-            usual = known.usual_processors
-            said.append(f"its processes take {known.processors:.2f} processors ({usual:.2f} while it trains)")
-        if second.spinning and second.spinning == second.gpus:
-            how = "and none computes" if second.waits else "at low power"
-            said.append(f"utilisation is 100 % on all {second.gpus} GPUs {how}")
-        elif second.spinning and said:
-            said.append(f"{second.spinning} of {second.gpus} GPUs wait in a kernel, {second.unused} do nothing")
-        elif not waits and len(said) < 2:
-            return ""  # GPUs at rest with one witness: a loader, a checkpoint that waits for its turn
-        return ", ".join(said)
 
     # The last word on a second.
 
@@ -544,9 +523,17 @@ class StateWatch:
         self._spans.extend(time_s)
 
     def _begin_anew(self) -> None:
-        """Know nothing of the job that has ended, as another one has begun on its GPUs."""
+        """Know nothing of the job that has ended, as another one has begun on its GPUs.
+
+        Of a training upon which another one follows at once, as the next trial of a search does, it stays known that it
+        is one, and how it pauses.
+        """
+        pauses, work, cycles = self._pauses, self._work, self._cycles
+        follows = cycles.likely_train and self._last_s - self._ended_s < _FOLLOWS_S
         self._ended, self._begun_s = "", self._last_s
         self._forget()
+        if follows:
+            self._pauses, self._work, self._cycles = pauses, work.of_next(), cycles.of_next()
 
     # Restart.
 

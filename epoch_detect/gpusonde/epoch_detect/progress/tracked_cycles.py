@@ -75,6 +75,10 @@ class TrackedCycles:
             trained_s=float(told[-1].period_s) if trains and told else _going_on(self.trained_s, known),
         )
 
+    def of_next(self) -> TrackedCycles:
+        """What is known of a job that goes on where this one ended: what it is, and not in which cycles it works."""
+        return TrackedCycles(run_state=self.run_state, run_confidence=self.run_confidence, work_s=self.work_s)
+
     def kind_of_run(self, work_s: float) -> str:
         """What the run as a whole is taken for, where that is sure and the run has not become another since.
 
