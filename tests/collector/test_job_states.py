@@ -232,6 +232,22 @@ def test_ticks_that_come_one_second_at_a_time_lead_to_the_states_of_those_that_c
     assert [state for _, state in told[0]][:2] == ["starting", "training"]
 
 
+def test_kernels_that_compute_nothing_are_no_work_in_the_collector_either():
+    states, told = JobStates(), {}
+    for begin in range(0, 200, 4):
+        works, spins = 20 <= begin < 120, begin >= 120
+        of_gpu = seconds_of(begin, [60.0 if begin < 20 else 400.0] * 4, [0.0 if begin < 20 else 1.0] * 4)
+        shares = {"sm_active": 0.9 if works else 0.02 * spins, "tensor_active": 0.5 * works, "dram_active": 0.4 * works}
+        of_gpu.columns.update((name, np.full(len(of_gpu), float(share))) for name, share in shares.items())
+        for gpu in ("GPU-0", "GPU-1"):
+            states.take(("job",), gpu, of_gpu)
+        states.settle(("job",))
+        told |= {row.start_unix_nano: row for row in states.news(("job",))}
+    last = max((row for row in told.values() if row.state), key=lambda row: row.start_unix_nano)
+    assert (last.state, round((last.start_unix_nano - START) / SECOND)) == ("hung", pytest.approx(120, abs=4))
+    assert "none computes" in last.reason
+
+
 @pytest.mark.parametrize("step", [4, 4.3])
 def test_steps_that_come_to_wait_for_their_data_are_no_evaluation_of_a_job_that_a_collector_follows(step):
     states, rows, time_s = JobStates(), {}, np.arange(0, 300, 0.1)

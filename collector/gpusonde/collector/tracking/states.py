@@ -15,26 +15,17 @@ import numpy as np
 from gpusonde.collector.storage.model import JobStateRow
 from gpusonde.collector.storage.samples import SECOND_NS, Samples, concatenate
 from gpusonde.epoch_detect import EpochDetection
-from gpusonde.epoch_detect.progress import JobState, PaceChange, StateSpan, StateWatch
+from gpusonde.epoch_detect.progress import STATE_METRICS, JobState, PaceChange, StateSpan, StateWatch
 from gpusonde.epoch_detect.result import shifted
 from gpusonde.service.wire import ACTIVITY_COLUMNS, Float64Array, JobActivity
 
-# Those that tell what a job does, as far as a GPU has them.
-_METRICS = (
-    "power_watts",
-    "sm_active",
-    "graphics_active",
-    "gpu_utilization",
-    "pcie_tx_bytes_per_second",
-    "pcie_rx_bytes_per_second",
-    "framebuffer_used_bytes",
-)
 # Ticks are averaged, and the job watched, so many seconds at a time, however they come: that costs half of what single
 # ones do, and agents send about four.
 _TOGETHER_S = 3
 # States in which GPUs may rest, and from which use on one does not.
 _RESTS = frozenset({JobState.STARTING, JobState.IDLE, JobState.ENDED, JobState.UNKNOWN})
-_USES = [_METRICS.index(name) for name in ("sm_active", "graphics_active", "gpu_utilization")]
+_POWER = STATE_METRICS.index("power_watts")
+_USES = [STATE_METRICS.index(name) for name in ("sm_active", "graphics_active", "gpu_utilization")]
 _NOT_USED = 0.01
 # A GPU that is further behind the first one than this is not waited for, unless a backlog is read.
 _PATIENCE_S = 10
@@ -227,7 +218,7 @@ class JobStates:
         seconds = sorted({at for gpu in job.gpus.values() for at in gpu.waiting if job.reached < at <= through})
         if not seconds:
             return
-        nothing = np.zeros((3, len(_METRICS)))
+        nothing = np.zeros((3, len(STATE_METRICS)))
         # Shape (GPUs, seconds, 3, metrics).
         totals = np.array([[gpu.waiting.pop(at, nothing) for at in seconds] for gpu in job.gpus.values()])
         sums, counts = totals[:, :, 0], totals[:, :, 1]
@@ -237,6 +228,7 @@ class JobStates:
             for uuid, its in zip(job.gpus, means, strict=True):
                 self._learn_idle(uuid, its)
         used = np.flatnonzero(known.any(axis=(0, 1))).tolist()
+        load = next((i for i in (_POWER, *_USES) if i in used), None)
         times = np.array(seconds, dtype=np.float64)
         looks = [*sorted(at for at in job.looks if at <= seconds[-1]), math.inf]
         begin = 0
@@ -247,8 +239,8 @@ class JobStates:
                 piece = slice(begin, stop)
                 job.watch.update(
                     times[piece] - job.origin,
-                    {_METRICS[i]: means[:, piece, i] for i in used},
-                    totals[:, piece, 2, used[0]] if used else None,  # power, or the first metric of use
+                    {STATE_METRICS[i]: means[:, piece, i] for i in used},
+                    None if load is None else totals[:, piece, 2, load],
                 )
                 begin = stop
             if math.isfinite(at):
@@ -265,18 +257,18 @@ class JobStates:
     def _learn_idle(self, gpu_uuid: str, means: Float64Array) -> None:
         """Note the power, shape (seconds, metrics), of a GPU that is not in use; the lowest counts."""
         uses = means[:, _USES]
-        unused = (uses < _NOT_USED).any(axis=1) & ~(uses >= _NOT_USED).any(axis=1) & (means[:, 0] > 0)
+        unused = (uses < _NOT_USED).any(axis=1) & ~(uses >= _NOT_USED).any(axis=1) & (means[:, _POWER] > 0)
         if int(unused.sum()) >= _TOGETHER_S:
-            watts = float(np.median(means[unused, 0]))
+            watts = float(np.median(means[unused, _POWER]))
             self._idle_watts[gpu_uuid] = min(watts, self._idle_watts.get(gpu_uuid, math.inf))
 
 
 def _average(job: _Job, gpu: _Gpu) -> None:
     """Average the ticks of a GPU over seconds."""
-    samples = concatenate(gpu.ticks, _METRICS) if len(gpu.ticks) > 1 else gpu.ticks[0]
+    samples = concatenate(gpu.ticks, STATE_METRICS) if len(gpu.ticks) > 1 else gpu.ticks[0]
     gpu.ticks.clear()
     second = samples.time_unix_nano // SECOND_NS
-    values = samples.matrix(_METRICS)
+    values = samples.matrix(STATE_METRICS)
     later = second[1:] > second[:-1]
     if (second[1:] < second[:-1]).any():
         order = np.argsort(second, kind="stable")

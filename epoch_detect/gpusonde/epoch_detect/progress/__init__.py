@@ -11,6 +11,7 @@ from gpusonde.epoch_detect.progress.remaining import (
     estimate_end,
     estimate_from_others,
 )
+from gpusonde.epoch_detect.progress.seconds import STATE_METRICS
 from gpusonde.epoch_detect.progress.slow_device import DeviceSuspicion, SlowDeviceVerdict, find_slow_device
 from gpusonde.epoch_detect.progress.spans import JobState, StateSpan
 from gpusonde.epoch_detect.progress.state import StateWatch
@@ -21,6 +22,7 @@ __all__ = [
     "CAUSE_METRICS",
     "COVERAGE",
     "FEWEST_EPOCHS",
+    "STATE_METRICS",
     "ChangePoint",
     "DeviceSuspicion",
     "EndEstimate",

@@ -22,7 +22,8 @@ _COMPUTING = {"tensor_active": 0.02, "dram_active": 0.08}  # share of use of tho
 # Share of SMs that a kernel that waits is on, at most: those of collectives take 32 of 132.
 _WAITING = _COMPUTING | {SM_ACTIVE: 0.3}
 _LOADS = frozenset({POWER, *USE})
-METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
+# Those that tell what a job does, as far as a GPU has them.
+STATE_METRICS = (*USE, POWER, *_BUS, *_COMPUTING, MEMORY)
 _FULL = 0.985  # utilisation of a GPU that waits in a kernel
 _NOT_USED = 0.1
 _MUCH_LESS = 0.4  # of what another one draws: what GPUs of one job do not that work, in step or one after the other
@@ -80,7 +81,7 @@ class JobSecond:
         Args:
             time_s: Shape (ticks,).
             stops: Shape (seconds + 1,), where each begins and the one before stops, from 0 to the number of ticks.
-            metrics: Of :data:`METRICS`, those that are given.
+            metrics: Of :data:`STATE_METRICS`, those that are given.
             values: Shape (metrics, gpus, ticks), NaN where there is no value. All in one: calls of numpy on a few
                 values each are most of what a second costs.
             least_watts: What no GPU draws less than: a meter that says so says nothing.

@@ -21,7 +21,7 @@ import numpy as np
 from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel, Work
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
 from gpusonde.epoch_detect.progress.processes import Processes
-from gpusonde.epoch_detect.progress.seconds import METRICS, JobSecond, stops_of_seconds
+from gpusonde.epoch_detect.progress.seconds import STATE_METRICS, JobSecond, stops_of_seconds
 from gpusonde.epoch_detect.progress.spans import JobState, StateSpan, StateSpans, Word
 from gpusonde.epoch_detect.progress.tracked_cycles import TrackedCycles
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
@@ -184,7 +184,7 @@ class StateWatch:
         for column in values.values():
             if column.shape != (self.gpus, time_s.size):
                 raise ValueError(f"expected values of shape {(self.gpus, time_s.size)}, got {column.shape}")
-        metrics = [name for name in METRICS if name in values]
+        metrics = [name for name in STATE_METRICS if name in values]
         rows = np.array([values[name] for name in metrics]).reshape(len(metrics), self.gpus, time_s.size)
         times = time_s.tolist()
         stops = stops_of_seconds(times)
