@@ -5,6 +5,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def _found(told_s: float, *levels_s: float, role: CycleRole = CycleRole.UNKNOWN)
 
 def _look(monkeypatch: pytest.MonkeyPatch, looks: Sequence[EpochDetection]) -> tuple[EpochTracker, list[EpochEvent]]:
     """A tracker whose analyses give what is said, the last of them at the end of the run."""
-    from gpusonde.epoch_detect import tracker as module
+    from gpusonde.epoch_detect import look as module
 
     left = iter(looks)
     monkeypatch.setattr(module, "analyse_and_cache", lambda *args, **keywords: (next(left), None))
@@ -293,7 +294,7 @@ def test_state_survives_a_restart_while_an_analysis_goes_on() -> None:
 
 
 def test_no_update_does_more_than_a_small_part_of_an_analysis(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusonde.epoch_detect import tracker as module
+    from gpusonde.epoch_detect import look as module
 
     steps = []
     real = module.analyse_in_steps
@@ -388,14 +389,15 @@ def test_default_memory_stays_under_a_mebibyte_with_four_metrics() -> None:
 
 def test_work_per_tick_does_not_grow_with_history(monkeypatch: pytest.MonkeyPatch) -> None:
     analysed: list[int] = []
-    from gpusonde.epoch_detect import tracker as module
+    from gpusonde.epoch_detect import look as looking
+    from gpusonde.epoch_detect import tracker as tracking
 
-    def counted(name: str) -> None:
+    def counted(module: ModuleType, name: str) -> None:
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda ticks, *a, **k: analysed.append(len(ticks)) or real(ticks, *a, **k))
 
-    counted("analyse_and_cache")
-    counted("extend_match")
+    counted(looking, "analyse_and_cache")
+    counted(tracking, "extend_match")
     trace, _ = training_trace(30.0, 100, interval_s=0.25)
     tracker = EpochTracker(trace.metrics, capacity=2048)
     share = []
@@ -407,16 +409,17 @@ def test_work_per_tick_does_not_grow_with_history(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_who_has_fallen_behind_looks_once_and_finds_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusonde.epoch_detect import tracker as module
+    from gpusonde.epoch_detect import look as looking
+    from gpusonde.epoch_detect import tracker as tracking
 
     looks: list[int] = []
 
-    def counted(name: str) -> None:
+    def counted(module: ModuleType, name: str) -> None:
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda ticks, *a, **k: looks.append(len(ticks)) or real(ticks, *a, **k))
 
-    counted("analyse_and_cache")
-    counted("extend_match")
+    counted(looking, "analyse_and_cache")
+    counted(tracking, "extend_match")
     trace, _ = training_trace(20.0, 12)
     tracker, thorough = EpochTracker(trace.metrics), EpochTracker(trace.metrics)
     values = _values(trace)
@@ -435,7 +438,7 @@ def test_one_who_has_fallen_behind_looks_once_and_finds_the_same_in_the_end(monk
 
 
 def test_one_who_has_fallen_behind_looks_at_a_young_run_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusonde.epoch_detect import tracker as module
+    from gpusonde.epoch_detect import look as module
 
     looks: list[float] = []
     real = module.analyse_and_cache

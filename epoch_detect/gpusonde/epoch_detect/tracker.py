@@ -2,63 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.analysis import analyse_and_cache, analyse_in_steps, complete, name_anew
+from gpusonde.epoch_detect.confirmation import agrees, is_of_steps, is_real, is_sure, untold
+from gpusonde.epoch_detect.cycles.analysis import name_anew
 from gpusonde.epoch_detect.cycles.candidates import EVERYTHING, Scope
 from gpusonde.epoch_detect.cycles.detector import CachedMatch, append_epochs, extend_match, without_doubtful_end
 from gpusonde.epoch_detect.cycles.marks import Marks
-from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.cycles.tree import level_of, with_epochs
-from gpusonde.epoch_detect.history import CAPACITY, CELLS_TO_SEE, History, pack, unpack
+from gpusonde.epoch_detect.history import CAPACITY, CELLS_TO_SEE, History
+from gpusonde.epoch_detect.look import Look, WholeAnswer, look_at_once, look_in_steps
 from gpusonde.epoch_detect.mark_history import MarkHistory
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
-from gpusonde.epoch_detect.reported import (
-    EpochEvent,
-    EpochStatus,
-    ReportedEpochs,
-    Stretch,
-    TrackedEpoch,
-    alike,
-    has_level,
-)
+from gpusonde.epoch_detect.reported import EpochEvent, EpochStatus, ReportedEpochs, Stretch, TrackedEpoch, alike
 from gpusonde.epoch_detect.resemblance import keep_alike
-from gpusonde.epoch_detect.result import (
-    Cycle,
-    CycleRole,
-    Deviation,
-    EpochDetection,
-    Hypothesis,
-    RunState,
-    Verdict,
-    shifted,
+from gpusonde.epoch_detect.result import EpochDetection, Verdict, shifted
+from gpusonde.epoch_detect.ticks import choose_metrics
+from gpusonde.epoch_detect.tracker_state import (
+    DAMAGED,
+    cached_fields,
+    cached_from,
+    detection_fields,
+    detection_from,
+    pack_state,
+    unpack_state,
 )
-from gpusonde.epoch_detect.ticks import Ticks, choose_metrics
 
 # In a run that goes on, of a period that was not among the likely ones when it was shorter.
 _MOST_CYCLES = 10
 _MOST_CYCLES_AT_FIRST = 14  # the same at the first look, before which nothing was looked for: periods of 2 s and more
 _MOST_CYCLES_HELD = 4  # the same while a confident cycle holds
-# What passes between two parts of an analysis, so that no update takes long: of the run, and at least.
-_STEP = 0.001
-_LEAST_STEP_S = 0.1
 _FIRST_ANALYSIS_S = 27.5
 # The next analysis comes when the run is this much longer; a cycle that was found is followed in between.
 _GROWTH = 2.4
 # The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
 _GROWTH_PATIENT = 4.0
-_MOST_IN_DOUBT = 2  # stretches that are looked at by themselves
-_SAME_STRETCH = 0.9  # of the run: what is not found in it is not found in so much of it
-_REAL = 0.9  # confidence that the job has a level from which on it is followed, and told once it is confirmed
-_SEEN_BEFORE = 5  # cycles that a look has to have seen to be asked whether it has found them
-_LEAST_OF_NESTED = 3  # cycles of a level that has held for two cycles of its parent
 _FOLLOWED = 8  # epochs of the end of the run in which a cycle is followed
 _FOLLOW = 0.15  # a cycle is followed after a period, at the earliest when the run is this share longer
 _UNSEEN = 2  # periods without cycles that a look has seen which need no other look to say that they do not go on
@@ -66,42 +48,6 @@ _SAME_PERIOD = 0.15  # by which the period of a followed cycle may differ from t
 _SAME_EPOCH = 0.15  # periods by which the start of a followed epoch may differ between two looks
 _ALIKE = 0.5  # of the epochs of a followed cycle, at least, that stay where they were
 _MEMORY = "framebuffer_used_bytes"
-_STATE_VERSION = 3
-_FORMER_STATE_VERSION = 2
-
-
-@dataclass(frozen=True)
-class _WholeAnswer:
-    """What a look has found.
-
-    Attributes:
-        found: The answer.
-        cached: Its match, to follow.
-        held: Where cycles of other levels were reported, and are some.
-    """
-
-    found: EpochDetection
-    cached: CachedMatch | None
-    held: tuple[Stretch, ...] = ()
-
-
-@dataclass
-class _Running:
-    """An analysis that is not done yet.
-
-    Attributes:
-        since_us: Time of the newest tick that it is of.
-        rows: How many rows of the history it looks at.
-        steps: What is left to do.
-        due_us: When the next step is to be done.
-        done: How many steps are done.
-    """
-
-    since_us: int
-    rows: int
-    steps: Generator[None, None, _WholeAnswer]
-    due_us: int
-    done: int = 0
 
 
 class EpochTracker:
@@ -144,7 +90,7 @@ class EpochTracker:
         self._patient = False
         self._follow_us: int | None = None
         self._cached: CachedMatch | None = None
-        self._running: _Running | None = None
+        self._running: Look | None = None
         self._reported = ReportedEpochs()
         self._latest: EpochDetection | None = None
         self._standing: EpochDetection | None = None
@@ -291,24 +237,20 @@ class EpochTracker:
 
     def state(self) -> bytes:
         """Serialise the tracker; no pickle. At most about as large as its memory."""
-        meta = {
-            "version": _STATE_VERSION,
+        fields = {
             "metrics": self.metrics,
             "origin_s": self._origin_s,
             "next_us": self._next_us,
             "analysed_us": self._analysed_us,
             "follow_us": self._follow_us,
             "running": None if (run := self._running) is None else [run.since_us, run.rows, run.due_us, run.done],
-            "hold": None if self._cached is None else _cached_fields(self._cached),
+            "hold": None if self._cached is None else cached_fields(self._cached),
             **self._reported.fields(),
-            "latest": None if self._latest is None else _detection_fields(self._latest),
-            "told": None if self._standing is None else _detection_fields(self._standing),
+            "latest": None if self._latest is None else detection_fields(self._latest),
+            "told": None if self._standing is None else detection_fields(self._standing),
             "rival_s": self._rival_s,
         }
-        arrays = {f"history_{name}": array for name, array in self._history.to_arrays().items()}
-        arrays |= {f"marks_{name}": array for name, array in self._marks.to_arrays().items()}
-        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
-        return pack(arrays)
+        return pack_state(fields, self._history.to_arrays(), self._marks.to_arrays())
 
     @classmethod
     def restore(cls, data: bytes) -> EpochTracker:
@@ -317,32 +259,24 @@ class EpochTracker:
         Raises:
             ValueError: The bytes are no such state, or one of another version.
         """
-        arrays = unpack(data)
         try:
-            meta = json.loads(arrays["meta"].tobytes())
-            if meta["version"] == _FORMER_STATE_VERSION:
-                meta = _from_former(meta)
-            if meta["version"] != _STATE_VERSION:
-                raise ValueError(f"tracker state of version {meta['version']}; this release reads {_STATE_VERSION}")
-            tracker = cls(meta["metrics"])
-            history = {k.removeprefix("history_"): v for k, v in arrays.items() if k != "meta"}
+            fields, history, marks = unpack_state(data)
+            tracker = cls(fields["metrics"])
             tracker._history = History.from_arrays(tracker._used, history)
-            # A release that knew no marks has none in its states.
-            marks = {k.removeprefix("marks_"): v for k, v in arrays.items() if k.startswith("marks_")}
             tracker._marks = MarkHistory.from_arrays(marks)
-            tracker._origin_s = meta["origin_s"]
-            tracker._next_us = int(meta["next_us"])
-            tracker._analysed_us = int(meta.get("analysed_us", 0))
-            tracker._follow_us = meta["follow_us"]
-            tracker._cached = None if meta["hold"] is None else _cached_from(meta["hold"])
-            tracker._reported = ReportedEpochs.from_fields(meta)
-            tracker._latest = None if meta["latest"] is None else _detection_from(meta["latest"])
-            tracker._standing = None if meta["told"] is None else _detection_from(meta["told"])
-            tracker._rival_s = float(meta["rival_s"])
-            tracker._detection = tracker._standing or (_untold(tracker._latest) if tracker._latest else None)
-            if (running := meta.get("running")) is not None:
+            tracker._origin_s = fields["origin_s"]
+            tracker._next_us = int(fields["next_us"])
+            tracker._analysed_us = int(fields.get("analysed_us", 0))
+            tracker._follow_us = fields["follow_us"]
+            tracker._cached = None if fields["hold"] is None else cached_from(fields["hold"])
+            tracker._reported = ReportedEpochs.from_fields(fields)
+            tracker._latest = None if fields["latest"] is None else detection_from(fields["latest"])
+            tracker._standing = None if fields["told"] is None else detection_from(fields["told"])
+            tracker._rival_s = float(fields["rival_s"])
+            tracker._detection = tracker._standing or (untold(tracker._latest) if tracker._latest else None)
+            if (running := fields.get("running")) is not None:
                 tracker._resume(*map(int, running))
-        except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, json.JSONDecodeError) as error:
+        except DAMAGED as error:
             raise ValueError(f"not a tracker state ({error!r:.200}); start the run's tracking anew") from error
         return tracker
 
@@ -396,7 +330,7 @@ class EpochTracker:
         self._latest = name_anew(self._latest, marks)
         if self._standing is not None:
             self._standing = name_anew(self._standing, marks)
-        self._detection = self._standing or (_untold(self._latest) if self._latest else None)
+        self._detection = self._standing or (untold(self._latest) if self._latest else None)
 
     def _look(self, now_us: int) -> list[EpochEvent]:
         """Do what is due."""
@@ -409,67 +343,32 @@ class EpochTracker:
         self._running = self._begin(now_us, len(self._history))
         return []
 
-    def _begin(self, since_us: int, rows: int) -> _Running:
-        return _Running(since_us, rows, self._analyse_in_steps(self._history.ticks(rows), since_us), since_us)
-
-    def _analyse_in_steps(self, ticks: Ticks, since_us: int) -> Generator[None, None, _WholeAnswer]:
-        found, cached = yield from analyse_in_steps(
-            ticks, ended=False, marks=self._known_marks, scope=self._scope(since_us)
-        )
-        held = yield from self._find_held(ticks, found)
-        return _WholeAnswer(found, cached, held)
-
-    def _find_held(self, ticks: Ticks, found: EpochDetection) -> Generator[None, None, tuple[Stretch, ...]]:
-        """Find where cycles were reported that an answer does not have, and that their own part of the run does have.
-
-        An analysis of all of a run knows one tempo; where that has changed, what was told before is asked of the ticks
-        it was told of.
-        """
-        origin_s, whole_us = self._origin_s or 0.0, int(ticks.time_us[-1]) if len(ticks) else 0
-        held = []
-        for stretch in self._reported.in_doubt(shifted(found, origin_s))[:_MOST_IN_DOUBT]:
-            edges_us = (np.array([stretch.start_s, stretch.end_s]) - origin_s) * 1e6
-            if edges_us[1] - edges_us[0] > _SAME_STRETCH * whole_us:
-                continue
-            first, stop = np.searchsorted(ticks.time_us, edges_us)
-            alone, _ = yield from analyse_in_steps(
-                ticks.slice(int(first), int(stop)), ended=False, scope=Scope(math.inf, (stretch.period_s,))
-            )
-            if has_level(alone, stretch.period_s):
-                held.append(stretch)
-        return tuple(held)
+    def _begin(self, since_us: int, rows: int) -> Look:
+        ticks, scope = self._history.ticks(rows), self._scope(since_us)
+        steps = look_in_steps(ticks, scope, self._known_marks, self._reported, self._origin_s or 0.0)
+        return Look(since_us, rows, steps, since_us)
 
     def _resume(self, since_us: int, rows: int, due_us: int, done: int) -> None:
-        """Begin an analysis anew that was going on, and do what was done of it."""
-        self._running = running = self._begin(since_us, rows)
-        running.due_us = due_us
-        for running.done in range(1, done + 1):
-            if next(running.steps, running) is running:
-                raise ValueError(f"an analysis of fewer than {done} steps; start the run's tracking anew")
+        """Begin a look anew that was going on, and do what was done of it."""
+        self._running = self._begin(since_us, rows)
+        self._running.resume(due_us, done)
 
-    def _step(self, running: _Running, now_us: int) -> list[EpochEvent]:
-        """Do the next part of an analysis."""
-        try:
-            next(running.steps)
-        except StopIteration as end:
-            self._running = None
-            return self._take(end.value, running.since_us, ended=False)
-        running.done += 1
-        running.due_us = now_us + max(round(_STEP * running.since_us), round(_LEAST_STEP_S * 1e6))
-        return []
+    def _step(self, running: Look, now_us: int) -> list[EpochEvent]:
+        """Do the next part of a look."""
+        answer = running.step(now_us)
+        if answer is None:
+            return []
+        self._running = None
+        return self._take(answer, running.since_us, ended=False)
 
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
-        """Do all of an analysis at once."""
-        found, cached = analyse_and_cache(
-            self._history.ticks(),
-            ended=ended,
-            marks=self._known_marks(),
-            scope=EVERYTHING if ended else self._scope(now_us),
-        )
-        held = complete(self._find_held(self._history.ticks(), found))
-        return self._take(_WholeAnswer(found, cached, held), now_us, ended=ended)
+        """Do all of a look at once."""
+        ticks, scope = self._history.ticks(), EVERYTHING if ended else self._scope(now_us)
+        origin_s = self._origin_s or 0.0
+        answer = look_at_once(ticks, scope, self._known_marks(), self._reported, origin_s, ended=ended)
+        return self._take(answer, now_us, ended=ended)
 
-    def _take(self, answer: _WholeAnswer, since_us: int, *, ended: bool) -> list[EpochEvent]:
+    def _take(self, answer: WholeAnswer, since_us: int, *, ended: bool) -> list[EpochEvent]:
         """Take what a look at the ticks up to some time has found."""
         found, cached, held = answer.found, answer.cached, answer.held
         before, before_us = self._latest, self._analysed_us
@@ -480,14 +379,14 @@ class EpochTracker:
             latest = self._followed_finer(latest) or latest
             self._standing, self._detection, self._follow_us = latest, latest, None
             return self._reported.reconcile(latest, ended=True, held=held)
-        agreed = _agrees(latest, before, before_us * 1e-6)
-        real = agreed and _is_real(latest)
-        if _is_of_steps(latest, self._standing):
+        agreed = agrees(latest, before, before_us * 1e-6)
+        real = agreed and is_real(latest)
+        if is_of_steps(latest, self._standing):
             # What is told is a cycle of the run, and does not measure its progress.
             self._standing, self._cached, self._follow_us, self._rival_s = None, None, None, 0.0
-            self._detection = latest = _untold(latest)
+            self._detection = latest = untold(latest)
             return self._reported.reconcile(latest, elsewhere=True)
-        told, sure, rival_s = self._standing, real and _is_sure(latest), self._rival_s
+        told, sure, rival_s = self._standing, real and is_sure(latest), self._rival_s
         self._rival_s = latest.period_s if real else 0.0
         same = told is None or (latest.verdict == Verdict.EPOCHS and alike(told.period_s, latest.period_s))
         if told is not None and not same and not (sure and alike(rival_s, latest.period_s)):
@@ -499,7 +398,7 @@ class EpochTracker:
         self._cached = cached if told is not None or real else None
         self._follow_us = None if self._cached is None else self._after(since_us, latest.period_s)
         if told is None and not sure:
-            self._detection = _untold(latest)
+            self._detection = untold(latest)
             return []
         return self._tell(latest, elsewhere=told is None or not same, held=held)
 
@@ -563,8 +462,8 @@ class EpochTracker:
         found = with_epochs(last, kept)
         if self._standing is None:
             self._latest = found
-            if not _is_sure(found):
-                self._detection = _untold(found)
+            if not is_sure(found):
+                self._detection = untold(found)
                 return []
         return self._tell(found)
 
@@ -622,127 +521,7 @@ class EpochTracker:
         return max(now_us + round(period_s * 1e6), round(now_us * (1 + _FOLLOW)))
 
 
-def _is_real(found: EpochDetection) -> bool:
-    """Say whether what a look at a run that goes on gives as epochs are cycles of a training, and not its steps.
-
-    Those are told by the tree: thousands of them are no epochs, and what ticks see of short ones may be a beat.
-    """
-    if found.level is None or found.verdict != Verdict.EPOCHS or found.run_state not in (None, RunState.TRAINING):
-        return False
-    level = found.cycles[found.level]
-    return level.confidence >= _REAL and level.role is not CycleRole.STEP
-
-
-def _is_of_steps(found: EpochDetection, told: EpochDetection | None) -> bool:
-    """Say whether a look calls the level that is told that of the steps."""
-    if told is None or found.level is None or found.verdict != Verdict.EPOCHS:
-        return False
-    return alike(told.period_s, found.period_s) and found.cycles[found.level].role is CycleRole.STEP
-
-
-def _agrees(latest: EpochDetection, before: EpochDetection | None, before_s: float) -> bool:
-    """Say whether the look before one has the level that it tells, too, if it could see enough cycles of that."""
-    if before_s < _SEEN_BEFORE * latest.period_s:
-        return True
-    return before is not None and has_level(before, latest.period_s)
-
-
-def _is_sure(found: EpochDetection) -> bool:
-    """Say whether the epochs of a run that goes on may be told: cycles of the job, and of a level that is confirmed."""
-    if not _is_real(found) or found.level is None:
-        return False
-    return found.cycles[found.level].confirmed and found.epoch_starts_s.size >= _LEAST_OF_NESTED
-
-
-def _untold(found: EpochDetection) -> EpochDetection:
-    """Return what is told of an analysis whose epochs are not told yet."""
-    if found.verdict != Verdict.EPOCHS:
-        return found
-    return replace(
-        found,
-        verdict=Verdict.NONE,
-        reason=f"{found.reason}; not confirmed yet",
-        period_s=np.nan,
-        period_low_s=np.nan,
-        period_high_s=np.nan,
-        confidence=0.0,
-        epoch_starts_s=np.empty(0),
-        epoch_ends_s=np.empty(0),
-        level=None,
-    )
-
-
 def _begin_alike(one: EpochDetection, other: EpochDetection) -> bool:
     """Say whether half of the epochs of a detection also begin in another one."""
     distance = np.abs(one.epoch_starts_s[:, None] - other.epoch_starts_s)
     return bool((distance.min(axis=1, initial=np.inf) <= _SAME_EPOCH * one.period_s).mean() >= _ALIKE)
-
-
-def _from_former(meta: dict[str, Any]) -> dict[str, Any]:
-    """Read the state of a release that reported epochs before their level was confirmed, and knew no tree."""
-    found = meta["detection"]
-    return {
-        **meta,
-        "version": _STATE_VERSION,
-        "running": None,  # its steps were others; the analysis begins anew
-        "entries": [[*row[:4], str(EpochStatus.CONFIRMED), row[5], row[7]] for row in meta["entries"]],
-        "latest": found,
-        "told": found if meta["entries"] and found is not None and found["verdict"] == Verdict.EPOCHS else None,
-        "rival_s": 0.0,
-    }
-
-
-def _detection_fields(found: EpochDetection) -> dict[str, object]:
-    fields = {name: getattr(found, name) for name in found.__dataclass_fields__}
-    return {
-        **fields,
-        "verdict": str(found.verdict),
-        "run_state": None if found.run_state is None else str(found.run_state),
-        "epoch_starts_s": found.epoch_starts_s.tolist(),
-        "epoch_ends_s": found.epoch_ends_s.tolist(),
-        "cycles": [{**vars(c), "starts_s": c.starts_s.tolist(), "role": str(c.role)} for c in found.cycles],
-        "hypotheses": [[h.period_s, h.cycles, h.score] for h in found.hypotheses],
-        "deviations": [[d.gpu, d.kind, d.amount] for d in found.deviations],
-    }
-
-
-# The keys of a stored state stay, whatever the attributes are called.
-def _cached_fields(cached: CachedMatch) -> dict[str, Any]:
-    pattern, *others = ({**vars(p), "template": p.template.tolist()} for p in (cached.pattern, *cached.others))
-    return {
-        "cut": cached.gap_removal,
-        "rows": cached.rows,
-        "pattern": pattern,
-        "others": others,
-        "agreement": cached.agreement,
-        "confidence": cached.confidence,
-    }
-
-
-def _cached_from(fields: dict[str, Any]) -> CachedMatch:
-    stored = [fields["pattern"], *fields["others"]]
-    pattern, *others = (Pattern(**{**p, "template": np.array(p["template"])}) for p in stored)
-    return CachedMatch(
-        gap_removal=int(fields["cut"]),
-        rows=tuple(fields["rows"]),
-        pattern=pattern,
-        others=tuple(others),
-        agreement=float(fields["agreement"]),
-        confidence=float(fields["confidence"]),
-    )
-
-
-def _detection_from(fields: dict[str, Any]) -> EpochDetection:
-    arrays = {name: np.array(fields[name], dtype=np.float64) for name in ("epoch_starts_s", "epoch_ends_s")}
-    hypotheses = tuple(Hypothesis(*row) for row in fields["hypotheses"])
-    deviations = tuple(Deviation(*row) for row in fields.get("deviations", ()))
-    texts = {"metrics": tuple(fields["metrics"]), "warnings": tuple(fields["warnings"])}
-    cycles = tuple(_cycle_from(each) for each in fields.get("cycles", ()))
-    run_state = fields.get("run_state") and RunState(fields["run_state"])
-    parts = {"cycles": cycles, "hypotheses": hypotheses, "deviations": deviations, "run_state": run_state}
-    return EpochDetection(**{**fields, **arrays, **texts, **parts})
-
-
-def _cycle_from(fields: dict[str, Any]) -> Cycle:
-    starts_s = np.array(fields["starts_s"], dtype=np.float64)
-    return Cycle(**{**fields, "starts_s": starts_s, "role": CycleRole(fields["role"])})
