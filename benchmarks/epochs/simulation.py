@@ -195,7 +195,9 @@ class Timeline:
         def moved(times: np.ndarray | float) -> np.ndarray:
             return np.asarray(times + slower * np.maximum(np.asarray(times) - at_s, 0.0))
 
-        self._seconds = [np.diff(moved(np.cumsum(np.concatenate(self._seconds))), prepend=0.0)]
+        seconds = np.concatenate(self._seconds)
+        # To the last bit as long as before: what is read of them is rounded.
+        self._seconds = [seconds + slower * np.clip(np.cumsum(seconds) - at_s, 0.0, seconds)]
         self._states = [(float(moved(at)), state) for at, state in self._states]
         self._memory = [(float(moved(at)), share) for at, share in self._memory]
         for marks in self._marks.values():
