@@ -186,7 +186,7 @@ def of_generated(task: tuple[str, int, int]) -> list[Trial]:
 
 def of_recording(recording: JobRecording) -> list[Trial]:
     """Trials of a recorded job, one of each level of its log that the bar speaks of and that has enough cycles."""
-    begun, log, tick_s = None, recording.log, recording.interval_s
+    begun, log = None, recording.log
     levels = {"steps": log.steps_s, "epochs": log.epochs_s, "evaluations": log.evaluations_s}
     found = []
     for name, spans_s in levels.items():
@@ -194,11 +194,11 @@ def of_recording(recording: JobRecording) -> list[Trial]:
         behind = int((starts_s >= log.start_s + _AT * (log.stop_s - log.start_s)).sum())
         if behind < _FEWEST_BEHIND or starts_s.size - behind < _FEWEST_BEFORE:
             continue
-        change, cycle_s = _change_asked(starts_s, tick_s), float(np.median(np.diff(starts_s)))
+        change, cycle_s = _change_asked(starts_s, recording.interval_s), float(np.median(np.diff(starts_s)))
         if change is None:
             continue
         begun = begun or _Begun(recording)
-        group = f"{recording.kind}, {name} of {cycle_s:.0f} s, {cycle_s / tick_s:.1f} ticks, {change:.0%}"
+        group = f"{recording.kind}, {name} of {cycle_s:.0f} s, {100 * change:.0f} %"
         if is_held_back(recording.name, recording.kind):
             group += ", held back"
         found.append(begun.trial(group, slower_cycles(recording, change, begun.at_s), starts_s, change))
