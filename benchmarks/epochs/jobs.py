@@ -104,7 +104,15 @@ class Job:
 FIT = tuple(kind for kind in KINDS if kind not in BLIND)
 
 
-def job(kind: str, seed: int, number: int, *, blind: bool = False, longest_s: float = 3600.0) -> Job:
+def job(
+    kind: str,
+    seed: int,
+    number: int,
+    *,
+    blind: bool = False,
+    longest_s: float = 3600.0,
+    slower: tuple[float, float] | None = None,
+) -> Job:
     """Simulate a job; the same for the same kind, seed and number.
 
     Args:
@@ -113,6 +121,8 @@ def job(kind: str, seed: int, number: int, *, blind: bool = False, longest_s: fl
         number: Of the job in it.
         blind: Whether a kind of :data:`BLIND` may be made; what is fitted or chosen must not look at one.
         longest_s: Seconds that the job is planned for, at most.
+        slower: From which second of the traces on all takes longer, and by which share. Up to there, and in how long
+            they are, the traces are the same without it.
 
     Raises:
         ValueError: The kind is set aside, or there is no such kind.
@@ -138,8 +148,11 @@ def job(kind: str, seed: int, number: int, *, blind: bool = False, longest_s: fl
     if rng.random() < 0.25:  # recorded from the middle of the job on, or while it goes on
         first_s = rng.uniform(0, 0.35) * stop_s if rng.random() < 0.4 else 0.0
         stop_s = first_s + rng.uniform(0.4, 1.0) * (stop_s - first_s)
-    traces = _traces(script, recording, rng, first_s, stop_s)
     zero_s = first_s + recording.interval_s
+    if slower is not None:
+        script.line.slow_down(zero_s + slower[0], slower[1])
+        end_s += slower[1] * max(end_s - zero_s - slower[0], 0.0)
+    traces = _traces(script, recording, rng, first_s, stop_s)
     levels = [seen(each, traces, recording.interval_s, zero_s) for each in script.line.levels(first_s, stop_s)]
     states = tuple((max(at - zero_s, 0.0), state) for at, state in _within(script.line.states(), first_s, stop_s))
     return Job(

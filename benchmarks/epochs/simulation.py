@@ -189,6 +189,21 @@ class Timeline:
         self._stretch.append(np.broadcast_to(np.asarray(stretch, dtype=float), seconds.shape))
         self.now_s += float(seconds.sum())
 
+    def slow_down(self, at_s: float, slower: float) -> None:
+        """Let all that comes after a second take longer by a share."""
+
+        def moved(times: np.ndarray | float) -> np.ndarray:
+            return np.asarray(times + slower * np.maximum(np.asarray(times) - at_s, 0.0))
+
+        seconds = np.concatenate(self._seconds)
+        # To the last bit as long as before: what is read of them is rounded.
+        self._seconds = [seconds + slower * np.clip(np.cumsum(seconds) - at_s, 0.0, seconds)]
+        self._states = [(float(moved(at)), state) for at, state in self._states]
+        self._memory = [(float(moved(at)), share) for at, share in self._memory]
+        for marks in self._marks.values():
+            marks.starts_s = [moved(starts) for starts in marks.starts_s]
+        self.now_s = float(moved(self.now_s))
+
     def pieces(self) -> Pieces:
         """Return the job as arrays."""
         joined = (np.concatenate(each) for each in (self._seconds, self._loads, self._computes, self._stretch))

@@ -36,7 +36,7 @@ Recorded = list[tuple[recordings.JobRecording, Told]]
 _BARE_SHARE = 0.2  # of the weeks, to be watched without marks as well
 _ETA_JOBS = 3  # generated of each kind
 _GENERATED = {"hangs", "weeks", "slower", "paces", "eta"}
-_WITH_RECORDINGS = {"states", "hangs", "healthy", "slow", "eta"}
+_WITH_RECORDINGS = {"states", "hangs", "healthy", "slower", "slow", "eta"}
 _JOBS_PER_KIND = 20  # for what got slower
 _PACE_WEEKS = 2.8  # of a seed
 _HANGS_PER_KIND = 2  # generated jobs
@@ -61,7 +61,7 @@ def main() -> None:
     recorded: Recorded = []
     if not arguments.seed and _WITH_RECORDINGS & {*chosen}:
         sources = (recordings.mlperf, recordings.h100_checkpoints, recordings.llm_lora)
-        asks = bool(_WITH_RECORDINGS & {*chosen} - {"slow"})  # that is asked without the tracker
+        asks = bool(_WITH_RECORDINGS & {*chosen} - {"slow", "slower"})  # those are asked without what it told
         recorded = [
             (each, follow_cycles(each) if asks else ()) for source in sources for each in source(arguments.data)
         ]
@@ -200,19 +200,43 @@ def _cost(_: Recorded, __: argparse.Namespace) -> list[str]:
     return watch_cost.table()
 
 
-def _slower(_: Recorded, arguments: argparse.Namespace) -> list[str]:
-    tasks = _tasks(slower.KINDS, arguments.seed or [slower.SEED], _JOBS_PER_KIND)
+def _slower(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
+    tasks = _tasks(slower.KINDS, arguments.seed or slower.SEEDS, _JOBS_PER_KIND)
     with ProcessPoolExecutor(arguments.processes) as pool:
-        found = [trial for trial in pool.map(slower.of_generated, tasks) if trial is not None]
-    return [
-        "Bar: 5 % in 5 cycles of 10 ticks or more that scatter by 1 % at most. Generated jobs of up to 20 minutes, of",
-        "kinds that are not set aside, but `warm_up`; of each the shortest true level of that kind, 5 % slower from",
-        "0.7 of the job on; a cycle that holds an evaluation counts one. 4 s of ticks come at a time, as agents send",
-        "them. Causes: each cycle takes a tenth longer, since all clocks fall, data are waited for, or another job is",
-        "on one device.",
+        found = [trial for trials in pool.map(slower.of_generated, tasks) for trial in trials]
+        of_recordings = [
+            trial
+            for trials in pool.map(slower.of_recording, [recording for recording, _ in recorded])
+            for trial in trials
+        ]
+    clear = [trial for trial in found if trial.slower == slower.CHANGE]
+    lines = [
+        "Bars: 5 % in 5 cycles of 10 ticks or more, 10 % where they have 5 to 10; they scatter by a fifth of that at",
+        "most. Generated jobs of up to 20 minutes, of kinds that are not set aside, but `warm_up`; of each the",
+        "shortest true level of that kind, slower from 0.7 of the job on; a cycle that holds an evaluation counts one.",
+        "4 s of ticks come at a time, as agents send them. 10 ticks or more:",
         "",
-        *slower.table(found),
+        *slower.table(clear),
+        "",
+        "5 to 10 ticks, of jobs whose shortest even level has so few:",
+        "",
+        *slower.table([trial for trial in found if trial.slower != slower.CHANGE]),
+        "",
     ]
+    if of_recordings:
+        lines += [
+            "Recorded jobs, by those cycles of their logs that the bars speak of, with eight before the fault and five",
+            "behind it:",
+            "",
+            *slower.table(of_recordings, "cycles"),
+            "",
+        ]
+    lines += [
+        "Causes, in generated jobs: each cycle of 10 ticks or more takes a tenth longer, since all clocks fall, data",
+        "are waited for, or another job is on one device.",
+        "",
+    ]
+    return [*lines, *slower.causes_table(clear)]
 
 
 def _paces(_: Recorded, arguments: argparse.Namespace) -> list[str]:

@@ -1,8 +1,8 @@
 """What got slower: how soon a change of the cycle time is told, what is told of healthy jobs, and which cause is named.
 
-A generated job runs until 0.7 of its time; from there on it goes on with each of the faults. The tracker and the watch
-are those of a collector: ticks come four seconds at a time, levels as ``EpochTracker`` told them by then. What is
-looked for is the shortest true level that is even, whether the tracker lists it or not.
+A job runs until 0.7 of its time; from there on it goes on with each of the faults. The tracker and the watch are those
+of a collector: ticks come four seconds at a time, levels as ``EpochTracker`` told them by then. What is looked for is
+the shortest true level that is even, whether the tracker lists it or not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import numpy as np
 import weeks
 from faults import loader_stalls, other_tenant, slower_cycles
 from hangs import WEEK_H, upper_bound
-from jobs import FIT, Job, job
+from jobs import FIT, job
+from playing import is_held_back
 from recordings import JobRecording, generated
-from simulation import Level
 
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.epoch_detect.progress import PaceChange, PaceWatch, slowdown_causes
+from gpusonde.telemetry import FloatArray
 
 # Its tempo changes by design: what is told of it may be right.
 KINDS = tuple(kind for kind in FIT if kind != "warm_up")
@@ -31,20 +32,22 @@ ONE_TEMPO = (
     "cnn_validation", "checkpoint_every_k", "input_shards", "k_fold", "validation_interval", "gan_evaluation_every_k",
     "llm_fine_tuning", "nest",
 )  # fmt: skip
-SEED, WEEKS_SEED = 310, 13_031  # of no job that a rule was chosen by
-_FAULT = "5 %"
+SEEDS, WEEKS_SEED = (305, 306, 310), 13_031
+CHANGE, CHANGE_OF_SHORT = 0.05, 0.1  # of a cycle of ten ticks or more, of one of five to ten
 _CAUSES = {
     "throttled 10 %": ("SM clock", "less power"), "loader 10 %": ("wait for data", "pause in"),
     "tenant 10 %": ("another process",),
 }  # fmt: skip
 _AT = 0.7  # of a job
 _LONGEST_S = 1200.0  # of jobs, as planned
-_IN_CYCLES = (5, 6, 8)
+_IN_CYCLES = (5, 6, 8, 16)
 _TRACKED_TICKS = 15  # of a week's job that go to tracker and watch together
 _BATCH_S = 4.0
 _FEWEST = 30  # cycles of a job: eight behind the fault
-_CLEAR_TICKS, _CLEAR_SCATTER = 10.0, 0.01
-_LOOKED_CYCLES, _LOOKED_S = 12, 120.0
+_FEWEST_BEFORE, _FEWEST_BEHIND = 8, 5  # the same of a recorded one, which has hardly as many
+_SHORTEST_TICKS, _CLEAR_TICKS = 5.0, 10.0
+_CLEAR_SCATTER = 0.2  # of the change
+_LOOKED_CYCLES, _LOOKED_S = 18, 120.0
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,17 @@ class Trial:
     """One job that gets slower.
 
     Attributes:
-        name: Of the job.
-        seed: Of the job.
+        group: Of jobs that it is counted with.
+        slower: By which share each of its cycles takes longer.
         hours: Before the fault.
         early: Changes that were told in them.
-        cycles: From 5 % slower on until that was told, one with an evaluation in it counts one; infinite where it was
+        cycles: From the fault on until it was told, one with an evaluation in it counts one; infinite where it was
             not, or something had been told already.
         causes: Of each other fault that was told, whether the first cause that is named is its own.
     """
 
-    name: str
-    seed: int
+    group: str
+    slower: float
     hours: float
     early: int
     cycles: float
@@ -105,56 +108,101 @@ def _faulty(recording: JobRecording, fault: str, at_s: float, cycle_s: float) ->
         ends = np.arange(at_s, recording.time_s[-1], cycle_s)
         waits = replace(recording, log=replace(recording.log, cycle_ends_s=ends))
         return loader_stalls(waits, share * cycle_s, at_s)
-    if name == "tenant":
-        return other_tenant(recording, 0, share, at_s)
-    return slower_cycles(recording, share, at_s)
+    return other_tenant(recording, 0, share, at_s)
 
 
-def _even_level(made: Job, tick_s: float) -> Level | None:
-    """The shortest level that the bar speaks of."""
-    for level in made.levels:
-        if level.period_s >= _CLEAR_TICKS * tick_s and len(level.starts_s) > _FEWEST:
-            logs = np.log(np.diff(level.starts_s))
-            if 1.4826 * float(np.median(np.abs(logs - np.median(logs)))) <= _CLEAR_SCATTER:
-                return level
-    return None
+def _change_asked(starts_s: FloatArray, tick_s: float) -> float | None:
+    """The change that the bar asks for of such a level; None where it speaks of none."""
+    lengths_s = np.diff(starts_s)
+    ticks, logs = float(np.median(lengths_s)) / tick_s, np.log(lengths_s)
+    change = CHANGE if ticks >= _CLEAR_TICKS else CHANGE_OF_SHORT
+    scatter = 1.4826 * float(np.median(np.abs(logs - np.median(logs))))
+    return change if ticks >= _SHORTEST_TICKS and scatter <= _CLEAR_SCATTER * change else None
 
 
-def of_generated(task: tuple[str, int, int]) -> Trial | None:
-    """A trial of one generated job; None where it has no such level."""
+def _shortest(levels: Sequence[FloatArray], tick_s: float) -> list[tuple[FloatArray, float]]:
+    """The shortest level that the bar speaks of, with its change, and where its cycles are short the shortest other."""
+    asked = [(starts_s, change) for starts_s in levels if (change := _change_asked(starts_s, tick_s)) is not None]
+    return [*asked[:1], *[each for each in asked[1:] if each[1] == CHANGE and asked[0][1] != CHANGE][:1]]
+
+
+class _Begun:
+    """A job at the time from which on something is wrong."""
+
+    def __init__(self, recording: JobRecording) -> None:
+        log = recording.log
+        self.at_s = log.start_s + _AT * (log.stop_s - log.start_s)
+        self.early = 0
+        self._player = _Player(recording)
+        before = None
+        for _ in self._player.play(recording, self.at_s):
+            self.early += before is None and self._player.watch.change is not None
+            before = self._player.watch.change
+
+    def first_told(self, faulty: JobRecording, cycle_s: float) -> tuple[float, PaceChange] | None:
+        """When something is told first, and what; None where nothing is, or something had been told already."""
+        if self._player.watch.change is not None:
+            return None
+        player, until_s = self._player.copy(), self.at_s + max(_LOOKED_S, _LOOKED_CYCLES * cycle_s)
+        for now_s in player.play(faulty, min(until_s, faulty.log.stop_s)):
+            if player.watch.change is not None:
+                return now_s, player.watch.change
+        return None
+
+    def trial(self, group: str, slowed: JobRecording, starts_s: FloatArray, change: float) -> Trial:
+        """How soon it is told that a level takes longer, whose cycles would have begun at those times without it."""
+        told = self.first_told(slowed, float(np.median(np.diff(starts_s))))
+        cycles = math.inf
+        if told is not None:
+            planned_s = [self.at_s, self.at_s + (told[0] - self.at_s) / (1 + change)]
+            begin, end = np.interp(planned_s, starts_s, np.arange(starts_s.size))
+            cycles = float(end - begin)
+        return Trial(group, change, self.at_s / 3600, self.early, cycles, {})
+
+
+def of_generated(task: tuple[str, int, int]) -> list[Trial]:
+    """Trials of one generated job; none where the bar does not speak of it."""
     made = job(*task, longest_s=_LONGEST_S)
     recording = generated(made)
-    level = _even_level(made, recording.interval_s)
-    if level is None:
-        return None
-    log, cycle_s = recording.log, level.period_s
-    at_s = log.start_s + _AT * (log.stop_s - log.start_s)
-    until_s = at_s + max(_LOOKED_S, _LOOKED_CYCLES * cycle_s)
-    player = _Player(recording)
-    early, before = 0, None
-    for _ in player.play(recording, at_s):
-        early += before is None and player.watch.change is not None
-        before = player.watch.change
-    cycles, causes = math.inf, {}
-    for fault in (_FAULT, *(_CAUSES if "power_watts" in recording.values else ())):
-        faulty, each = _faulty(recording, fault, at_s, cycle_s), player.copy()
-        for now_s in each.play(faulty, min(until_s, faulty.log.stop_s)):
-            told = each.watch.change
-            if told is None or before is not None:
+    shortest = _shortest(
+        [level.starts_s for level in made.levels if len(level.starts_s) > _FEWEST], recording.interval_s
+    )
+    if not shortest:
+        return []
+    begun, found = _Begun(recording), []
+    for starts_s, change in shortest:
+        slowed = generated(job(*task, longest_s=_LONGEST_S, slower=(begun.at_s, change)))
+        trial, cycle_s = begun.trial(str(task[1]), slowed, starts_s, change), float(np.median(np.diff(starts_s)))
+        for fault in _CAUSES if change == CHANGE and "power_watts" in recording.values else ():
+            faulty = _faulty(recording, fault, begun.at_s, cycle_s)
+            if fault.startswith("tenant") and "framebuffer_used_bytes" not in faulty.values:
                 continue
-            if fault == _FAULT:
-                cycles = _count_cycles(level, at_s, at_s + (now_s - at_s) / 1.05)
-            elif not fault.startswith("tenant") or "framebuffer_used_bytes" in faulty.values:
-                causes[fault] = _is_named(faulty, told, fault, now_s)
-            break
-    return Trial(made.name, task[1], at_s / 3600, early, cycles, causes)
+            told = begun.first_told(faulty, cycle_s)
+            if told is not None:
+                trial.causes[fault] = _is_named(faulty, told[1], fault, told[0])
+        found.append(trial)
+    return found
 
 
-def _count_cycles(level: Level, begin_s: float, end_s: float) -> float:
-    """Cycles, and parts of them, between two times of the job as it was planned."""
-    starts = np.asarray(level.starts_s)
-    begin, end = np.interp([begin_s, end_s], starts, np.arange(starts.size))
-    return float(end - begin)
+def of_recording(recording: JobRecording) -> list[Trial]:
+    """Trials of a recorded job, one of each level of its log that the bar speaks of and that has enough cycles."""
+    begun, log = None, recording.log
+    levels = {"steps": log.steps_s, "epochs": log.epochs_s, "evaluations": log.evaluations_s}
+    found = []
+    for name, spans_s in levels.items():
+        starts_s = spans_s[:, 0]
+        behind = int((starts_s >= log.start_s + _AT * (log.stop_s - log.start_s)).sum())
+        if behind < _FEWEST_BEHIND or starts_s.size - behind < _FEWEST_BEFORE:
+            continue
+        change, cycle_s = _change_asked(starts_s, recording.interval_s), float(np.median(np.diff(starts_s)))
+        if change is None:
+            continue
+        begun = begun or _Begun(recording)
+        group = f"{recording.kind}, {name} of {cycle_s:.0f} s, {100 * change:.0f} %"
+        if is_held_back(recording.name, recording.kind):
+            group += ", held back"
+        found.append(begun.trial(group, slower_cycles(recording, change, begun.at_s), starts_s, change))
+    return found
 
 
 def _is_named(recording: JobRecording, told: PaceChange, fault: str, now_s: float) -> bool:
@@ -185,18 +233,24 @@ def of_weeks(task: tuple[str, int, int]) -> tuple[int, float, list[str]]:
     return task[1], float(played.time_s[-1]) / 3600, told
 
 
-def table(found: Sequence[Trial]) -> list[str]:
-    """Lines of Markdown tables: how soon 5 % is told, by seed; which causes are named."""
+def table(found: Sequence[Trial], first: str = "seed") -> list[str]:
+    """Lines of a Markdown table: how soon it is told, by group."""
+    titles = [first, "jobs", *(f"in {count} cycles" for count in _IN_CYCLES), "told before the fault"]
     lines = [
-        "| seed | jobs | " + " | ".join(f"in {count} cycles" for count in _IN_CYCLES) + " | told before the fault |",
+        f"| {' | '.join(titles)} |",
         "|---|---|" + "---|" * len(_IN_CYCLES) + "---|",
     ]
-    seeds = sorted({trial.seed for trial in found})
-    for name, mine in [*((str(seed), [t for t in found if t.seed == seed]) for seed in seeds), ("all", list(found))]:
+    groups = sorted({trial.group for trial in found})
+    for name, mine in [*((group, [t for t in found if t.group == group]) for group in groups), ("all", list(found))]:
         shares = [f"{np.mean([trial.cycles <= count for trial in mine]):.2f}" for count in _IN_CYCLES]
         early, hours = sum(trial.early for trial in mine), sum(trial.hours for trial in mine)
         lines.append(f"| {name} | {len(mine)} | {' | '.join(shares)} | {early} in {hours:.1f} h |")
-    lines += ["", "| cause | told | of these named |", "|---|---|---|"]
+    return lines
+
+
+def causes_table(found: Sequence[Trial]) -> list[str]:
+    """Lines of a Markdown table: of which faults the cause is named."""
+    lines = ["| cause | told | of these named |", "|---|---|---|"]
     for fault in _CAUSES:
         named = [trial.causes[fault] for trial in found if fault in trial.causes]
         lines.append(f"| {fault} | {len(named)} | {sum(named)} |")

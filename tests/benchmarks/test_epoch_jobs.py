@@ -35,6 +35,21 @@ def test_one_seed_makes_one_job(jobs: ModuleType) -> None:
     assert [level.period_s for level in first.levels] == [level.period_s for level in second.levels]
 
 
+def test_a_job_that_gets_slower_is_the_same_until_then(jobs: ModuleType) -> None:
+    usual = jobs.job("nest", 7, 0, longest_s=600.0)
+    at_s = 0.5 * usual.end_s
+    slower = jobs.job("nest", 7, 0, longest_s=600.0, slower=(at_s, 0.1))
+    for one, other in zip(usual.traces, slower.traces, strict=True):
+        before = one.time_s < at_s - 5.0
+        assert np.array_equal(one.time_s, other.time_s)
+        assert all(np.array_equal(one.values[metric][before], other.values[metric][before]) for metric in one.values)
+    for level, longer in zip(usual.levels, slower.levels, strict=True):
+        count = longer.starts_s.size
+        moved = level.starts_s + 0.1 * np.maximum(level.starts_s - at_s, 0.0)
+        assert np.allclose(longer.starts_s, moved[:count])
+    assert slower.end_s == pytest.approx(usual.end_s + 0.1 * (usual.end_s - at_s))
+
+
 def test_levels_are_nested_and_told_from_start_to_start(jobs: ModuleType) -> None:
     made = jobs.job("k_fold", 4, 2, longest_s=900.0)
     assert [level.name for level in made.levels] == ["step", "epoch", "fold"]

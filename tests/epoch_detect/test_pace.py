@@ -297,6 +297,21 @@ def test_single_cycles_that_were_as_long_delay_no_change(seed):
     assert 0 < told <= 4
 
 
+@pytest.mark.parametrize("cycle_s", [0.6, 0.65, 0.7])
+def test_cycles_of_few_ticks_are_found_wherever_in_a_tick_they_begin(cycle_s):
+    loads = np.tile([0.9, 0.9, 0.2, 0.7, 0.1], 90)
+    edges_s = np.cumsum([0.0, *np.repeat(durations(cycle_s, 90, 0.1, scatter=0.0) / 5, 5)])
+    time_s = TICK_S * np.arange(1, int(edges_s[-1] / TICK_S))
+    area = np.interp([0.0, *time_s], edges_s, np.cumsum([0.0, *(np.diff(edges_s) * loads)]))
+    power = np.diff(area) / TICK_S + 0.005 * np.random.default_rng(0).normal(size=time_s.size)
+    pace, onset_s = LevelPace(CycleClock(cycle_s, TICK_S)), edges_s[300]
+    for at in range(0, time_s.size, 10):
+        pace.update(time_s[at : at + 10], power[None, at : at + 10])
+        if pace.change is not None:
+            break
+    assert onset_s < time_s[at] < onset_s + 5 * cycle_s
+
+
 def test_a_few_cycles_that_are_much_longer_and_not_alike_are_another_work():
     each = durations(2.0, 90, scatter=0.006)
     each[60:63] *= [1.15, 1.28, 1.56]

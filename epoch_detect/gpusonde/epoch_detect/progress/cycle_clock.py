@@ -40,7 +40,7 @@ _STILL = 1e-9  # of a metric's values: what moves less does not
 _TINY = 1e-30
 _ALIKE = 4.0  # times the median square by which cycles differ, that one of many may
 _LEAST_UNEVEN, _MOST_UNEVEN = 0.2, 2.0  # of a tick; times the most even metric that another may be as uneven
-_CLEAR = 10.0  # ticks of a cycle that is sought behind a lost one
+_CLEAR = 10.0  # ticks of a cycle that is sought behind a lost one, and is laid at whole ticks
 _NOTHING: FloatArray = np.empty((0, 0))
 
 
@@ -59,13 +59,15 @@ class CycleClock:
         self.period_s = period_s
         self.tick_s = tick_s
         self._merged = max(1, int(period_s / tick_s / _FINEST))
-        self._step_s = tick_s * self._merged
-        self.other_tempo = OtherTempo(period_s, self._step_s)
+        # One of few ticks that begins in the middle of one is like no other at whole ticks.
+        self._parts = 1 if period_s >= _CLEAR * tick_s else 2
+        self._step_s = tick_s * self._merged / self._parts
+        self.other_tempo = OtherTempo(period_s, self._step_s * self._parts)
         places = max(4, round(period_s / self._step_s))
         self._after = max(1, round(_AFTER * places))
         self._before = places - self._after
         self._steps = self._step_s * np.arange(-_MOST_STEPS * places, _MOST_STEPS * places + 1, dtype=np.float64)
-        self._least_match = max(_LEAST_MATCH, min(_MOST_MATCH, _MANY_PLACES + _FEW_PLACES / places))
+        self._least_match = max(_LEAST_MATCH, min(_MOST_MATCH, _MANY_PLACES + _FEW_PLACES * self._parts / places))
         self._seeks = period_s >= _CLEAR * tick_s
         self._due_s = period_s
         self._time = np.empty(0)
@@ -214,7 +216,7 @@ class CycleClock:
         before = max(1, int(_EARLIER * self._due_s / self._step_s))
         after = max(1, int(later * self._due_s / self._step_s))
         piece = self._around(due_s, self._before + before, self._after + after)
-        lobe = max(1, round(_LOBE * self._due_s / self._step_s))
+        lobe = max(self._parts, round(_LOBE * self._due_s / self._step_s))
         of_each, variances = _of_each(self._template, piece)
         curve = np.add.reduce(of_each).tolist()  # a few numbers, which a list is faster with
         match = max(curve)
