@@ -326,7 +326,7 @@ def test_a_run_that_ended_with_a_hang_tells_it_though_the_run_ends_with_its_last
     ]
     job = SimpleNamespace(
         history=history, state="ended", reason="", confidence=1.0, state_unix_nano=200 * 10**9,
-        end_unix_nano=200 * 10**9,
+        end_unix_nano=200 * 10**9 + 10**8,  # of another of its GPUs
     )  # fmt: skip
     states = story._told_states(job, run, 0)
     assert [each.state for each in states] == ["training", "hung"]

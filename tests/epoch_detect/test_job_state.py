@@ -293,6 +293,37 @@ def test_of_a_trial_upon_which_the_next_one_follows_it_stays_known_that_it_train
     assert (watch.report.state == JobState.STALLED) == is_named
 
 
+def test_of_a_training_that_ended_an_hour_ago_nothing_is_known_though_no_ticks_came_since() -> None:
+    def since(gap_s: int) -> float:
+        watch, now_s = working(100)
+        watch.note_marks(now_s, processors=8.0, processes=8)
+        watch.note_detection(
+            EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=0.8)
+        )
+        now_s = show(watch, now_s, 2, IDLE)
+        watch.note_marks(now_s, processors=0.0, processes=0)
+        watch.note_marks(now_s + gap_s, processors=8.0, processes=8)
+        return watch._work.seconds
+
+    assert since(10) > 90
+    assert since(3600) == 0
+
+
+def test_a_trial_that_has_hardly_worked_loads_its_data_whatever_those_before_it_did() -> None:
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9)
+    for _ in range(5):
+        now_s = show(watch, now_s, 30, WORKS, framebuffer_used_bytes=40e9)
+        now_s = show(watch, now_s, 6, IDLE, framebuffer_used_bytes=40e9)
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=0.95))
+    now_s = show(watch, now_s, 10, IDLE, framebuffer_used_bytes=1e9)
+    now_s = show(watch, now_s, 4, WORKS, framebuffer_used_bytes=20e9)
+    now_s = show(watch, now_s, 12, (300.0, 0.5), framebuffer_used_bytes=20e9)
+    assert watch.report.state == JobState.STARTING
+    show(watch, now_s, 80, IDLE, framebuffer_used_bytes=20e9)
+    assert watch.report.state == JobState.IDLE
+
+
 def test_a_dip_below_the_level_of_training_is_an_evaluation() -> None:
     watch, now_s = working()
     begin_s = now_s
@@ -981,10 +1012,10 @@ def test_an_evaluation_that_generates_is_no_hang_though_its_power_stands_still()
 def draw(
     watch: StateWatch, begin_s: int, seconds: int, watts: float, scatter: float = 0.015, processes: int = 1
 ) -> int:
-    """Show seconds of a node to a watch, of which power is all that is metered; its processes take one processor."""
+    """Show seconds of a node to a watch, of which power is all that is metered; its processes work as it does."""
     rng = np.random.default_rng(begin_s)
     for now_s in range(begin_s, begin_s + seconds):
-        watch.note_marks(float(now_s), written_bytes_per_s=0.0, processors=float(processes), processes=processes)
+        watch.note_marks(float(now_s), written_bytes_per_s=0.0, processors=float(watts > 100), processes=processes)
         watch.update(np.array([float(now_s)]), {"power_watts": watts * np.exp(rng.normal(0, scatter, (1, 1)))})
     return begin_s + seconds
 
@@ -1012,5 +1043,7 @@ def test_another_level_of_one_of_many_programs_is_no_hang_where_only_power_is_kn
     now_s = 0
     for _ in range(2):
         now_s = draw(watch, program(now_s), 20, idle, processes=0)
-    draw(watch, program(now_s), 60, part)
+    now_s = draw(watch, program(now_s), 60, part)
     assert watch.report.state == JobState.EVALUATING
+    draw(watch, draw(watch, now_s, 60, busy), 100, idle)
+    assert watch.report.state == JobState.HUNG

@@ -7,7 +7,6 @@ import pytest
 from support.epoch_traces import training_trace
 
 from gpusonde.epoch_detect.progress import (
-    EndEstimate,
     EpochSums,
     duration_trend,
     epoch_table,
@@ -294,20 +293,6 @@ def test_evaluations_as_long_as_two_epochs_are_none_where_they_come_again() -> N
     trained_s = np.array([[80.0 * i, 80.0 * i + 60.0] for i in range(3)])
     estimate = estimate_end(starts, starts + 10.0, 36, 240.0, training_s=trained_s)
     assert (estimate.epochs_done, estimate.end_s) == (18, pytest.approx(480.0, rel=0.01))
-
-
-def test_what_begins_without_the_rest_of_the_others_is_no_epoch_where_that_recurs() -> None:
-    def estimate(*without: int) -> EndEstimate:
-        begins = np.delete(starts, without)
-        trained_s = np.column_stack([begins, np.append(begins[1:], 340.0) - 2.0])
-        return estimate_end(starts, starts + 10.0, 50, 340.0, training_s=trained_s)
-
-    starts = np.arange(0.0, 340.0, 10.0)
-    # After ten, each of which rests at its end, comes an evaluation that looks like training up to the next rest.
-    told = estimate(11, 12, 23, 24)
-    assert (told.epochs_done, told.end_s) == (30, pytest.approx(580.0, rel=0.01))
-    # Rests that were missed now and then tell of none.
-    assert estimate(4, 9, 23, 24).epochs_done == 34
 
 
 def test_epochs_that_were_not_seen_before_anything_is_known_of_the_states_are_counted() -> None:

@@ -214,9 +214,10 @@ def _read_gpus(client: Client, run: RunInfo, job: JobInfo | None) -> tuple[list[
 def _told_states(job: JobInfo, run: RunInfo, origin_ns: int) -> list[StateSpan]:
     """Return what a job did while a run of it went on, and just before: its GPUs begin one after the other.
 
-    A pause that begins where the job's last run ends, with its last activity, is what it ended with.
+    What begins where the job's last run ends, with its last activity, is what it ended with.
     """
     first, last = run.start_unix_nano - _STARTING_NS, run.end_unix_nano
+    job_last = job.end_unix_nano - _STARTING_NS  # its GPUs end one after the other, too
     spans = [(span.state, span.start_unix_nano, span.end_unix_nano, "", math.nan) for span in job.history]
     if job.end_unix_nano > job.state_unix_nano:
         spans.append((job.state, job.state_unix_nano, job.end_unix_nano, job.reason, job.confidence))
@@ -229,7 +230,7 @@ def _told_states(job: JobInfo, run: RunInfo, origin_ns: int) -> list[StateSpan]:
             confidence,
         )
         for state, start, end, reason, confidence in spans
-        if max(start, first) < min(end, last) or (state != JobState.ENDED and start >= last == job.end_unix_nano)
+        if max(start, first) < min(end, last) or (state != JobState.ENDED and start >= last >= job_last)
     ]
 
 

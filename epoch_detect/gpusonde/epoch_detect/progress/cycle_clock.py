@@ -39,7 +39,7 @@ _NEAR = 12  # parts of a cycle that an edge has on either side
 _STILL = 1e-9  # of a metric's values: what moves less does not
 _TINY = 1e-30
 _ALIKE = 4.0  # times the median square by which cycles differ, that one of many may
-_LEAST_UNEVEN, _MOST_UNEVEN = 0.2, 2.0  # of a tick; times the most even metric that another may be as uneven
+_LEAST_UNEVEN, _MOST_UNEVEN = 0.2, 2.0  # of a step; times the most even metric that another may be as uneven
 _CLEAR = 10.0  # ticks of a cycle that is sought behind a lost one, and is laid at whole ticks
 _NOTHING: FloatArray = np.empty((0, 0))
 

@@ -243,6 +243,7 @@ class Work:
         last: The load of the last second.
         change: Mean change from second to second since then, of what the job draws beyond idling.
         seconds: Of work in all.
+        earlier_s: Of those before the job went on where another one ended.
         even_s: Of those in which it did the same all the time.
         computed_s: Of those in which tensor pipes or memory worked.
         of_some_s: Of those in which some GPUs did nothing.
@@ -256,6 +257,12 @@ class Work:
     even_s: float = 0.0
     computed_s: float = 0.0
     of_some_s: float = 0.0
+    earlier_s: float = 0.0
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of work of the job itself."""
+        return self.seconds - self.earlier_s
 
     def begin(self, time_s: float, load: float) -> None:
         """Work begins, or goes on behind a pause."""
@@ -264,7 +271,7 @@ class Work:
 
     def of_next(self) -> Work:
         """What is known of a job that goes on where this one ended."""
-        return replace(self, first_s=math.nan, since_s=math.nan)
+        return replace(self, first_s=math.nan, since_s=math.nan, earlier_s=self.seconds)
 
     def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool) -> None:
         """Take a second of it, at a load above the ``floor``, that of a GPU that idles."""

@@ -98,8 +98,8 @@ def estimate_end(
         now_s: Time of the newest tick: the job was not done before it unless no epoch is left.
         training_s: Shape (spans, 2), when the job is known to have trained, in order; None where that is not known.
             A gap between epochs is a pause, or epochs that were not seen; what was told as an epoch and hardly trained
-            is none, nor are several in a row, or some that begin without the rest of the others, where they recur.
-            What it lost to pauses since the last of them, if more than a cycle, comes on top.
+            is none, nor are several in a row where they recur. What it lost to pauses since the last of them, if more
+            than a cycle, comes on top.
             A gap as long as a longer epoch that was seen is one. Where it rests once in each, rests tell of epochs
             that were not seen, before them and since.
         epochs_before: Epochs before the first one given.
@@ -128,11 +128,6 @@ def estimate_end(
             done = int(starts_s.size) + epochs_before
     seen = _SeenCycles.measure(starts_s, ends_s, training)
     bounds_s = np.empty(0) if training is None else training.bounds_by_rests(starts_s, ends_s, seen)
-    go_on = _go_on(starts_s, bounds_s, seen)
-    if go_on.any():
-        starts_s, ends_s = starts_s[~go_on], ends_s[np.append(~go_on[1:], True)]
-        dropped, done = dropped + int(go_on.sum()), done - int(go_on.sum())
-        seen = _SeenCycles.measure(starts_s, ends_s, training)
     if total_epochs < done:
         raise TotalPassedError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")
     first_s, last_s = float(starts_s[0]), float(ends_s[-1])
@@ -219,21 +214,6 @@ def estimate_from_others(durations_s: Sequence[float], start_s: float, now_s: fl
     end, low, high = (max(start_s + math.exp(middle + side * half), now_s) for side in (0, -1, 1))
     runs = f"{n} earlier runs of it" if n > 1 else "one earlier run of it"
     return EndEstimate(0, 0, end, low, high, f"how long {runs} took: {math.exp(float(np.median(logs))):.0f} s")
-
-
-def _go_on(starts_s: FloatArray, bounds_s: FloatArray, seen: _SeenCycles) -> npt.NDArray[np.bool_]:
-    """Which cycles go on with the one before, shape (cycles,): no rest begins them as it does all others.
-
-    Where they come again and again, an evaluation that looks like training was told as cycles.
-    """
-    bound = np.searchsorted(bounds_s, starts_s + 0.5 * seen.mean_s)
-    go_on = np.append(False, (np.diff(bound) == 0) & (bound[1:] > 0))
-    first_s = starts_s[go_on & ~np.append(False, go_on[:-1])]
-    apart = np.diff(first_s, prepend=starts_s[0])
-    recur = apart.size >= _SEVERAL and np.mean(np.abs(apart / np.median(apart) - 1) < _AS_LONG) >= _EVEN
-    # Where rests are as many as cycles, all the same, they are but misplaced.
-    as_many = starts_s.size + seen.unseen - go_on.sum() < bound[-1] - bound[0]
-    return np.asarray(go_on & (recur and not as_many))
 
 
 class _Training:

@@ -111,7 +111,7 @@ class JobSecond:
                 crest = peaks[i] / mean[load]
             uses = spinning, unused, gpus = _count_uses(shares[i])
             of_some = 0 < unused < gpus
-            if not gpus and POWER in metrics:
+            if not gpus and POWER in metrics and of_each.shape[2]:
                 watts = of_each[i, metrics.index(POWER)]
                 of_some = bool(np.fmin.reduce(watts) < _MUCH_LESS * np.fmax.reduce(watts))
             computes, waits = any(mean[name] > least for name, least in _COMPUTING.items() if name in mean), False

@@ -131,7 +131,7 @@ class StateWatch:
         """
         if processes and self._ended and time_s > self._ended_s:
             self._programs += 1
-            self._begin_anew()
+            self._begin_anew(time_s)
         known, pause = self._processes, self._pause
         works = self._range.has_begun and (pause is None or time_s < pause.begin_s)
         are_gone = known.note(time_s, written_bytes_per_s, processors, processes, works=works)
@@ -251,7 +251,7 @@ class StateWatch:
             if self._processes.alive == 0 or self._held_bytes or load < _REBORN * max(self._range.high, 1e-3):
                 self._spans.extend(time_s)
                 return
-            self._begin_anew()
+            self._begin_anew(time_s)
         self._recent.append((second, load))
         loads = [each for _, each in self._recent]
         middle = _median(loads[-2 * _AROUND - 1 :]) if len(loads) >= _BEGINS else math.nan
@@ -270,7 +270,7 @@ class StateWatch:
             return
         if self._ended:
             if self._held_bytes and held > 2 * _RELEASED * self._held_bytes:
-                self._begin_anew()
+                self._begin_anew(second.time_s)
         elif self._range.has_begun and held < _RELEASED * self._held_bytes:
             self._end(second.time_s, f"its GPUs have let go of {percent(1 - held / self._held_bytes)} of their memory")
             return
@@ -358,10 +358,15 @@ class StateWatch:
     @property
     def _trains(self) -> bool:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
-        if self._cycles.cyclic or self._cycles.surely_train(self._work.seconds):
+        pause, work = self._pause, self._work
+        # A trial that has hardly begun loads its data, whatever those before it did.
+        if pause is None or (work.earlier_s and work.own_s < _SHORT_WORK_S):
+            return False
+        if self._cycles.cyclic or self._cycles.surely_train(work.seconds):
             return True
         # Of one of many programs, whose GPUs' use is not known, another level is as likely another part of its work.
-        if self._programs >= _A_QUEUE and not self._recent[-1][0].gpus:
+        is_in_queue = self._programs >= _A_QUEUE and not self._recent[-1][0].gpus
+        if is_in_queue and self._range.is_above_idle(pause.latest_mean):
             return False
         kind = self._kind_of_run
         if kind in (RunState.SERVING, RunState.IDLE):
@@ -370,8 +375,7 @@ class StateWatch:
             return True
         if kind == RunState.OTHER and not self._pauses.are_alike:
             return False
-        work, pause = self._work, self._pause
-        if pause is None or work.even_s < _LEAST_WORK_S:
+        if work.even_s < _LEAST_WORK_S:
             return False
         return work.seconds > _WORK_SHARE * (pause.begin_s - work.first_s)
 
@@ -501,7 +505,7 @@ class StateWatch:
             if known.compute_much:
                 return JobState.UNKNOWN, f"{said}, while its processes take {known.processors:.1f} processors", 0.3
             return JobState.IDLE, said, 0.7
-        if self._work.seconds < _SHORT_WORK_S:
+        if self._work.own_s < _SHORT_WORK_S:
             return JobState.STARTING, f"{said}, and it has not worked for long", 0.6
         return JobState.EVALUATING, said, 0.6
 
@@ -522,14 +526,14 @@ class StateWatch:
         self._spans.replace_from(begin_s, (JobState.ENDED, reason, 0.95), self._last_s)
         self._spans.extend(time_s)
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, now_s: float) -> None:
         """Know nothing of the job that has ended, as another one has begun on its GPUs.
 
         Of a training upon which another one follows at once, as the next trial of a search does, it stays known that it
         is one, and how it pauses.
         """
         pauses, work, cycles = self._pauses, self._work, self._cycles
-        follows = cycles.likely_train and self._last_s - self._ended_s < _FOLLOWS_S
+        follows = cycles.likely_train and now_s - self._ended_s < _FOLLOWS_S
         self._ended, self._begun_s = "", self._last_s
         self._forget()
         if follows:
