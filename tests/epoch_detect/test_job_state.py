@@ -297,9 +297,7 @@ def test_of_a_training_that_ended_an_hour_ago_nothing_is_known_though_no_ticks_c
     def since(gap_s: int) -> float:
         watch, now_s = working(100)
         watch.note_marks(now_s, processors=8.0, processes=8)
-        watch.note_detection(
-            EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=0.8)
-        )
+        watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=0.8))
         now_s = show(watch, now_s, 2, IDLE)
         watch.note_marks(now_s, processors=0.0, processes=0)
         watch.note_marks(now_s + gap_s, processors=8.0, processes=8)
