@@ -194,7 +194,9 @@ def test_no_time_for_the_nearest_plan_is_not_taken_for_a_batch_that_cannot_be_sp
     for looks in range(1, 40):
         # A clock that jumps when it was looked at so often.
         looked = itertools.count()
-        solution = solve(asked, STEPS, clock=lambda looked=looked, looks=looks: 1e6 * (next(looked) >= looks))
+        solution = solve(
+            asked, STEPS, time_limit_s=30.0, clock=lambda looked=looked, looks=looks: 1e6 * (next(looked) >= looks)
+        )
         if solution.status is Status.INFEASIBLE and solution.nearest is None:
             said.append(solution.why)
     assert set(said) == {"No plan keeps the deadline."}
