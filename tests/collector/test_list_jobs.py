@@ -656,6 +656,23 @@ def test_hosts_whose_clocks_are_seconds_apart_are_one_job_that_names_who_lags_be
     assert [(each.agent_id, each.kind, each.amount) for each in epochs.host_deviations] == [("host-2", "lag", 7.0)]
 
 
+def test_hosts_whose_newest_ticks_are_seconds_apart_are_named_with_how_far(subject):
+    ends = {"a": 600, "b": 604, "c": 616, "d": 585}
+    save(
+        subject,
+        *(
+            RunUpdate(run_of(name, 0, end_s, agent=f"host-{name}"), None, states=[state(0, "training")])
+            for name, end_s in ends.items()
+        ),
+    )
+    job = list_jobs(subject.store, query_pb2.ListJobsRequest(), START + 605 * SECOND).jobs[0]
+    assert job.reason == (
+        "it is training; "
+        "the newest ticks of host-c are 16 s ahead of the others' (clock or backlog); "
+        "the newest ticks of host-d are 15 s behind the others' (clock or backlog)"
+    )
+
+
 def test_earlier_runs_that_are_too_unlike_or_just_as_long_tell_no_end_and_cost_no_answer(subject):
     save(
         subject,

@@ -121,13 +121,14 @@ def test_the_job_s_shortest_cycle_says_which_pauses_belong_to_it(store_of, monke
     assert given == [pytest.approx(STEP_S, rel=SLOWER)]
 
 
+@pytest.mark.parametrize(("cycle_s", "ticks"), [(6, 6), (50, 32)])
 @pytest.mark.parametrize("hosts", [("b", "b"), ("b", "c")])
-def test_hosts_whose_clocks_are_seconds_apart_are_shifted_to_the_others_be_they_two_or_three(hosts):
-    time_s = np.arange(0.0, 120.0, 0.5)
-    watts = np.where(time_s % 6 < 5, 500.0, 150.0) * np.linspace(1.0, 1.2, time_s.size)
-    late = np.concatenate((np.full(6, 500.0), watts[:-6]))
+def test_hosts_whose_clocks_are_seconds_apart_are_shifted_to_the_others_be_they_two_or_three(hosts, cycle_s, ticks):
+    time_s = np.arange(0.0, 240.0, 0.5)
+    watts = np.where(time_s % cycle_s < 0.8 * cycle_s, 500.0, 150.0) * np.linspace(1.0, 1.2, time_s.size)
+    late = np.concatenate((np.full(ticks, 500.0), watts[:-ticks]))
     values = {"power_watts": np.array([watts, *[late if host == "b" else watts for host in hosts]])}
     slow_jobs_module._align(values, np.array(["a", *hosts]), time_s)
-    inside = slice(20, -20)
+    inside = slice(40, -40)
     for row in values["power_watts"]:
         assert row[inside] == pytest.approx(values["power_watts"][0][inside])

@@ -49,6 +49,20 @@ def test_a_healthy_job_that_is_asked_all_the_same_names_nobody(seed):
     assert found(720.0, share=0.0, seed=seed).device is None
 
 
+@pytest.mark.parametrize("others_save", [0.0, 0.03])
+def test_a_device_that_draws_less_is_named_only_where_the_others_wait(others_save):
+    # As a node does whose fans slow down, or one that throttles.
+    rng = np.random.default_rng(4)
+    time_s = np.arange(0.0, 680.0, TICK_S)
+    late = time_s >= SLOW_FROM_S
+    rows = BUSY_W * np.where(late, 1 - others_save, 1.0) * (1 + rng.normal(0, 0.01, (len(DEVICES), time_s.size)))
+    rows[3, late] *= 0.9
+    verdict = find_slow_device(DEVICES, time_s, {"power_watts": rows}, SLOW_FROM_S)
+    assert verdict.ranked[0].device == "GPU-3"
+    assert verdict.device == ("GPU-3" if others_save else None)
+    assert others_save or verdict.reason.startswith("nobody waits: all draw what they drew before, ")
+
+
 def test_nothing_is_said_before_enough_was_seen():
     assert found(610.0, slow=3).device is None
     assert found(610.0, 30.0, slow=3).device is None

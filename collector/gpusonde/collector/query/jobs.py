@@ -39,6 +39,8 @@ from gpusonde.query.v1 import query_pb2
 
 _DAY_NS = 86_400_000_000_000
 _LATELY_NS = 30_000_000_000
+# Ticks of hosts whose clocks agree come within so long of each other.
+_TOGETHER_NS = 8_000_000_000
 # In so much of it a GPU works whose run is not found yet; less are ticks of a monitor or a display.
 _SOME_USE = 0.1
 _MOST_NAMED = 4
@@ -320,7 +322,7 @@ def _add_state(job: query_pb2.Job, parts: Mapping[str, JobPart], of: JobRuns, no
             others = [f"{agent_id} is {part.state}" for agent_id, part in heard.items() if agent_id not in agents]
             if dumb := sorted({run.agent_id for run in of.open_runs} - heard.keys() - silent):
                 others.append(f"nothing is known of {', '.join(dumb)}")
-            job.reason = "; ".join([row.reason, *others, *unheard])
+            job.reason = "; ".join([row.reason, *others, *_apart(of.open_runs, now), *unheard])
             job.state_time.CopyFrom(timestamp(row.start_unix_nano))
         else:
             job.state, job.reason = query_pb2.JOB_STATE_UNKNOWN, f"{unheard[0]}; before that: {row.reason}"
@@ -354,6 +356,17 @@ def _silent(open_runs: Sequence[RunRow], now: int) -> set[str]:
     for run in open_runs:
         latest[run.agent_id] = max(latest.get(run.agent_id, 0), run.end_unix_nano)
     return {agent_id for agent_id, at in latest.items() if SILENT_NS < now - at < _DAY_NS}
+
+
+def _apart(open_runs: Sequence[RunRow], now: int) -> Iterator[str]:
+    """Say whose ticks end seconds before or after those of the other hosts, which shifts their states."""
+    latest = {run.agent_id: run.end_unix_nano for run in sorted(open_runs, key=lambda run: run.end_unix_nano)}
+    live = {agent_id: at for agent_id, at in latest.items() if abs(now - at) <= SILENT_NS}
+    middle = sorted(live.values())[(len(live) - 1) // 2] if live else 0
+    for agent_id, at in sorted(live.items()):
+        if abs(at - middle) > _TOGETHER_NS:
+            seconds, way = round(abs(at - middle) / 1e9), "ahead of" if at > middle else "behind"
+            yield f"the newest ticks of {agent_id} are {seconds} s {way} the others' (clock or backlog)"
 
 
 def _add_goodput(job: query_pb2.Job, parts: Mapping[str, JobPart], of: JobRuns, *, rests: bool) -> None:

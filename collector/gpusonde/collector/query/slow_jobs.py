@@ -28,7 +28,8 @@ _AGAIN_S, _AGAIN_SHARE = 10.0, 0.3  # after which it is looked at again, and sha
 _MOST_JOBS = 256
 _MOST_GPUS = 1024
 _MOST_COMPARED = 64  # GPUs that are compared one by one; of more, their hosts
-_MOST_LAG_S = 4.0
+_MOST_LAG_S = 20.0  # of a clock: in a public cluster of eight nodes they were up to 16 s apart
+_AS_ALIKE = 0.003  # of correlation: the nearer of two shifts is taken, since cycles are alike
 _SAME_WAVE = 0.5  # correlation of a host with the others, from which on it is shifted to them
 _LEAST_TOLD = 0.05  # probability
 
@@ -185,22 +186,24 @@ def _align(
     hosts = np.unique(agents)
     if power is None or hosts.size < 2 or time_s.size < 2:
         return
-    means = np.array([mean_of_known(power[agents == host], axis=0) for host in hosts])
-    waves = np.nan_to_num(means - mean_of_known(means, axis=1)[:, None])
-    # Between two of them there is no usual one.
-    common = np.median(waves, axis=0) if hosts.size > 2 else waves[0]
     most = int(_MOST_LAG_S / float(time_s[1] - time_s[0]))
-    for host, wave in zip(hosts, waves, strict=True):
-        lags = range(-most, most + 1)
-        scale = float(np.linalg.norm(common) * np.linalg.norm(wave))
-        # The power of a host may not be known, or not move.
-        if not scale:
-            continue
-        alike = [float(np.dot(common, np.nan_to_num(_shift(wave, lag)))) / scale for lag in lags]
-        best = lags[int(np.argmax(alike))]
-        if best and max(alike) > max(_SAME_WAVE, alike[most] + _LEAST_TOLD):
-            for rows in values.values():
-                rows[agents == host] = _shift(rows[agents == host], best)
+    lags = sorted(range(-most, most + 1), key=abs)
+    # What is common to all is sharp only once they stand one above the other.
+    for _ in range(2 if hosts.size > 2 else 1):
+        means = np.array([mean_of_known(power[agents == host], axis=0) for host in hosts])
+        waves = np.nan_to_num(means - mean_of_known(means, axis=1)[:, None])
+        # Between two of them there is no usual one.
+        common = np.median(waves, axis=0) if hosts.size > 2 else waves[0]
+        for host, wave in zip(hosts, waves, strict=True):
+            scale = float(np.linalg.norm(common) * np.linalg.norm(wave))
+            # The power of a host may not be known, or not move.
+            if not scale:
+                continue
+            alike = np.array([float(np.dot(common, np.nan_to_num(_shift(wave, lag)))) for lag in lags]) / scale
+            best = lags[int(np.argmax(alike > alike.max() - _AS_ALIKE))]
+            if best and alike.max() > max(_SAME_WAVE, alike[0] + _LEAST_TOLD):
+                for rows in values.values():
+                    rows[agents == host] = _shift(rows[agents == host], best)
 
 
 def _shift(rows: Float64Array, lag: int) -> Float64Array:
