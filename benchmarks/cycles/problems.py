@@ -7,15 +7,13 @@ there is left out.
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from mlperf_results import submitted_runs
 
 from gpusonde.epoch_detect import CycleRole
 from gpusonde.epoch_detect.evaluation import TrueLevel, Truth, read_truth
@@ -29,7 +27,6 @@ LEAST_TICKS = 8  # per cycle; a level with fewer is real but need not be told
 _LEAST_STEP_TICKS = 5  # logged steps repeat exactly and often
 _LEAST_CYCLES = 3
 _SAME = 0.05  # levels whose periods differ by less are one
-_SAME_EVENT_S = 0.3  # several ranks log one event
 
 
 @dataclass(frozen=True)
@@ -60,67 +57,14 @@ class Problem:
 def mlperf_submission(folder: Path, nodes: int = 1) -> Iterator[Problem]:
     """Read the runs with power below a folder of an MLPerf Training results repository.
 
-    There, ``<system>/<network>/power/<run>/node_N.txt`` holds readings of a node's power and
-    ``<system>/<network>/<run>.txt`` what the job logged, both as lines of ``:::MLLOG`` and a JSON object.
-
     Args:
         folder: A checkout, or any part of it.
         nodes: How many nodes of a job to look at; 0 for all.
     """
-    for run in sorted(path for path in folder.glob("**/power/*") if path.is_dir()):
-        log = run.parents[1] / f"{run.name}.txt"
-        readings = sorted(run.glob("node_*.txt"), key=lambda path: int(re.sub(r"\D", "", path.stem) or 0))
-        if not log.is_file() or not readings:
-            continue
-        series = [_power(path) for path in readings[: nodes or None]]
-        series = [each for each in series if each[0].size > 1]
-        if not series:
-            continue
-        origin = series[0][0][0]
-        events = _job_events(log, origin)
-        name = "/".join((*log.parent.parts[-2:], run.name))
-        made = _mlperf(name, log.parent.name, [(t - origin, watts) for t, watts in series], events)
+    for run in submitted_runs(folder):
+        made = _mlperf(run.name, run.network, run.nodes[: nodes or None], run.events)
         if made is not None:
             yield made
-
-
-def _mllog(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            _, mark, text = line.partition(":::MLLOG ")
-            try:
-                entry = json.loads(text) if mark else None
-            except ValueError:
-                continue  # two ranks wrote into one line
-            if isinstance(entry, dict) and isinstance(entry.get("time_ms"), (int, float)):
-                yield entry
-
-
-def _power(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    rows = [(e["time_ms"] / 1000, e["value"]) for e in _mllog(path) if e.get("key") == "power_reading"]
-    rows = [(at, float(watts)) for at, watts in rows if isinstance(watts, (int, float))]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
-
-
-def _job_events(path: Path, origin_s: float) -> dict[str, list[float]]:
-    """Starts of epochs and evaluations, times of logged steps, and the ends of the run, in seconds after the origin."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for entry in _mllog(path):
-        key, at, value = str(entry.get("key")), entry["time_ms"] / 1000 - origin_s, entry.get("value")
-        if key in ("epoch_start", "eval_start", "run_start", "run_stop"):
-            found[key].append(at)
-        elif key == "tracked_stats" and isinstance(value, dict) and any("step_tim" in name for name in value):
-            found["step"].append(at)
-    return {key: _once(times) for key, times in found.items()}
-
-
-def _once(times: Iterable[float]) -> list[float]:
-    kept: list[float] = []
-    for at in sorted(times):
-        if not kept or at - kept[-1] > _SAME_EVENT_S:
-            kept.append(at)
-    return kept
 
 
 def mlperf_table(folder: Path, nodes: int = 1) -> Iterator[Problem]:

@@ -47,6 +47,9 @@ def main() -> None:
     """Make the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--mlperf", type=Path, action="append", metavar="CHECKOUT",
+                        help="runs of an MLPerf Training results repository, or a part of it, in the place of those of "
+                             "--data (repeatable)")  # fmt: skip
     parser.add_argument("--only", action="append", choices=[*_SECTIONS], help="this table only; may be repeated")
     parser.add_argument("--seed", type=int, action="append", help="generated jobs of it only; may be repeated")
     parser.add_argument("--weeks", type=float, default=30.0, help="job-weeks to generate")
@@ -61,10 +64,13 @@ def main() -> None:
     recorded: Recorded = []
     if not arguments.seed and _WITH_RECORDINGS & {*chosen}:
         sources = (recordings.mlperf, recordings.h100_checkpoints, recordings.llm_lora)
+        found = (
+            map(recordings.mlperf_results, arguments.mlperf)
+            if arguments.mlperf
+            else (s(arguments.data) for s in sources)
+        )
         asks = bool(_WITH_RECORDINGS & {*chosen} - {"slow", "slower"})  # those are asked without what it told
-        recorded = [
-            (each, follow_cycles(each) if asks else ()) for source in sources for each in source(arguments.data)
-        ]
+        recorded = [(each, follow_cycles(each) if asks else ()) for each in itertools.chain.from_iterable(found)]
     command = shlex.join(["python", "benchmarks/verdicts", *sys.argv[1:]])
     for name in chosen:
         title, section = _SECTIONS[name]
@@ -129,6 +135,8 @@ def _hangs(recorded: Recorded, arguments: argparse.Namespace) -> list[str]:
             if (trial := hangs.hang(recording, told, how, rng, with_marks=with_marks)) is not None
         ]
         lines += [*hangs.table(trials, title, kinds=with_marks), ""]
+    if arguments.mlperf:
+        return lines
     with ProcessPoolExecutor(arguments.processes) as pool:
         tasks = _tasks(KINDS, arguments.seed or [hangs.SEED], _HANGS_PER_KIND)
         made = [trial for found in pool.map(hangs.of_generated, tasks) for trial in found]

@@ -1,14 +1,15 @@
 """Recordings of whole jobs, every device on one clock, with what their logs say of them.
 
 Measured ones are read from where their owners' files lie and never kept: power of MLPerf nodes at 2 s with exact
-events, 8 H100 that write checkpoints and LoRA fine-tuning at 10 Hz. Generated ones are jobs of ``benchmarks/epochs``.
+events, of one submission from its table or of any from the files of its repository, 8 H100 that write checkpoints and
+LoRA fine-tuning at 10 Hz. Generated ones are jobs of ``benchmarks/epochs``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import numpy as np
 
 from gpusonde.telemetry import FloatArray, Trace
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "epochs"))
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("epochs", "cycles")]
 
 import jobs
+from mlperf_results import submitted_runs
 
 NODE_IDLE_WATTS = 2100.0  # of a node of 8 H100
 GPU_IDLE_WATTS = 70.0  # of an H100
@@ -106,17 +108,54 @@ def mlperf(shared: Path) -> Iterator[JobRecording]:
             good = one[one.power_watts > 0].sort_values("time_s", kind="stable")
             if len(good) > 20:
                 nodes.append((good.time_s.to_numpy(), good.power_watts.to_numpy(dtype=float)))
-        end_s = float(np.median([times[-1] for times, _ in nodes]))
-        time_s = np.arange(0.0, end_s, _NODE_TICK_S)
-        power = np.array([np.interp(time_s, times, watts) for times, watts in nodes])
-        alive = np.array([np.diff(times).max() < _LONGEST_GAP_S for times, _ in nodes])
-        alive &= np.median(power, axis=1) > _BUSY_METER * np.median(power)
-        alive |= alive.size == 1
         run = logs[name]
-        yield JobRecording(
-            str(name), f"{run['network']}/{run['nodes']}", tuple(f"node-{i}" for i in np.flatnonzero(alive)), time_s,
-            {"power_watts": power[alive]}, NODE_IDLE_WATTS, _mlperf_log(run), int((~alive).sum()),
-        )  # fmt: skip
+        yield _mlperf_run(str(name), f"{run['network']}/{run['nodes']}", nodes, _mlperf_log(run))
+
+
+def mlperf_results(folder: Path) -> Iterator[JobRecording]:
+    """Read the runs of a results repository of MLPerf Training, on the same grid, by the clock of the first node.
+
+    Args:
+        folder: A checkout, or any part of it.
+    """
+    for run in submitted_runs(folder):
+        nodes = []
+        for time_s, watts in run.nodes:
+            order = np.argsort(time_s, kind="stable")
+            nodes.append((time_s[order], watts[order]))
+        nodes = [(time_s + _clock_s(nodes[0], (time_s, watts)), watts) for time_s, watts in nodes]
+        keys = [f"{what}_{edge}" for what in ("run", "epoch", "eval") for edge in ("start", "stop")]
+        events: dict[str, Any] = {f"{key}_s": run.events.get(key, []) for key in keys}
+        stop_s = events["run_stop_s"][0]
+        # Some evaluate what they have written after the run is over.
+        events["eval_start_s"] = [at for at in events["eval_start_s"] if at < stop_s]
+        log = _mlperf_log(events | {"train_steps": []})
+        yield _mlperf_run(run.name, f"{run.network}/{len(nodes)}", nodes, log)
+
+
+def _clock_s(first: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray], most_s: int = 60) -> float:
+    """Whole seconds by which the other meter's clock is behind the first one's, where they are most alike."""
+    at = np.arange(first[0][0], first[0][-1])
+    wave = np.interp(at, *first)
+    alike = {
+        ahead_s: float(np.corrcoef(wave, np.interp(at, other[0] + ahead_s, other[1]))[0, 1])
+        for ahead_s in sorted(range(-most_s, most_s + 1), key=abs)
+    }
+    return float(max(alike, key=lambda ahead_s: alike[ahead_s]))
+
+
+def _mlperf_run(name: str, kind: str, nodes: Sequence[tuple[np.ndarray, np.ndarray]], log: JobLog) -> JobRecording:
+    """A run on an even grid, without nodes whose meters were silent or stood at idle."""
+    end_s = float(np.median([times[-1] for times, _ in nodes]))
+    time_s = np.arange(0.0, end_s, _NODE_TICK_S)
+    power = np.array([np.interp(time_s, times, watts) for times, watts in nodes])
+    alive = np.array([np.diff(times).max() < _LONGEST_GAP_S for times, _ in nodes])
+    alive &= np.median(power, axis=1) > _BUSY_METER * np.median(power)
+    alive |= alive.size == 1
+    return JobRecording(
+        name, kind, tuple(f"node-{i}" for i in np.flatnonzero(alive)), time_s, {"power_watts": power[alive]},
+        NODE_IDLE_WATTS, log, int((~alive).sum()),
+    )  # fmt: skip
 
 
 def _mlperf_log(run: Mapping[str, Any]) -> JobLog:

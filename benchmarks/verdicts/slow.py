@@ -153,16 +153,17 @@ def table(recordings: Sequence[JobRecording], processes: int) -> list[str]:
     of_kind = {kind: [run for run in recordings if run.kind == kind] for kind in {run.kind for run in recordings}}
     kinds = sorted({run.kind for run in recordings if len(run.devices) > 2})
     # Each with its own draw, so that trials of one stay as they are when the other changes.
+    jobs = [job for job in _JOBS if any(_onsets(run, 1) for run in of_kind.get(job[0], ()))]
     tasks = [
         (of_kind[kind], tried, onsets, devices, cycle_s)
-        for kind, _, onsets, devices, cycle_s in _JOBS for tried in (_FAULTS, _CLOCKED)
+        for kind, _, onsets, devices, cycle_s in jobs for tried in (_FAULTS, _CLOCKED)
     ]  # fmt: skip
     with ProcessPoolExecutor(processes) as pool:
         found, answers = pool.map(_trials, tasks), pool.map(healthy, [of_kind[kind] for kind in kinds])
         trials = [mine | clocked for mine, clocked in zip(found, found, strict=True)]
         told = dict(zip(kinds, answers, strict=True))
     faults = [*_FAULTS, *_CLOCKED]
-    titles = ["fault", *(f"{name} ({len(each[faults[0]])})" for (_, name, *_), each in zip(_JOBS, trials, strict=True))]
+    titles = ["fault", *(f"{name} ({len(each[faults[0]])})" for (_, name, *_), each in zip(jobs, trials, strict=True))]
     names = [
         f"{kind} {slower:.0%}" + (f", power ~ f^{exponent:.0f}" if kind.startswith("throttle") else "")
         for kind, slower, exponent in faults

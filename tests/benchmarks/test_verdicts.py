@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
-BENCHMARKS = ("epochs", "verdicts")
+BENCHMARKS = ("epochs", "cycles", "verdicts")
 
 
 def test_a_day_of_the_reaper_is_filled_with_generated_jobs(module: Callable[[str], ModuleType]) -> None:
@@ -15,3 +17,31 @@ def test_a_day_of_the_reaper_is_filled_with_generated_jobs(module: Callable[[str
     day = reaper.Day(np.random.default_rng(1))
     reaper.generated(day)
     assert day.is_full
+
+
+def test_the_nodes_of_a_submission_are_laid_on_the_clock_of_the_first(
+    module: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    def lines(*events: tuple[float, str, object]) -> str:
+        return "".join(
+            f":::MLLOG {json.dumps({'time_ms': 1e12 + 1e3 * s, 'key': k, 'value': v})}\n" for s, k, v in events
+        )
+
+    network = tmp_path / "2xBOX" / "llama"
+    (network / "power" / "result_0").mkdir(parents=True)
+    at = np.arange(300)
+    watts = np.where((at > 20) & (at % 100 > 15), 7000 + 5 * at, 3000)
+    for node, ahead_s in enumerate((0, 11)):
+        readings = [(float(s + ahead_s), "power_reading", int(w)) for s, w in zip(at, watts, strict=True)]
+        (network / "power" / "result_0" / f"node_{node}.txt").write_text(lines(*readings))
+    spans = [
+        (at, f"eval_{edge}", None) for start in (100, 200, 310) for at, edge in ((start, "start"), (start + 9, "stop"))
+    ]
+    (network / "result_0.txt").write_text(lines((16, "run_start", None), *spans, (290, "run_stop", None)))
+    (run,) = module("recordings").mlperf_results(tmp_path)
+    assert (run.name, run.kind, run.devices) == ("2xBOX/llama/result_0", "llama/2", ("node-0", "node-1"))
+    inside = run.time_s < 280
+    assert np.array_equal(run.power[0, inside], run.power[1, inside])
+    assert (run.log.start_s, run.log.stop_s) == (16.0, 290.0)
+    # What is evaluated after the run is no part of it.
+    assert run.log.evaluations_s.tolist() == [[100.0, 109.0], [200.0, 209.0]]
