@@ -124,13 +124,15 @@ def mlperf_results(folder: Path) -> Iterator[JobRecording]:
             order = np.argsort(time_s, kind="stable")
             nodes.append((time_s[order], watts[order]))
         nodes = [(time_s + _clock_s(nodes[0], (time_s, watts)), watts) for time_s, watts in nodes]
+        # Where all are metered.
+        begin_s = float(np.ceil(max(time_s[0] for time_s, _ in nodes)))
         keys = [f"{what}_{edge}" for what in ("run", "epoch", "eval") for edge in ("start", "stop")]
         events: dict[str, Any] = {f"{key}_s": run.events.get(key, []) for key in keys}
         stop_s = events["run_stop_s"][0]
         # Some evaluate what they have written after the run is over.
         events["eval_start_s"] = [at for at in events["eval_start_s"] if at < stop_s]
         log = _mlperf_log(events | {"train_steps": []})
-        yield _mlperf_run(run.name, f"{run.network}/{len(nodes)}", nodes, log)
+        yield _mlperf_run(run.name, f"{run.network}/{len(nodes)}", nodes, log, begin_s)
 
 
 def _clock_s(first: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray], most_s: int = 60) -> float:
@@ -144,10 +146,12 @@ def _clock_s(first: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.n
     return float(max(alike, key=lambda ahead_s: alike[ahead_s]))
 
 
-def _mlperf_run(name: str, kind: str, nodes: Sequence[tuple[np.ndarray, np.ndarray]], log: JobLog) -> JobRecording:
+def _mlperf_run(
+    name: str, kind: str, nodes: Sequence[tuple[np.ndarray, np.ndarray]], log: JobLog, begin_s: float = 0.0
+) -> JobRecording:
     """A run on an even grid, without nodes whose meters were silent or stood at idle."""
     end_s = float(np.median([times[-1] for times, _ in nodes]))
-    time_s = np.arange(0.0, end_s, _NODE_TICK_S)
+    time_s = np.arange(begin_s, end_s, _NODE_TICK_S)
     power = np.array([np.interp(time_s, times, watts) for times, watts in nodes])
     alive = np.array([np.diff(times).max() < _LONGEST_GAP_S for times, _ in nodes])
     alive &= np.median(power, axis=1) > _BUSY_METER * np.median(power)

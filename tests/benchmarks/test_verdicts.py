@@ -40,6 +40,7 @@ def test_the_nodes_of_a_submission_are_laid_on_the_clock_of_the_first(
     (network / "result_0.txt").write_text(lines((16, "run_start", None), *spans, (290, "run_stop", None)))
     (run,) = module("recordings").mlperf_results(tmp_path)
     assert (run.name, run.kind, run.devices) == ("2xBOX/llama/result_0", "llama/2", ("node-0", "node-1"))
+    assert run.time_s[0] == 0.0
     inside = run.time_s < 280
     assert np.array_equal(run.power[0, inside], run.power[1, inside])
     assert (run.log.start_s, run.log.stop_s) == (16.0, 290.0)
