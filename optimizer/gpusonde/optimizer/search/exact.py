@@ -50,6 +50,8 @@ _MOST_PARTIAL = 400_000
 _MOST_LEAST = 1_000_000
 # Growth of the excess from one round to the next; finer than for single plans, because a round may be too large.
 _GROWTH = 2.0
+# Options times samples, and plans times options, with which plans are counted and listed.
+_MOST_CHOICES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Listed:
 
     Attributes:
         places: Shape (m, k), the option taken of every offer, -1 for none.
+        devices: Shape (m,), GPUs.
         latency_s: Shape (m,), of the slowest GPU.
         network: Shape (m,), class of the slowest network.
         usd_per_hour: Shape (m,), without tolls.
@@ -66,6 +69,7 @@ class Listed:
     """
 
     places: IntArray
+    devices: IntArray
     latency_s: FloatArray
     network: FloatArray
     usd_per_hour: FloatArray
@@ -116,9 +120,9 @@ def list_plans(
         listed_to = bound + max(before, 0.0)
         for places in _pairs(subproblem, choices, before, limit, ceiling * (1 + SAME) - bound, check_time):
             found = found or bool(places.size)
-            yield _listed(subproblem, places, listed_to)
+            yield _listed(subproblem.options, places, listed_to)
         before = limit
-        yield _listed(subproblem, np.empty((0, len(subproblem.options)), dtype=np.int64), bound + limit)
+        yield _listed(subproblem.options, np.empty((0, len(subproblem.options)), dtype=np.int64), bound + limit)
 
 
 def _pairs(
@@ -240,17 +244,56 @@ def _slices(counts: IntArray) -> Iterator[slice]:
         begin = end
 
 
-def _listed(subproblem: Subproblem, places: IntArray, listed_to: float) -> Listed:
-    latency, network = np.zeros(len(places)), np.full(len(places), np.inf)
+def _listed(options_of: Sequence[Options], places: IntArray, listed_to: float) -> Listed:
+    devices, latency = np.zeros(len(places), dtype=np.int64), np.zeros(len(places))
+    network = np.full(len(places), np.inf)
     price, toll = np.zeros(len(places)), np.zeros(len(places))
-    for offer, options in enumerate(subproblem.options):
+    for offer, options in enumerate(options_of):
         taken = np.flatnonzero(places[:, offer] >= 0)
         place = places[taken, offer]
+        devices[taken] += options.devices[place]
         latency[taken] = np.maximum(latency[taken], options.latency_s[place])
         network[taken] = np.minimum(network[taken], options.network)
         price[taken] += options.usd_per_hour[place]
         toll[taken] += options.toll_usd[place]
-    return Listed(places, latency, network, price, toll, listed_to)
+    return Listed(places, devices, latency, network, price, toll, listed_to)
+
+
+def count_plans(space: Space) -> float:
+    """Return how many plans there are, at most, but for those of one machine; infinity where they are too many to list."""
+    options = [each.machines.size for each in space.options]
+    if sum(options) * space.samples > _MOST_CHOICES:
+        return math.inf
+    found = float(_ways(space)[0][space.samples])
+    return found if found * max(options) <= _MOST_CHOICES else math.inf
+
+
+def _ways(space: Space) -> list[FloatArray]:
+    """In how many ways the offers from each on make up samples, shape (samples + 1,), and last in how many none does."""
+    ways = [np.zeros(space.samples + 1)]
+    ways[0][0] = 1.0
+    for options in reversed(space.options):
+        found = ways[-1].copy()
+        for samples, number in zip(*np.unique(options.samples, return_counts=True), strict=True):
+            found[samples:] += number * ways[-1][: space.samples + 1 - samples]
+        ways.append(found)
+    return ways[::-1]
+
+
+def list_every_plan(space: Space) -> Listed:
+    """Return all plans of a space but for those of one machine."""
+    ways = _ways(space)
+    places, left = np.empty((1, 0), dtype=np.int64), np.array([space.samples])
+    for options, after in zip(space.options, ways[1:], strict=True):
+        rest = left[:, None] - np.concatenate([[0], options.samples])
+        before, chosen = np.nonzero((rest >= 0) & (after[np.maximum(rest, 0)] > 0))
+        places, left = np.column_stack([places[before], chosen - 1]), rest[before, chosen]
+    listed = _listed(space.options, places, math.inf)
+    fits = np.ones(len(places), dtype=bool)
+    for offer, options in enumerate(space.options):
+        taken = np.flatnonzero(places[:, offer] >= 0)
+        fits[taken] &= options.least_devices[places[taken, offer]] <= listed.devices[taken]
+    return _listed(space.options, places[fits], math.inf)
 
 
 def _ramps(counts: IntArray) -> IntArray:
@@ -372,6 +415,8 @@ class ExactSearch:
         self._found = SearchResult()
         self._has_begun = False
         self._pushed = 0
+        self._searched = 0
+        self._plans = count_plans(space)
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
         # Subproblems with many plans, each with its bound. They are listed again when it is their turn: lists that are
@@ -415,6 +460,10 @@ class ExactSearch:
                 for anchor in anchors:
                     self._push(heap, anchor)
             while heap:
+                if self._searched * _PLANS_PER_LISTING > self._plans:
+                    self._take_every_plan()
+                    heap.clear()
+                    break
                 found.bound, _, anchor = heap[0]
                 aim = self._aim()
                 if aim is not None and found.bound > aim[0] * (1 + SAME):
@@ -489,7 +538,24 @@ class ExactSearch:
             self._pushed += 1
             heapq.heappush(heap, (bound, self._pushed, anchor))
 
+    def _take_every_plan(self) -> None:
+        """Take all plans there are, the most promising ones first: bounds are of no use where so few are looked for."""
+        listed = list_every_plan(self._space)
+        step_s = np.zeros(len(listed.places))
+        for network in np.unique(listed.network):
+            for latency_s in np.unique(listed.latency_s[listed.network == network]):
+                alike = np.flatnonzero((listed.network == network) & (listed.latency_s == latency_s))
+                step_s[alike] = self._steps.bound_s(float(latency_s), listed.devices[alike], float(network))
+        price = listed.usd_per_hour + self._space.hourly(step_s) * listed.toll_usd
+        for index in np.lexsort((price, self._objective.bound(step_s, price))).tolist():
+            if price[index] <= self._ceiling(float(step_s[index])):
+                self._check_time()
+                self._take(self._plan_of(self._space.options, listed.places[index]))
+        self._later.clear()
+        self._left_out = math.inf
+
     def _search_cell(self, anchor: Anchor) -> None:
+        self._searched += 1
         place = anchor.best_place(self._objective)
         if place not in anchor.tight:
             limit = self._limit(anchor, place)
@@ -623,6 +689,10 @@ class ExactSearch:
     def _plan(self, groups: Iterable[Group]) -> Plan:
         return Plan(tuple(groups), self._problem.mode)
 
+    def _plan_of(self, options: Sequence[Options], places: IntArray) -> Plan:
+        taken = zip(options, places.tolist(), strict=True)
+        return self._plan(each.group(place) for each, place in taken if place >= 0)
+
     def _every(self, anchor: Anchor, place: int) -> Iterator[Plan | None]:
         """All plans of a subproblem that may be better, the most promising ones first; None where some had to be made.
 
@@ -658,11 +728,7 @@ class ExactSearch:
                 for index in some[kept].tolist():
                     if price[index] <= self._ceiling(float(step_s[index])):
                         self._check_time()
-                        yield self._plan(
-                            options.group(option)
-                            for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
-                            if option >= 0
-                        )
+                        yield self._plan_of(anchor.options, listed.places[own[index]])
                 while dismissed >= _DISMISSED_PER_LISTING:
                     dismissed -= _DISMISSED_PER_LISTING
                     yield None
