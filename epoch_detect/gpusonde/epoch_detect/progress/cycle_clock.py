@@ -309,8 +309,8 @@ class CycleClock:
         }
 
     @classmethod
-    def of_fields(cls, fields: dict[str, Any], metrics: int) -> CycleClock:
-        """Inverse of :meth:`fields`; of ticks with so many metrics."""
+    def of_fields(cls, fields: dict[str, Any], metrics: int | None = None) -> CycleClock:
+        """Inverse of :meth:`fields`; of ticks with so many metrics, any where None."""
         period_s, tick_s = read_as(float, fields["period_s"]), read_as(float, fields["tick_s"])
         check(_SHORTEST_TICK_S <= tick_s <= period_s <= _LONGEST_S, "times of a cycle")
         clock = cls(period_s, tick_s)
@@ -326,9 +326,10 @@ class CycleClock:
         clock._time = read_array(fields["time_s"], (None,))
         clock._rows = read_array(fields["rows"], (metrics, clock._time.size)) if clock._time.size else _NOTHING
         clock._part = [_part_of(times, rows, metrics) for times, rows in fields["part"]]
-        clock._waveform = _NOTHING
-        # A release before looked at all metrics, or did not know how far they move.
-        if fields["waveform"] and fields.get("variances"):
+        clock._variances = read_array(fields.get("variances", []), (None,))
+        check(metrics is None or clock._variances.size in (0, metrics), "variances of metrics")
+        # A release before did not know how far metrics move.
+        if fields["waveform"] and clock._variances.size:
             clock._take_waveform(fields)
         if "other_tempo" in fields:
             clock.other_tempo.take_fields(fields["other_tempo"])
@@ -340,18 +341,18 @@ class CycleClock:
         if waveform.shape[1] != self._before + self._after + 1:
             return
         metrics = len(self._rows)
+        # A release before looked at all metrics.
         used = read_as(list[int], fields.get("used", list(range(metrics))))
         check(len(used) == len(waveform) and all(0 <= each < metrics for each in used), "metrics of a waveform")
         near_s = _NEAR_PERIODS * self.period_s
         known = self._time.size and self._time[0] - near_s <= self._last_s <= self._time[-1] + near_s
-        check(bool(known), "time of the latest cycle")
-        self._variances = read_array(fields["variances"], (metrics,))
+        check(bool(known) and self._variances.size == metrics, "time of the latest cycle")
         self._waveform, self._used = waveform, used
         self._weights = self._weights_of(waveform, self._variances)
         self._template = _template(waveform)
 
 
-def _part_of(times: Any, rows: Any, metrics: int) -> tuple[FloatArray, FloatArray]:
+def _part_of(times: Any, rows: Any, metrics: int | None) -> tuple[FloatArray, FloatArray]:
     time_s = read_array(times, (None,))
     return time_s, read_array(rows, (metrics, time_s.size))
 

@@ -308,8 +308,8 @@ class LevelPace:
         }
 
     @classmethod
-    def of_fields(cls, fields: dict[str, Any], metrics: int) -> LevelPace:
-        """Inverse of :meth:`fields`; of ticks with so many metrics."""
+    def of_fields(cls, fields: dict[str, Any], metrics: int | None = None) -> LevelPace:
+        """Inverse of :meth:`fields`; of ticks with so many metrics, any where None."""
         pace = cls(CycleClock.of_fields(fields["clock"], metrics), is_sure=read_as(bool, fields.get("sure", True)))
         begin_s, back_s = (read_as(float | None, fields.get(name)) for name in ("begin_s", "back_s"))
         pace._begin_s = math.nan if begin_s is None else begin_s

@@ -33,7 +33,7 @@ from gpusonde.errors import DocumentError, GraphError, ModelError, ProblemError,
 from gpusonde.formatting import count, percent
 from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
-from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
+from gpusonde.optimizer.offers import BatchLimits, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
 from gpusonde.optimizer.spot_offers import SpotRow, ask_spot_rows, read_spot_rows, spot_offers
 from gpusonde.predictor.workload.engine import Cluster, Optimizer, StepMemory, WorkloadPrediction, WorkloadRequest
@@ -548,7 +548,7 @@ def _spot_offers(
     rate = keys.preemptions_per_hour
     try:
         terms = Terms(
-            quotas=[Quota(machines=keys.quota)],
+            quotas=[keys.listed_quota],
             batches=dict.fromkeys(devices, BatchLimits(keys.smallest_batch, keys.largest_batch)),
             preemptions_per_hour={} if rate is None else {"*": rate},
         )
@@ -572,4 +572,4 @@ def _spot_offers(
     said = (
         {key: value for key, value in to_plain(offer).items() if value not in (None, "")} for offer in selection.offers
     )
-    return [{**offer, **own} for offer in said]
+    return [{**offer, **own, "quota": min(keys.quota, offer["quota"])} for offer in said]

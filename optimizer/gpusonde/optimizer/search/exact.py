@@ -260,7 +260,7 @@ def _listed(options_of: Sequence[Options], places: IntArray, listed_to: float) -
 
 
 def count_plans(space: Space) -> float:
-    """Return how many plans there are, at most, but for those of one machine; infinity where they are too many to list."""
+    """Return how many plans of several machines there are, at most; infinity where they are too many to list."""
     options = [each.machines.size for each in space.options]
     if sum(options) * space.samples > _MOST_CHOICES:
         return math.inf
@@ -269,7 +269,7 @@ def count_plans(space: Space) -> float:
 
 
 def _ways(space: Space) -> list[FloatArray]:
-    """In how many ways the offers from each on make up samples, shape (samples + 1,), and last in how many none does."""
+    """In how many ways the offers from each on make up samples, shape (samples + 1,), and last no offer does."""
     ways = [np.zeros(space.samples + 1)]
     ways[0][0] = 1.0
     for options in reversed(space.options):
