@@ -49,6 +49,7 @@ def _listing(request, monkeypatch):
     """A search of few plans lists them in the end; the bounds hold without that, too."""
     if request.param == "none are":
         monkeypatch.setattr("gpusonde.optimizer.search.plan_lists._MOST_CHOICES", 0)
+        monkeypatch.setattr("gpusonde.optimizer.search.subproblem._FEW_WAYS", 0)
 
 
 @pytest.mark.usefixtures("_listing")
