@@ -119,12 +119,20 @@ class Stretch:
 # What is stored of an epoch, and of one that was not withdrawn.
 _OF_EPOCH = tuple[int, float, float, float, EpochStatus, int]
 _OF_ENTRY = tuple[int, float]
+_EPOCH_VALUES = 6
 
 
 def _epoch_of(row: list[Any]) -> TrackedEpoch:
     index, start_s, end_s, confidence, status, revision = read_as(_OF_EPOCH, row)
     check(bool(np.isfinite([start_s, end_s, confidence]).all()), "times of an epoch")
     return TrackedEpoch(index, start_s, end_s, confidence, str(status), revision)
+
+
+def _entry_of(row: list[Any]) -> _Tracked:
+    epoch, rest = row[:_EPOCH_VALUES], row[_EPOCH_VALUES:]
+    # Releases before did not say of which period its level was.
+    missed, period_s = read_as(_OF_ENTRY, [*rest, 0.0] if len(rest) == 1 else rest)
+    return _Tracked(_epoch_of(epoch), missed, period_s)
 
 
 class ReportedEpochs:
@@ -160,7 +168,7 @@ class ReportedEpochs:
         """Rebuild it; for ``stored.reading``, which makes one error of whatever else is stored."""
         found = cls()
         found.next_index, found.revision = (read_as(int, fields[name]) for name in ("next_index", "revision"))
-        found._entries = [_Tracked(_epoch_of(row[:6]), *read_as(_OF_ENTRY, row[6:])) for row in fields["entries"]]
+        found._entries = [_entry_of(row) for row in fields["entries"]]
         found._withdrawn = [_epoch_of(row) for row in fields["withdrawn"]]
         return found
 
