@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,36 @@ def reports(folder: Path, rows: list[dict[str, Any]]) -> str:
     path = folder / "progress.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+ZONE = "aws/us-east-1{}/g4dn.12xlarge/spot"
+
+
+def hanging_prices(folder: Path, asked: Path, go: Path, then: str = "") -> Path:
+    """A problem whose prices a program prints at once, and when it is asked again only once a file is there."""
+    table = "provider,region,zone,instance_type,time,usd_per_hour,preemptions_per_hour\n"
+    row = "aws,us-east-1,us-east-1{},g4dn.12xlarge,{},{},0.05\n"
+    now = datetime.now(timezone.utc).isoformat()
+    first = table + row.format("a", now, 1.0) + row.format("b", now, 1.2) + row.format("c", now, 1.4)
+    second = table + row.format("a", now, 1.0) + row.format("b", now, 1.2) + row.format("c", now, 0.1)
+    (folder / "prices.py").write_text(
+        "import os, time\nfrom pathlib import Path\n"
+        f"asked, go, process = Path({str(asked)!r}), Path({str(go)!r}), Path({str(folder / 'process')!r})\n"
+        "is_first = not asked.exists()\n"
+        "process.write_text(str(os.getpid()))\n"
+        "asked.open('a').write('asked')\n"
+        f"if is_first:\n    print({first!r})\nelse:\n    {then}\n"
+        f"    while not go.exists(): time.sleep(0.01)\n    print({second!r})\n"
+    )
+    command = json.dumps([sys.executable, "prices.py"])
+    (folder / "job.toml").write_text(
+        'format = "gpusonde.problem/1"\nglobal_batch = 256\niterations = 1000\n'
+        "[job]\ngradients = { parameter_bytes = 1e8 }\n"
+        '[[job.curves]]\ndevice = "Tesla T4"\nlargest_batch = 64\n'
+        "probes = [ { batch_size = 16, total_s = 0.1 }, { batch_size = 64, total_s = 0.4 } ]\n"
+        f"[[spot]]\ncommand = {command}\nquota = 4\nreread_s = 1\n"
+    )
+    return folder / "job.toml"
 
 
 def test_the_examples_of_the_page_work_as_they_stand(tmp_path: Path) -> None:
@@ -334,3 +368,66 @@ def test_what_several_files_cannot_have_is_said(
     paths = {"p": problem, "other": tmp_path / "time.json"}
     _, err = said(capsys, "plan", *(word.format(**paths) for word in arguments), code=2)
     assert words in err
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_reports_go_on_while_prices_are_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: bool
+) -> None:
+    """The second time, the program that prints prices waits for a file; what it prints then counts at once."""
+    asked, go, told = (tmp_path / name for name in ("asked", "go", "told.jsonl"))
+    path = hanging_prices(tmp_path, asked, go)
+
+    def lines() -> Iterator[str]:
+        began = time.monotonic()
+        yield json.dumps({"elapsed_s": 0, "completed_iterations": 0}) + "\n"
+        while time.monotonic() < began + 1.0:  # of reread_s
+            time.sleep(0.01)
+        yield json.dumps({"elapsed_s": 20, "completed_iterations": 0}) + "\n"
+        assert asked.read_text() == "asked" * 2
+        yield json.dumps({"elapsed_s": 40, "machines": [], "refused": [{"offer": ZONE.format("a"), "machines": 1}]})
+        assert ZONE.format("b") in told.read_text()
+        if ends:
+            go.touch()
+            for elapsed_s in range(60, 60_000, 20):
+                yield json.dumps({"elapsed_s": elapsed_s, "completed_iterations": 0}) + "\n"
+                if ZONE.format("c") in told.read_text():
+                    return
+                time.sleep(0.01)
+
+    monkeypatch.setattr(sys, "stdin", lines())
+    out, err = said(capsys, "monitor", str(path), "--progress", "-", "--out", str(told), "--json")
+    found = json.loads(out)["recommendations"]
+    zones = "abc" if ends else "ab"
+    assert [row["launch"][0]["offer"] for row in found] == [ZONE.format(zone) for zone in zones]
+    assert [row["why"].partition("; prices are ")[2].partition(" old: ")[2] for row in found] == [
+        "", "they are being read", *[""] * ends,
+    ]  # fmt: skip
+    assert "reports go on with the last ones" in err
+    if not ends:
+        # It was ended with the watch, not after a minute.
+        process = int((tmp_path / "process").read_text())
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_how_old_prices_are_is_said_where_they_can_no_longer_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, told = tmp_path / "asked", tmp_path / "told.jsonl"
+    path = hanging_prices(tmp_path, asked, tmp_path / "go", "raise SystemExit(3)")
+
+    def lines() -> Iterator[str]:
+        began = time.monotonic()
+        for failed in (1, 2):
+            while time.monotonic() < began + 2.0 * failed:
+                time.sleep(0.01)
+            yield json.dumps({"elapsed_s": 20 * failed, "completed_iterations": 0}) + "\n"
+        yield json.dumps({"elapsed_s": 60, "machines": [], "refused": [{"offer": ZONE.format("a"), "machines": 1}]})
+
+    monkeypatch.setattr(sys, "stdin", lines())
+    out, err = said(capsys, "monitor", str(path), "--progress", "-", "--out", str(told), "--json")
+    last = json.loads(out)["recommendations"][-1]
+    assert last["launch"][0]["offer"] == ZONE.format("b")
+    assert re.search(r"; prices are \d\.\d+ s old: 2 readings since have failed$", last["why"])
+    assert err.count("the last prices stay") == 2

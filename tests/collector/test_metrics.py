@@ -69,6 +69,7 @@ gpusonde_collector_store_free_bytes 5000.0
 gpusonde_collector_tracking_backlog_gpus 7.0
 gpusonde_collector_tracking_round_seconds 0.25
 gpusonde_collector_epochs_detected_total 12.0
+gpusonde_collector_tracking_states_refused_total 3.0
 gpusonde_collector_predictions_total{status="extrapolated"} 0.0
 gpusonde_collector_predictions_total{status="insufficient_epochs"} 0.0
 gpusonde_collector_predictions_total{status="ok"} 2.0
@@ -146,6 +147,7 @@ def test_every_counter_is_shown_under_its_agreed_name():
         prediction=small(),
         tracking_round_s=0.25,
         epochs=12,
+        states_refused=3,
         workload_answers=Counter(ok=3, malformed_graph=4),
         workload=small(),
         trainings=TrainingCounters({"queued": 1}, failures=5, failed_starts=2),

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import logging
+import math
 import random
 import shutil
 import struct
@@ -21,6 +22,7 @@ from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.collector.tracking.run_state import FollowerState
 from gpusonde.epoch_detect import EpochTracker, detect
+from gpusonde.epoch_detect.progress import StateWatch
 
 GPU = "GPU-a"
 KEY = ("agent-1", GPU)
@@ -194,6 +196,7 @@ def assert_refused(subject, records, midway, caplog, why=""):
     subject.pipeline.round()
     subject.feed(records[120:140], 10)
     assert caplog.text.count("is left out, an open run is read again from its start") == 1
+    assert subject.counters.states_refused == 1
     assert why in caplog.text
     assert outcome(subject) == midway[1]
 
@@ -255,6 +258,62 @@ def test_a_state_that_contradicts_the_store_is_left_out(stored_midway, records, 
     subject, content = stored_midway
     subject.store.states.write(KEY, 1, rewritten(content, change))
     assert_refused(subject, records, midway, caplog, why)
+
+
+def within(name, *damage):
+    """One value of a state within the state changed; what a job does has two times before it."""
+
+    def change(fields):
+        begin = fields[name].index("{")
+        told = json.loads(fields[name][begin:])
+        put(*damage)(told)
+        fields[name] = fields[name][:begin] + json.dumps(told)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        within("job_state", ["gpus"], math.inf),
+        within("job_state", ["pauses", 0], math.inf),
+        within("job_state", ["scalars", "_idle_watts"], "x"),
+        within("job_state", ["scalars", "_by_power"], [7]),
+        within("job_state", ["level", "_logs"], [1.0]),
+        put(["job_state"], "1 2"),
+        put(["job_state"], "x y {}"),
+        put(["job_state"], "0 -5 " + "[" * 100_000),
+        put(["job_state"], 7),
+        within("pace", ["tick_s"], "x"),
+        within("pace", ["last"], [1.0]),
+        put(["pace"], "[" * 100_000),
+    ],
+)
+def test_what_is_damaged_within_a_state_is_left_out_and_counted(stored_midway, records, midway, caplog, change):
+    subject, content = stored_midway
+    subject.store.states.write(KEY, 1, rewritten(content, change))
+    assert_refused(subject, records, midway, caplog)
+    assert "is not tracked until the next start" not in caplog.text
+
+
+def test_a_rebuilt_watch_of_a_job_that_fails_gives_way_to_one_that_has_seen_all(
+    stored_midway, records, uninterrupted, caplog, monkeypatch
+):
+    subject, _ = stored_midway
+    restored = StateWatch.from_state
+
+    def failing(data):
+        watch = restored(data)
+        watch.update = None
+        return watch
+
+    monkeypatch.setattr(StateWatch, "from_state", failing)
+    subject.restart()
+    subject.feed(records[120:], 20)
+    subject.pipeline.round()
+    assert "is not tracked until the next start" not in caplog.text
+    assert subject.counters.states_refused == 1
+    assert outcome(subject) == uninterrupted
 
 
 def test_the_state_of_a_run_that_the_catalogue_calls_over_is_left_out(stored_midway, records, caplog):

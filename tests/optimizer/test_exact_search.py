@@ -23,7 +23,7 @@ from gpusonde.optimizer import (
     solve,
 )
 from gpusonde.optimizer.search.space import brute_force, every_plan
-from gpusonde.optimizer.solution import check_plan, estimate_plan, objective_value, satisfies
+from gpusonde.optimizer.solution import check_plan, estimate_plan, objective_value, satisfies, violation
 
 BLOCKS, PER_BLOCK = 10, 32
 
@@ -44,18 +44,39 @@ def compare(problem: Problem, steps: StepTimes) -> Status:
     return found.status
 
 
+@pytest.fixture(params=["few plans are listed", "none are"])
+def _listing(request, monkeypatch):
+    """A search of few plans lists them in the end; the bounds hold without that, too."""
+    if request.param == "none are":
+        monkeypatch.setattr("gpusonde.optimizer.search.plan_lists._MOST_CHOICES", 0)
+        monkeypatch.setattr("gpusonde.optimizer.search.subproblem._FEW_WAYS", 0)
+
+
+@pytest.mark.usefixtures("_listing")
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_it_finds_what_brute_force_finds_and_no_plan_where_there_is_none(block: int):
     statuses = [compare(*table_problem(seed)) for seed in range(block * PER_BLOCK, (block + 1) * PER_BLOCK)]
     assert set(statuses) == {Status.OPTIMAL, Status.INFEASIBLE}
 
 
+def test_where_no_plan_keeps_the_deadline_few_plans_are_not_looked_at_again_and_again():
+    problem, steps = simulated_problem(0)
+    solution = solve(problem, steps)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.explored < 3 * len(list(every_plan(problem)))
+    assert solution.nearest is not None
+    least = min(violation(problem, estimate_plan(problem, plan, steps)) for plan in every_plan(problem))
+    assert violation(problem, solution.nearest.estimate) == pytest.approx(least, rel=1e-12)
+
+
+@pytest.mark.usefixtures("_listing")
 @pytest.mark.parametrize("block", range(4))
 def test_where_iterations_scatter_it_still_finds_what_brute_force_finds(block: int):
     statuses = [compare(*simulated_problem(seed)) for seed in range(block * 12, (block + 1) * 12)]
     assert Status.OPTIMAL in statuses
 
 
+@pytest.mark.usefixtures("_listing")
 @pytest.mark.parametrize("seed", range(12))
 def test_the_front_is_that_of_all_plans(seed: int):
     problem, steps = table_problem(seed)

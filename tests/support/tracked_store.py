@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.config import RunsConfig, StoreConfig
+from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.jobs import Jobs
@@ -50,7 +51,10 @@ class TrackedStore:
             self.store.results = self._make_results(self.store.database)
         self.results = self.store.results
         self.jobs = Jobs(self.store, self._make_tracker, self._restore)
-        self.states = StateKeeper(self.store, lambda: self.now, interval_s=self._state_interval_s)
+        self.counters = CollectorCounters()
+        self.states = StateKeeper(
+            self.store, lambda: self.now, interval_s=self._state_interval_s, counters=self.counters
+        )
         self.summaries = EpochSummaries(self.store)
         self.pipeline = EpochPipeline(
             self.results,

@@ -212,7 +212,11 @@ def _build_pipeline(
         return GpuFollower(agent_id, gpu_uuid, store, config.runs, jobs, resume, state)
 
     states = StateKeeper(
-        store, time.monotonic, interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s
+        store,
+        time.monotonic,
+        interval_s=config.runs.state_interval_s,
+        shutdown_s=config.server.drain_grace_s,
+        counters=counters,
     )
     return EpochPipeline(
         store.results,

@@ -49,6 +49,7 @@ class CollectorCounters:
         prediction: Seconds of each answered prediction request.
         tracking_round_s: Seconds of the latest round of tracking.
         epochs: Epochs found since the start.
+        states_refused: Stored states of tracking that could not be gone on with.
         workload_answers: Answers about workloads: ok, out_of_distribution, or the kind of the error.
         workload: Seconds of each answered request about workloads, its wait included.
         trainings: What the trainings of embeddings came to.
@@ -68,6 +69,7 @@ class CollectorCounters:
     prediction: Distribution = field(default_factory=Distribution)
     tracking_round_s: float = 0.0
     epochs: int = 0
+    states_refused: int = 0
     workload_answers: Counter[str] = field(default_factory=Counter)
     workload: Distribution = field(default_factory=Distribution)
     trainings: TrainingCounters = field(default_factory=TrainingCounters)
@@ -261,6 +263,11 @@ class CollectorMetrics:
             f"{_PREFIX}_tracking_round_seconds", "Time of the latest round of tracking.", counters.tracking_round_s
         )
         yield metrics.counter(f"{_PREFIX}_epochs_detected", "Epochs found.", counters.epochs)
+        yield metrics.counter(
+            f"{_PREFIX}_tracking_states_refused",
+            "Stored states of tracking that could not be gone on with; their runs were read again from the start.",
+            counters.states_refused,
+        )
         yield metrics.counters(
             f"{_PREFIX}_predictions",
             "Predictions by status.",

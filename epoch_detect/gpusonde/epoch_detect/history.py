@@ -16,6 +16,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.epoch_detect.stored import DamagedStateError
 from gpusonde.epoch_detect.ticks import Float32Array, IntArray, Ticks, active_range
 
 CAPACITY = 24_576  # 41 minutes at 10 Hz before the first halving; 24 B each with four metrics: 590 kB
@@ -117,7 +118,7 @@ class History:
         """Rebuild a history from :meth:`to_arrays`.
 
         Raises:
-            ValueError: The arrays do not fit together.
+            DamagedStateError: The arrays do not fit together.
         """
         time, values = arrays["time"].astype(np.int64), arrays["values"].astype(np.float32)
         capacity, merged = (int(x) for x in arrays["sizes"])
@@ -127,7 +128,7 @@ class History:
         bounded = time.size <= capacity <= _LARGEST_CAPACITY and capacity % 2 == 0 and 1 <= merged <= _MOST_MERGED
         in_order = (np.diff(np.concatenate([time, np.array(pending_time, dtype=np.int64)])) > 0).all()
         if not (fits and bounded and in_order) or len(pending_time) >= max(merged, 2):
-            raise ValueError("the stored history is inconsistent; drop the state and start the run's tracking anew")
+            raise DamagedStateError("the stored history is inconsistent; start the run's tracking anew")
         history = cls(names, capacity)
         history._time, history._values, history._count, history._merged = time, values, time.size, merged
         history._pending_time, history._pending_values = pending_time, list(pending)
@@ -191,7 +192,7 @@ def unpack(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
     """Inverse of :func:`pack`; object arrays, and archives that unpack to more than 64 MiB, are refused.
 
     Raises:
-        ValueError: The data is no such archive.
+        DamagedStateError: The data is no such archive.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as members:
@@ -203,5 +204,6 @@ def unpack(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
     except _UNREADABLE as error:
-        raise ValueError(f"not a stored tracker state ({error!s:.200}); start the run's tracking anew") from error
-    raise ValueError(f"a tracker state of {unpacked_bytes} bytes is too large; start the run's tracking anew")
+        words = f"not a stored tracker state ({error!s:.200}); start the run's tracking anew"
+        raise DamagedStateError(words) from error
+    raise DamagedStateError(f"a tracker state of {unpacked_bytes} bytes is too large; start the run's tracking anew")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.marks import COLUMNS, Marks
+from gpusonde.epoch_detect.stored import DamagedStateError
 from gpusonde.telemetry import FloatArray
 
 _Pool = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
@@ -82,14 +83,15 @@ class PooledRows:
         """Go on with what :meth:`to_arrays` gave.
 
         Raises:
-            ValueError: The arrays do not fit together.
+            DamagedStateError: The arrays do not fit together.
             KeyError: One of them is missing.
         """
         count, time_s, values = len(self._values), arrays["time"], arrays["values"]
         waiting_s, waiting, pooled = arrays["waiting_time"], arrays["waiting"], int(arrays["pooled"])
-        fits = values.shape == (count, time_s.size) and waiting.shape == (count, waiting_s.size)
+        fits = values.shape == (count, *time_s.shape) and waiting.shape == (count, *waiting_s.shape)
+        fits &= values.ndim == waiting.ndim == 2
         if not (fits and time_s.size < _CAPACITY and 1 <= pooled <= _MOST_POOLED and waiting_s.size < pooled):
-            raise ValueError("the stored marks are inconsistent; drop the state and start the run's tracking anew")
+            raise DamagedStateError("the stored marks are inconsistent; start the run's tracking anew")
         self._time_s, self._values = time_s.astype(np.float64), values.astype(np.float32)
         self._waiting_s, self._waiting = waiting_s.astype(np.float64), waiting.astype(np.float32)
         self._pooled, self._rows = pooled, time_s.size
@@ -159,7 +161,7 @@ class MarkHistory:
         """Rebuild a history from :meth:`to_arrays`.
 
         Raises:
-            ValueError: The arrays do not fit together.
+            DamagedStateError: The arrays do not fit together.
             KeyError: One of them is missing.
         """
         history = cls()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpusonde.epoch_detect.result import EpochDetection
+from gpusonde.epoch_detect.stored import check, read_as
 
 _SAME_LEVEL = 0.1  # by which the periods of one level may differ between two analyses
 _STILL_REAL = 0.3  # confidence in a level that was told: its cycles stay cycles of the run
@@ -115,6 +116,25 @@ class Stretch:
         return alike(self.period_s, period_s) and self.start_s <= epoch.start_s and epoch.end_s <= self.end_s
 
 
+# What is stored of an epoch, and of one that was not withdrawn.
+_OF_EPOCH = tuple[int, float, float, float, EpochStatus, int]
+_OF_ENTRY = tuple[int, float]
+_EPOCH_VALUES = 6
+
+
+def _epoch_of(row: list[Any]) -> TrackedEpoch:
+    index, start_s, end_s, confidence, status, revision = read_as(_OF_EPOCH, row)
+    check(bool(np.isfinite([start_s, end_s, confidence]).all()), "times of an epoch")
+    return TrackedEpoch(index, start_s, end_s, confidence, str(status), revision)
+
+
+def _entry_of(row: list[Any]) -> _Tracked:
+    epoch, rest = row[:_EPOCH_VALUES], row[_EPOCH_VALUES:]
+    # Releases before did not say of which period its level was.
+    missed, period_s = read_as(_OF_ENTRY, [*rest, 0.0] if len(rest) == 1 else rest)
+    return _Tracked(_epoch_of(epoch), missed, period_s)
+
+
 class ReportedEpochs:
     """The epochs of a run that were reported.
 
@@ -145,11 +165,11 @@ class ReportedEpochs:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> ReportedEpochs:
-        """Rebuild it; anything but what :meth:`fields` gave raises ``LookupError`` or ``TypeError``."""
+        """Rebuild it; for ``stored.reading``, which makes one error of whatever else is stored."""
         found = cls()
-        found.next_index, found.revision = int(fields["next_index"]), int(fields["revision"])
-        found._entries = [_Tracked(TrackedEpoch(*row[:6]), *row[6:]) for row in fields["entries"]]
-        found._withdrawn = [TrackedEpoch(*row) for row in fields["withdrawn"]]
+        found.next_index, found.revision = (read_as(int, fields[name]) for name in ("next_index", "revision"))
+        found._entries = [_entry_of(row) for row in fields["entries"]]
+        found._withdrawn = [_epoch_of(row) for row in fields["withdrawn"]]
         return found
 
     def in_doubt(self, found: EpochDetection) -> list[Stretch]:

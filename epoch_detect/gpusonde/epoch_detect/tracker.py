@@ -21,9 +21,9 @@ from gpusonde.epoch_detect.progress.table import Shares, time_shares
 from gpusonde.epoch_detect.reported import EpochEvent, EpochStatus, ReportedEpochs, Stretch, TrackedEpoch, alike
 from gpusonde.epoch_detect.resemblance import keep_alike
 from gpusonde.epoch_detect.result import EpochDetection, Verdict, shifted
+from gpusonde.epoch_detect.stored import read_as, reading
 from gpusonde.epoch_detect.ticks import choose_metrics
 from gpusonde.epoch_detect.tracker_state import (
-    DAMAGED,
     cached_fields,
     cached_from,
     detection_fields,
@@ -259,25 +259,23 @@ class EpochTracker:
         Raises:
             ValueError: The bytes are no such state, or one of another version.
         """
-        try:
+        with reading("not a tracker state"):
             fields, history, marks = unpack_state(data)
-            tracker = cls(fields["metrics"])
+            tracker = cls(read_as(list[str], fields["metrics"]))
             tracker._history = History.from_arrays(tracker._used, history)
             tracker._marks = MarkHistory.from_arrays(marks)
-            tracker._origin_s = fields["origin_s"]
-            tracker._next_us = int(fields["next_us"])
-            tracker._analysed_us = int(fields.get("analysed_us", 0))
-            tracker._follow_us = fields["follow_us"]
+            tracker._origin_s = read_as(float | None, fields["origin_s"])
+            tracker._next_us = read_as(int, fields["next_us"])
+            tracker._analysed_us = read_as(int, fields.get("analysed_us", 0))
+            tracker._follow_us = read_as(int | None, fields["follow_us"])
             tracker._cached = None if fields["hold"] is None else cached_from(fields["hold"])
             tracker._reported = ReportedEpochs.from_fields(fields)
             tracker._latest = None if fields["latest"] is None else detection_from(fields["latest"])
             tracker._standing = None if fields["told"] is None else detection_from(fields["told"])
-            tracker._rival_s = float(fields["rival_s"])
+            tracker._rival_s = read_as(float, fields["rival_s"])
             tracker._detection = tracker._standing or (untold(tracker._latest) if tracker._latest else None)
             if (running := fields.get("running")) is not None:
-                tracker._resume(*map(int, running))
-        except DAMAGED as error:
-            raise ValueError(f"not a tracker state ({error!r:.200}); start the run's tracking anew") from error
+                tracker._resume(*read_as(tuple[int, int, int, int], running))
         return tracker
 
     def _in_order(

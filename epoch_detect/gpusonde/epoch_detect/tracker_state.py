@@ -12,14 +12,13 @@ from gpusonde.epoch_detect.cycles.detector import CachedMatch
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.history import pack, unpack
 from gpusonde.epoch_detect.reported import EpochStatus
-from gpusonde.epoch_detect.result import Cycle, CycleRole, Deviation, EpochDetection, Hypothesis, RunState, Verdict
+from gpusonde.epoch_detect.result import Cycle, Deviation, EpochDetection, Hypothesis, Verdict
+from gpusonde.epoch_detect.stored import DamagedStateError, check, read_array, read_as, read_fields
 
 _Arrays = dict[str, npt.NDArray[np.generic]]
 
 _VERSION = 3
 _FORMER_VERSION = 2
-# What reading raises where what is stored is none of a tracker.
-DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, json.JSONDecodeError)
 
 
 def pack_state(fields: dict[str, Any], history: _Arrays, marks: _Arrays) -> bytes:
@@ -41,15 +40,15 @@ def unpack_state(data: bytes) -> tuple[dict[str, Any], _Arrays, _Arrays]:
     """Return what :func:`pack_state` was given; of a former release, as this one would have given it.
 
     Raises:
-        ValueError: The bytes are no archive, or of another version. What is damaged otherwise raises one of
-            :data:`DAMAGED`.
+        DamagedStateError: The bytes are no archive, or of another version.
+        ValueError: They are damaged otherwise; ``LookupError`` and ``TypeError`` likewise.
     """
     arrays = unpack(data)
     fields = json.loads(arrays["meta"].tobytes())
     if fields["version"] == _FORMER_VERSION:
         fields = _from_former(fields)
     if fields["version"] != _VERSION:
-        raise ValueError(f"tracker state of version {fields['version']}; this release reads {_VERSION}")
+        raise DamagedStateError(f"tracker state of version {fields['version']}; this release reads {_VERSION}")
     # A release that knew no marks has none in its states.
     return fields, _part(arrays, "history_"), _part(arrays, "marks_")
 
@@ -88,20 +87,24 @@ def detection_fields(found: EpochDetection) -> dict[str, Any]:
 
 
 def detection_from(fields: dict[str, Any]) -> EpochDetection:
-    """Rebuild an answer; anything but what :func:`detection_fields` gave raises one of :data:`DAMAGED`."""
-    arrays = {name: np.array(fields[name], dtype=np.float64) for name in ("epoch_starts_s", "epoch_ends_s")}
-    hypotheses = tuple(Hypothesis(*row) for row in fields["hypotheses"])
-    deviations = tuple(Deviation(*row) for row in fields.get("deviations", ()))
-    texts = {"metrics": tuple(fields["metrics"]), "warnings": tuple(fields["warnings"])}
+    """Rebuild an answer; for ``stored.reading``, which makes one error of whatever else than that is stored."""
+    starts_s, ends_s = (read_array(fields[name], (None,)) for name in ("epoch_starts_s", "epoch_ends_s"))
+    check(starts_s.size == ends_s.size, "starts and ends of epochs")
     cycles = tuple(_cycle_from(each) for each in fields.get("cycles", ()))
-    run_state = fields.get("run_state") and RunState(fields["run_state"])
-    parts = {"cycles": cycles, "hypotheses": hypotheses, "deviations": deviations, "run_state": run_state}
-    return EpochDetection(**{**fields, **arrays, **texts, **parts})
+    level = read_as(int | None, fields.get("level"))
+    parents = [cycle.parent for cycle in cycles if cycle.parent is not None]
+    check(all(0 <= at < len(cycles) for at in (parents if level is None else [level, *parents])), "levels of cycles")
+    hypotheses = tuple(Hypothesis(*row) for row in read_as(list[tuple[float, int, float]], fields["hypotheses"]))
+    deviations = tuple(Deviation(*row) for row in read_as(list[tuple[str, str, float]], fields.get("deviations", [])))
+    arrays: dict[str, Any] = {"epoch_starts_s": starts_s, "epoch_ends_s": ends_s, "verdict": Verdict(fields["verdict"])}
+    parts: dict[str, Any] = {"cycles": cycles, "hypotheses": hypotheses, "deviations": deviations}
+    others = {name: value for name, value in fields.items() if name not in {*arrays, *parts}}
+    return EpochDetection(**read_fields(EpochDetection, others), **arrays, **parts)
 
 
 def _cycle_from(fields: dict[str, Any]) -> Cycle:
-    starts_s = np.array(fields["starts_s"], dtype=np.float64)
-    return Cycle(**{**fields, "starts_s": starts_s, "role": CycleRole(fields["role"])})
+    others = {name: value for name, value in fields.items() if name != "starts_s"}
+    return Cycle(**read_fields(Cycle, others), starts_s=read_array(fields["starts_s"], (None,)))
 
 
 # The keys of a stored state stay, whatever the attributes are called.
@@ -119,14 +122,22 @@ def cached_fields(cached: CachedMatch) -> dict[str, Any]:
 
 
 def cached_from(fields: dict[str, Any]) -> CachedMatch:
-    """Rebuild a match; anything but what :func:`cached_fields` gave raises one of :data:`DAMAGED`."""
-    stored = [fields["pattern"], *fields["others"]]
-    pattern, *others = (Pattern(**{**p, "template": np.array(p["template"])}) for p in stored)
+    """Rebuild a match; likewise."""
+    pattern, *others = map(_pattern_from, [fields["pattern"], *fields["others"]])
+    rows = read_as(tuple[int, ...], fields["rows"])
+    check(all(len(each.template) == len(rows) for each in (pattern, *others)), "metrics of a pattern")
     return CachedMatch(
-        gap_removal=int(fields["cut"]),
-        rows=tuple(fields["rows"]),
+        gap_removal=read_as(int, fields["cut"]),
+        rows=rows,
         pattern=pattern,
         others=tuple(others),
-        agreement=float(fields["agreement"]),
-        confidence=float(fields["confidence"]),
+        agreement=read_as(float, fields["agreement"]),
+        confidence=read_as(float, fields["confidence"]),
     )
+
+
+def _pattern_from(fields: dict[str, Any]) -> Pattern:
+    template = read_array(fields["template"], (None, None))
+    pattern = Pattern(**read_fields(Pattern, {k: v for k, v in fields.items() if k != "template"}), template=template)
+    check(pattern.template.size > 0 and pattern.step_s > 0 and pattern.smoothing >= 1, "a pattern")
+    return pattern

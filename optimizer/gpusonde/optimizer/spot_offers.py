@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _MOST_USD = 1e9
 _MOST_PREEMPTIONS = 3600.0
 # What a program that prints prices may take and print.
 _COMMAND_S = 60.0
+_STOP_LOOK_S = 0.1
 _MOST_PRINTED = 64 << 20
 _CHUNK_BYTES = 1 << 16
 
@@ -76,14 +78,19 @@ def read_spot_rows(path: Path | str) -> Iterator[SpotRow]:
         raise TableError(f"{path}: is not UTF-8 text (byte {error.start})") from error
 
 
-def ask_spot_rows(command: Sequence[str], folder: Path) -> list[SpotRow]:
+def ask_spot_rows(command: Sequence[str], folder: Path, *, stop: threading.Event | None = None) -> list[SpotRow]:
     """Return the rows of the table that a program prints, as ``read_spot_rows`` reads them from a file.
 
     The program runs in a folder, without a shell and without input. It is ended after a minute, or once it has printed
     64 MiB; what it says on stderr is not kept.
 
+    Args:
+        command: The program and its arguments.
+        folder: Where it runs.
+        stop: Once set, the program is ended at once.
+
     Raises:
-        TableError: It cannot be run, fails, or prints no such table.
+        TableError: It cannot be run, fails, is stopped, or prints no such table.
     """
     name = f"the table of {command[0]!r}"
     try:
@@ -98,7 +105,9 @@ def ask_spot_rows(command: Sequence[str], folder: Path) -> list[SpotRow]:
     except (OSError, ValueError) as error:
         raise TableError(f"{name}: it cannot be run: {getattr(error, 'strerror', None) or error}") from None
     try:
-        printed = _read_output(process)
+        printed = _read_output(process, stop or threading.Event())
+    except InterruptedError:
+        raise TableError(f"{name}: it was ended before it had printed it") from None
     except subprocess.TimeoutExpired:
         raise TableError(f"{name}: it, or what it started, did not end within {_COMMAND_S:.0f} s") from None
     if len(printed) > _MOST_PRINTED:
@@ -111,25 +120,33 @@ def ask_spot_rows(command: Sequence[str], folder: Path) -> list[SpotRow]:
         raise TableError(f"{name}: is not UTF-8 text (byte {error.start})") from error
 
 
-def _read_output(process: subprocess.Popen[bytes]) -> bytes:
+def _read_output(process: subprocess.Popen[bytes], stop: threading.Event) -> bytes:
     """Return what a program prints until it ends, and a little more than ``_MOST_PRINTED`` of one that prints more.
 
     Raises:
+        InterruptedError: It is to stop.
         subprocess.TimeoutExpired: It takes longer than ``_COMMAND_S``.
     """
     printed, ends_at = bytearray(), time.monotonic() + _COMMAND_S
     with process.stdout or io.BytesIO() as pipe, selectors.DefaultSelector() as readable:
         try:
             readable.register(pipe, selectors.EVENT_READ)
+            is_open = True
             while len(printed) <= _MOST_PRINTED:
                 # What left the program's session may keep the pipe open for ever: only the clock ends that.
-                if not readable.select(max(ends_at - time.monotonic(), 0.0)):
+                left_s = ends_at - time.monotonic()
+                if stop.is_set():
+                    raise InterruptedError
+                if left_s <= 0.0:
                     raise subprocess.TimeoutExpired(process.args, _COMMAND_S)
-                chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
-                if not chunk:
-                    process.wait(max(ends_at - time.monotonic(), 0.0))
-                    break
-                printed += chunk
+                if not is_open:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(min(left_s, _STOP_LOOK_S))
+                        break
+                elif readable.select(min(left_s, _STOP_LOOK_S)):
+                    chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
+                    printed += chunk
+                    is_open = bool(chunk)
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -160,6 +160,17 @@ def test_gpus_of_one_machine_exchange_over_nvlink_whatever_its_network_is_rated(
     assert 45e9 < two < 100e9
 
 
+def test_a_quota_of_nothing_in_a_query_means_none_of_these_now() -> None:
+    none = [{"gpus": ["T4"], "providers": ["aws"], "quota": 0}]
+    found = parse(catalog=none)
+    own = len(parse().problem.offers)
+    others = found.problem.offers[own:]
+    assert len(others) == len(parse(offers=None, catalog=[{**none[0], "quota": 4}]).problem.offers)
+    assert {offer.quota for offer in others} == {0}
+    assert solve_problem(found)["plan"] == solve_problem(parse())["plan"]
+    assert solve_problem(parse(offers=None, catalog=none))["status"] == "infeasible"
+
+
 def test_the_catalogue_answers_queries_under_the_jobs_curves():
     found = parse(offers=None, catalog=[{"gpus": ["T4"], "providers": ["aws"], "quota": 4}])
     offers = found.problem.offers

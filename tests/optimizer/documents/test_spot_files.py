@@ -87,6 +87,10 @@ def test_prices_of_the_day_before_are_stale_unless_told_otherwise(tmp_path):
     assert read(tmp_path, SPOT + "longest_age_hours = 48\n", clock=later).offers
 
 
+def test_a_quota_of_nothing_means_that_none_is_rented_now(tmp_path):
+    assert [offer.quota for offer in read(tmp_path, SPOT.replace("quota = 4", "quota = 0")).offers] == [0]
+
+
 @pytest.mark.parametrize(
     ("spot", "why"),
     [

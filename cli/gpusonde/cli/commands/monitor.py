@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
+import functools
 import logging
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any, TypedDict, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde.cli.commands.plan import given_plan, group
 from gpusonde.cli.connection import add_collector_options, client_security, connect
@@ -19,12 +22,18 @@ from gpusonde.cli.output import JsonKey, Output, to_json
 from gpusonde.cli.parsing import Parser, add_plot_option, ratio, time_since_s
 from gpusonde.cli.plans_view import draw_watched, render_recommendation
 from gpusonde.errors import DocumentError, UsageError
+from gpusonde.formatting import count, duration
+
+if TYPE_CHECKING:
+    from gpusonde.optimizer.documents.problem import ProblemDocument
 
 _LOG = logging.getLogger(__name__)
 _STDIN = "-"
 # On the job's clock, as a collector does by default.
 _LOOK_INTERVAL_S = 10.0
 _MOST_KEPT = 10_000
+# A report waits no longer for prices that are read again.
+_PRICES_WAIT_S = 1.0
 _PLAN = "gpusonde.optimizer.problem.Plan"
 _MACHINES = "gpusonde.optimizer.documents.watching.MachineCount"
 
@@ -105,6 +114,7 @@ def run_monitor(args: argparse.Namespace) -> int:
     _check_monitor(args)
     check_writable(args.plot)
     output = Output(as_json=args.json)
+    read_s = time.monotonic()
     with error_context(args.problem):
         problem = read_problem(args.problem)
     start = _start(args)
@@ -114,7 +124,9 @@ def run_monitor(args: argparse.Namespace) -> int:
     screen = output.screen()
     with _appended(args.out) as out:
         found = (
-            _of_collector(args, problem, start, machines) if args.collector else _here(args, problem, start, machines)
+            _of_collector(args, problem, start, machines)
+            if args.collector
+            else _here(args, problem, start, machines, read_s)
         )
 
         def tell(recommendation: dict[str, Any]) -> None:
@@ -174,39 +186,120 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _here(
-    args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[str, Any], machines: deque[dict[str, Any]]
+    args: argparse.Namespace,
+    problem: Mapping[str, Any],
+    start: Mapping[str, Any],
+    machines: deque[dict[str, Any]],
+    read_s: float,
 ) -> Iterator[dict[str, Any]]:
     from gpusonde.catalog import load_gpus, load_offers
     from gpusonde.optimizer.documents.problem import parse_problem
     from gpusonde.optimizer.documents.references import read_problem, reread_after_s
     from gpusonde.optimizer.documents.watching import start_watch, take_report
+    from gpusonde.optimizer.spot_offers import ask_spot_rows
 
     gpus = load_gpus()
+
+    def read_again(stop: threading.Event) -> ProblemDocument:
+        read = read_problem(args.problem, ask=functools.partial(ask_spot_rows, stop=stop))
+        return parse_problem(read, gpus, load_offers(gpus=gpus))
+
     with error_context(args.problem):
         watch = start_watch(parse_problem(problem, gpus, load_offers(gpus=gpus)), start)
         reread_s = reread_after_s(args.problem)
     looked_s = float(start.get("elapsed_s", 0.0))
     waiting_s = None
-    read_s = time.monotonic()
-    with _reports(args, machines) as reports:
-        yield (found := watch.recommend(looked_s))
-        for report in reports:
-            if reread_s is not None and time.monotonic() >= read_s + reread_s:
-                read_s = time.monotonic()
-                try:
-                    watch.follow(parse_problem(read_problem(args.problem), gpus, load_offers(gpus=gpus)))
-                except (DocumentError, OSError) as error:
-                    _LOG.warning("%s: the last prices stay: %s", args.problem, error)
-            now_s = max(looked_s, take_report(watch, report) or 0.0)
-            if now_s < looked_s + _LOOK_INTERVAL_S and "completed_iterations" in report:
-                waiting_s = now_s
-                continue
-            looked_s, waiting_s = now_s, None
-            yield (found := watch.recommend(now_s))
-            if found["kind"] == "done":
-                return
-    if waiting_s is not None:
-        yield watch.recommend(waiting_s)
+    with contextlib.closing(_Prices(args.problem, reread_s, read_again, read_s)) as prices:
+
+        def recommend(now_s: float) -> dict[str, Any]:
+            found = watch.recommend(now_s)
+            return {**found, "why": "; ".join(filter(None, (found["why"], prices.age())))}
+
+        with _reports(args, machines) as reports:
+            yield recommend(looked_s)
+            for report in reports:
+                if (newest := prices.newest()) is not None:
+                    watch.follow(newest)
+                now_s = max(looked_s, take_report(watch, report) or 0.0)
+                if now_s < looked_s + _LOOK_INTERVAL_S and "completed_iterations" in report:
+                    waiting_s = now_s
+                    continue
+                looked_s, waiting_s = now_s, None
+                yield (found := recommend(now_s))
+                if found["kind"] == "done":
+                    return
+        if waiting_s is not None:
+            yield recommend(waiting_s)
+
+
+class _Prices:
+    """The prices of a problem file, read again beside the reports: these wait for a second of it at most."""
+
+    def __init__(
+        self,
+        path: Path,
+        every_s: float | None,
+        read: Callable[[threading.Event], ProblemDocument],
+        read_s: float,
+    ) -> None:
+        self._path = path
+        self._every_s = every_s
+        self._read = read
+        # When the reading of the prices that count began, and of the latest.
+        self._counts_since_s = self._began_s = read_s
+        self._reading: concurrent.futures.Future[ProblemDocument] | None = None
+        self._failed = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def newest(self) -> ProblemDocument | None:
+        """Return what was read since it was last asked for; begin to read where that is due."""
+        if self._every_s is None:
+            return None
+        wait_s = 0.0
+        if self._reading is None:
+            if time.monotonic() < self._began_s + self._every_s:
+                return None
+            self._began_s, wait_s = time.monotonic(), _PRICES_WAIT_S
+            self._reading = concurrent.futures.Future()
+            # A daemon: a file may hang for ever, and the process ends all the same.
+            self._thread = threading.Thread(target=self._run, args=(self._reading,), name="prices", daemon=True)
+            self._thread.start()
+        try:
+            found = self._reading.result(wait_s)
+        except concurrent.futures.TimeoutError:
+            if wait_s:
+                _LOG.warning("%s: prices are still being read: reports go on with the last ones", self._path)
+            return None
+        except (DocumentError, OSError) as error:
+            _LOG.warning("%s: the last prices stay: %s", self._path, error)
+            self._reading = None
+            self._failed += 1
+            return None
+        self._reading, self._failed, self._counts_since_s = None, 0, self._began_s
+        return found
+
+    def age(self) -> str:
+        """Say how old the prices are, where newer ones are due; else nothing."""
+        why = []
+        if self._failed:
+            why.append(f"{count(self._failed, 'reading')} since {'has' if self._failed == 1 else 'have'} failed")
+        if self._reading is not None:
+            why.append("they are being read")
+        age = duration(time.monotonic() - self._counts_since_s)
+        return f"prices are {age} old: {', '.join(why)}" if why else ""
+
+    def close(self) -> None:
+        """End a program that has not printed its prices yet."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_PRICES_WAIT_S)
+
+    def _run(self, reading: concurrent.futures.Future[ProblemDocument]) -> None:
+        try:
+            reading.set_result(self._read(self._stop))
+        except BaseException as error:  # it is raised where the result is asked for
+            reading.set_exception(error)
 
 
 def _of_collector(

@@ -219,6 +219,10 @@ class GpuFollower:
             self._job.row = replace(self._job.row, ended=True)
         self._jobs.states.end(self._state_key, self._gpu_uuid, leads=False)
 
+    def forget_job(self) -> None:
+        """Know nothing of what the run's job does: what a state said of it leads to faults."""
+        self._jobs.states.forget(self._state_key)
+
     def _apply(self, events: Sequence[RunEvent], *, exhaustive: bool = True) -> list[RunUpdate]:
         ended: list[RunUpdate] = []
         for event in events:

@@ -322,6 +322,8 @@ class EpochPipeline:
     def _begin_again(self, key: _Key, error: Exception) -> None:
         """Let a state be that leads to faults."""
         self._states.refuse(key, error)
+        if follower := self._followers.get(key):
+            follower.forget_job()
         self._drop(key)
         self.notify(frozenset([key]))
 

@@ -6,6 +6,7 @@ import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping
 
+from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.storage.store import Store, UnusableStateError
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
@@ -29,6 +30,7 @@ class StateKeeper:
         interval_s: Time between two states of one GPU; as much has to be read again after a crash, at most.
         round_s: Time of each round of tracking for it, beyond which at most one state goes.
         shutdown_s: Time for the states of all GPUs when the collector stops; the others keep an older state.
+        counters: Counts the states that cannot be used.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class StateKeeper:
         interval_s: float = 300.0,
         round_s: float = 0.1,
         shutdown_s: float = 5.0,
+        counters: CollectorCounters | None = None,
     ) -> None:
         self._states = store.states
         self._samples = store.samples
@@ -47,6 +50,7 @@ class StateKeeper:
         self._interval_s = interval_s
         self._round_s = round_s
         self._shutdown_s = shutdown_s
+        self._counters = counters or CollectorCounters()
         self._due: dict[Key, float] = {}
         self._changed: set[Key] = set()
         self._stored: set[Key] = set()
@@ -85,6 +89,7 @@ class StateKeeper:
 
     def refuse(self, key: Key, error: Exception) -> None:
         """Note that the state of a GPU cannot be used."""
+        self._counters.states_refused += 1
         _LOG.warning(
             "the stored state of GPU %s of agent %s is left out, an open run is read again from its start: %s",
             key[1],

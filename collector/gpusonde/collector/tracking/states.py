@@ -30,6 +30,7 @@ _NOT_USED = 0.01
 # A GPU that is further behind the first one than this is not waited for, unless a backlog is read.
 _PATIENCE_S = 10
 _MOST_WAITING_S = 7200
+_LATEST = 1 << 33  # seconds since 1970, in the year 2242
 # The words of a state that goes on have figures that change with every second.
 _TOLD_AGAIN_S = 60.0
 _MOST_TOLD = 128
@@ -209,7 +210,14 @@ class JobStates:
             ValueError: The text is no such state.
         """
         origin, reached, watch = state.split(" ", 2)
-        self._jobs[key] = _Job(int(origin), StateWatch.from_state(watch.encode()), reached=int(reached))
+        times = int(origin), int(reached)
+        if not 0 <= times[0] <= _LATEST or not 0 <= times[1] <= _LATEST:
+            raise ValueError(f"it counts from {origin:.20} and has got to {reached:.20}")
+        self._jobs[key] = _Job(times[0], StateWatch.from_state(watch.encode()), reached=times[1])
+
+    def forget(self, key: _Key) -> None:
+        """Know nothing of a job any more; its GPUs' next ticks begin it anew."""
+        self._jobs.pop(key, None)
 
     def _advance(self, job: _Job, through: int) -> None:
         for gpu in job.gpus.values():

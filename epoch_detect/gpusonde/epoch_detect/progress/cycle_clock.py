@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpusonde.epoch_detect.progress.tempo import OtherTempo
+from gpusonde.epoch_detect.stored import check, read_array, read_as
 from gpusonde.telemetry import FloatArray
 
 _FINEST = 48  # parts of a cycle that are told apart at most
@@ -41,6 +42,8 @@ _TINY = 1e-30
 _ALIKE = 4.0  # times the median square by which cycles differ, that one of many may
 _LEAST_UNEVEN, _MOST_UNEVEN = 0.2, 2.0  # of a step; times the most even metric that another may be as uneven
 _CLEAR = 10.0  # ticks of a cycle that is sought behind a lost one, and is laid at whole ticks
+_SHORTEST_TICK_S, _LONGEST_S = 1e-6, 1e9  # of a stored clock: a damaged one must not ask for more
+_NEAR_PERIODS = 10.0  # between its ticks and the latest cycle in them: what lies far behind would be sought for ever
 _NOTHING: FloatArray = np.empty((0, 0))
 
 
@@ -306,31 +309,52 @@ class CycleClock:
         }
 
     @classmethod
-    def of_fields(cls, fields: dict[str, Any]) -> CycleClock:
-        """Inverse of :meth:`fields`."""
-        clock = cls(float(fields["period_s"]), float(fields["tick_s"]))
-        clock._due_s, clock._lost, clock._age = float(fields["due_s"]), int(fields["lost"]), int(fields["age"])
-        clock._last_s = np.nan if fields["last_s"] is None else float(fields["last_s"])
-        clock._durations = [float(each) for each in fields["durations"]]
-        clock._waveform, clock._rows = (np.array(fields[name], dtype=np.float64) for name in ("waveform", "rows"))
-        clock._begin_s, clock._again_s = (
-            -np.inf if fields.get(name) is None else float(fields[name]) for name in ("begin_s", "again_s")
+    def of_fields(cls, fields: dict[str, Any], metrics: int | None = None) -> CycleClock:
+        """Inverse of :meth:`fields`; of ticks with so many metrics, any where None."""
+        period_s, tick_s = read_as(float, fields["period_s"]), read_as(float, fields["tick_s"])
+        check(_SHORTEST_TICK_S <= tick_s <= period_s <= _LONGEST_S, "times of a cycle")
+        clock = cls(period_s, tick_s)
+        clock._due_s, clock._lost, clock._age = (
+            read_as(kind, fields[name]) for kind, name in ((float, "due_s"), (int, "lost"), (int, "age"))
         )
-        # A release before looked at all metrics.
-        clock._used = list(fields.get("used", range(len(clock._waveform))))
-        if clock.is_running and clock._waveform.shape[1] != clock._before + clock._after + 1:
-            clock._waveform, clock._used = _NOTHING, []  # it told more parts of a cycle apart
-        clock._variances = np.array(fields.get("variances", []), dtype=np.float64)
-        if not clock._variances.size:
-            clock._waveform, clock._used = _NOTHING, []  # a release before did not know how far metrics move
-        if clock.is_running:
-            clock._weights = clock._weights_of(clock._waveform, clock._variances)
-            clock._template = _template(clock._waveform)
+        check(0.5 * _SHORTEST * period_s <= clock._due_s <= 2 * _LONGEST * period_s, "time to the next cycle")
+        known = (fields.get(name) for name in ("last_s", "begin_s", "again_s"))
+        last_s, begin_s, again_s = (read_as(float | None, each) for each in known)
+        clock._last_s = np.nan if last_s is None else last_s
+        clock._begin_s, clock._again_s = (-np.inf if each is None else each for each in (begin_s, again_s))
+        clock._durations = read_array(fields["durations"], (None,)).tolist()
+        clock._time = read_array(fields["time_s"], (None,))
+        clock._rows = read_array(fields["rows"], (metrics, clock._time.size)) if clock._time.size else _NOTHING
+        clock._part = [_part_of(times, rows, metrics) for times, rows in fields["part"]]
+        clock._variances = read_array(fields.get("variances", []), (None,))
+        check(metrics is None or clock._variances.size in (0, metrics), "variances of metrics")
+        # A release before did not know how far metrics move.
+        if fields["waveform"] and clock._variances.size:
+            clock._take_waveform(fields)
         if "other_tempo" in fields:
             clock.other_tempo.take_fields(fields["other_tempo"])
-        clock._time = np.array(fields["time_s"], dtype=np.float64)
-        clock._part = [(np.array(times, dtype=float), np.array(rows, dtype=float)) for times, rows in fields["part"]]
         return clock
+
+    def _take_waveform(self, fields: dict[str, Any]) -> None:
+        """Go on with a waveform that is stored; one of a release that told more parts apart is learned anew."""
+        waveform = read_array(fields["waveform"], (None, None))
+        if waveform.shape[1] != self._before + self._after + 1:
+            return
+        metrics = len(self._rows)
+        # A release before looked at all metrics.
+        used = read_as(list[int], fields.get("used", list(range(metrics))))
+        check(len(used) == len(waveform) and all(0 <= each < metrics for each in used), "metrics of a waveform")
+        near_s = _NEAR_PERIODS * self.period_s
+        known = self._time.size and self._time[0] - near_s <= self._last_s <= self._time[-1] + near_s
+        check(bool(known) and self._variances.size == metrics, "time of the latest cycle")
+        self._waveform, self._used = waveform, used
+        self._weights = self._weights_of(waveform, self._variances)
+        self._template = _template(waveform)
+
+
+def _part_of(times: Any, rows: Any, metrics: int | None) -> tuple[FloatArray, FloatArray]:
+    time_s = read_array(times, (None,))
+    return time_s, read_array(rows, (metrics, time_s.size))
 
 
 def _peak(curve: list[float]) -> float:

@@ -18,6 +18,7 @@ from gpusonde.epoch_detect.progress.changes import duration_trend
 from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
 from gpusonde.epoch_detect.progress.tempo import OtherTempo
 from gpusonde.epoch_detect.result import Cycle
+from gpusonde.epoch_detect.stored import check, read_as
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
@@ -43,6 +44,7 @@ _SURELY_BACK = 3.0  # standard deviations of their mean, which that share is
 _OTHER_S, _OTHER, _FEWEST_OF_OTHER = 300.0, 2.0, 12  # that another tempo lasts, times the longest before, cycles before
 # So long with cycles in hardly any of the time, what was told of the last ones holds no longer.
 _LOST_CYCLES, _LOST_S, _HARDLY_ANY = 64, 600.0, 0.1
+_LARGEST_LOG = 100.0  # of a stored duration
 _BLOCK, _MOST_BLOCKS, _FEWEST_BLOCKS = 8, 32, 6
 
 
@@ -142,7 +144,7 @@ class LevelPace:
         for begin_s in begins_s:
             # A waveform that is learned anew finds the cycles of its ticks again.
             again = bool(self._begins) and begin_s < self._begins[-1] + 0.5 * math.exp(self._logs[-1])
-            if not again and math.isfinite(begin_s) and math.isfinite(self._begin_s):
+            if not again and begin_s > self._begin_s:  # neither is NaN
                 self._add(self._begin_s, math.log(begin_s - self._begin_s))
             self._begin_s = math.nan if again else begin_s
         if self.change is not None and time_s.size:
@@ -306,15 +308,23 @@ class LevelPace:
         }
 
     @classmethod
-    def of_fields(cls, fields: dict[str, Any]) -> LevelPace:
-        """Inverse of :meth:`fields`."""
-        pace = cls(CycleClock.of_fields(fields["clock"]), is_sure=fields.get("sure", True))
-        pace._begin_s = math.nan if fields["begin_s"] is None else float(fields["begin_s"])
-        pace.change = None if fields["change"] is None else PaceChange(**fields["change"])
-        pace._begins, pace._logs = list(fields["begins"]), list(fields["logs"])
-        pace._blocks, pace._block = [(at, log) for at, log in fields["blocks"]], list(fields["block"])
-        pace._block_size = int(fields["block_size"])
-        pace._back_s = -math.inf if fields.get("back_s") is None else float(fields["back_s"])
+    def of_fields(cls, fields: dict[str, Any], metrics: int | None = None) -> LevelPace:
+        """Inverse of :meth:`fields`; of ticks with so many metrics, any where None."""
+        pace = cls(CycleClock.of_fields(fields["clock"], metrics), is_sure=read_as(bool, fields.get("sure", True)))
+        begin_s, back_s = (read_as(float | None, fields.get(name)) for name in ("begin_s", "back_s"))
+        pace._begin_s = math.nan if begin_s is None else begin_s
+        pace._back_s = -math.inf if back_s is None else back_s
+        pace.change = read_as(PaceChange | None, fields["change"])
+        pace._begins, pace._logs, pace._block = (
+            read_as(list[float], fields[name]) for name in ("begins", "logs", "block")
+        )
+        pace._blocks = read_as(list[tuple[float, float]], fields["blocks"])
+        pace._block_size = read_as(int, fields["block_size"])
+        logs = [*pace._logs, *pace._block, *(log for _, log in pace._blocks)]
+        check(all(abs(log) <= _LARGEST_LOG for log in logs), "durations of cycles")
+        check(len(pace._begins) == len(pace._logs) and pace._block_size >= 1, "numbers of cycles")
+        if (change := pace.change) is not None:
+            check(0 < change.before_s < math.inf and 0 < change.after_s < math.inf, "a change of pace")
         return pace
 
 

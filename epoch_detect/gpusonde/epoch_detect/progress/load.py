@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpusonde.epoch_detect.stored import check, read_as
+
 WORKS = 0.6  # of the range
 IDLES = 0.14
 _WAITS = 0.12  # above what is known of an idle GPU: waiting in a collective takes 0.17, or 0.15 with one of 8 dead
@@ -109,10 +111,11 @@ class LoadRange:
         return [self._idle, self._low, self._high, self._has_risen, self.has_begun]
 
     @classmethod
-    def of_fields(cls, fields: Sequence[Any]) -> LoadRange:
+    def of_fields(cls, fields: list[Any]) -> LoadRange:
         """Rebuild one from :meth:`fields`."""
         made = cls()
-        made._idle, made._low, made._high, made._has_risen, made.has_begun = fields
+        read = read_as(tuple[float, float, float, bool, bool], fields)
+        made._idle, made._low, made._high, made._has_risen, made.has_begun = read
         return made
 
 
@@ -227,9 +230,10 @@ class TrainingLevel:
         for name, value in fields.items():
             held = getattr(made, name)
             if isinstance(held, deque):
-                held.extend(value)
+                held.extend(read_as(list[float], value))
             else:
-                setattr(made, name, value)
+                setattr(made, name, read_as(type(held), value))
+        check(len(made._means) == len(made._logs) >= len(made._peaks), "levels of training")
         return made
 
 

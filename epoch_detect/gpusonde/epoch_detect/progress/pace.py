@@ -17,6 +17,7 @@ from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.progress.cycle_clock import CycleClock
 from gpusonde.epoch_detect.progress.level_pace import LevelPace, PaceChange, finite_or_none
 from gpusonde.epoch_detect.result import Cycle, EpochDetection
+from gpusonde.epoch_detect.stored import DamagedStateError, check, read_as, reading
 from gpusonde.epoch_detect.ticks import choose_metrics, fastest_first
 from gpusonde.telemetry import FloatArray
 
@@ -150,15 +151,18 @@ class PaceWatch:
         Raises:
             ValueError: The bytes are no such state, or one of another version.
         """
-        try:
+        with reading("no state of a pace"):
             told = json.loads(data)
             if told["version"] != _STATE_VERSION:
-                raise ValueError(f"state of version {told['version']}; this release reads {_STATE_VERSION}")
-            watch = cls(told["metrics"])
-            watch._tick_s = math.nan if told["tick_s"] is None else float(told["tick_s"])
-            watch._last = np.array(told["last"], dtype=np.float64)
-            watch._last_s = -math.inf if told["last_s"] is None else float(told["last_s"])
-            watch._paces = [LevelPace.of_fields(fields) for fields in told["paces"]]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no state of a pace: {error}") from error
+                raise DamagedStateError(
+                    f"state of a pace of version {told['version']}; this release reads {_STATE_VERSION}"
+                )
+            watch = cls(read_as(list[str], told["metrics"]))
+            tick_s, last_s = read_as(float | None, told["tick_s"]), read_as(float | None, told["last_s"])
+            watch._tick_s = math.nan if tick_s is None else tick_s
+            watch._last_s = -math.inf if last_s is None else last_s
+            last = read_as(list[float | None], told["last"])
+            check(len(last) == len(watch._rows), "latest values")
+            watch._last = np.array(last, dtype=np.float64)
+            watch._paces = [LevelPace.of_fields(fields, len(watch._rows)) for fields in told["paces"]]
         return watch

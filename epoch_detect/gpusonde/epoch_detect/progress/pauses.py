@@ -18,6 +18,7 @@ from typing import Any
 
 from gpusonde.epoch_detect.progress.processes import Processes
 from gpusonde.epoch_detect.progress.seconds import JobSecond
+from gpusonde.epoch_detect.stored import check, read_as
 
 _KEPT = 24  # pauses
 _MARGIN = 1.5  # times the longest pause that is expected
@@ -301,13 +302,16 @@ class PauseMemory:
         return [self.count, self.longest_s, self._rests, list(self._lengths_s), list(self._begins_s), self._loads]
 
     @classmethod
-    def of_fields(cls, fields: Sequence[Any]) -> PauseMemory:
+    def of_fields(cls, fields: list[Any]) -> PauseMemory:
         """Rebuild one from :meth:`fields`."""
         made = cls()
-        made.count, made.longest_s, made._rests = int(fields[0]), float(fields[1]), int(fields[2])
-        made._lengths_s.extend(map(float, fields[3]))
-        made._begins_s.extend(map(float, fields[4]))
+        made.count, made.longest_s, made._rests = read_as(tuple[int, float, int], fields[:3])
+        made._lengths_s.extend(read_as(list[float], fields[3]))
+        made._begins_s.extend(read_as(list[float], fields[4]))
+        known = len(made._begins_s)
+        check(len(made._lengths_s) == known and min(made.count, _FEW) <= known, "lengths of pauses")
         # Of a state from before they were kept any load is one.
-        made._loads = [(low, high, long_s) for low, high, long_s in [*fields, [(0.0, math.inf, made.longest_s)]][5]]
+        loads = [*fields, [[0.0, math.inf, made.longest_s]]][5]
+        made._loads = read_as(list[tuple[float, float, float]], loads)
         made._measure()
         return made

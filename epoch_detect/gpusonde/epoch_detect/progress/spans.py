@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
+
+from gpusonde.epoch_detect.stored import read_as
 
 _MOST_SPANS = 64
 
@@ -116,8 +118,8 @@ class StateSpans:
         return [asdict(span) for span in self._kept]
 
     @classmethod
-    def of_fields(cls, fields: Sequence[Mapping[str, Any]]) -> StateSpans:
+    def of_fields(cls, fields: Any) -> StateSpans:
         """Rebuild them from :meth:`fields`."""
         made = cls()
-        made._kept.extend(StateSpan(**{**span, "state": JobState(span["state"])}) for span in fields)
+        made._kept.extend(read_as(list[StateSpan], fields))
         return made

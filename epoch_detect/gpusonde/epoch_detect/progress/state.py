@@ -25,10 +25,12 @@ from gpusonde.epoch_detect.progress.seconds import STATE_METRICS, JobSecond, sto
 from gpusonde.epoch_detect.progress.spans import JobState, StateSpan, StateSpans, Word
 from gpusonde.epoch_detect.progress.tracked_cycles import TrackedCycles
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
+from gpusonde.epoch_detect.stored import DamagedStateError, check, read_as, reading
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
 
 _VERSION = 3
+_MOST_GPUS = 1 << 20  # of a stored watch
 _CELL_S = 1.0  # ticks that lie closer are averaged
 _LOOK_AHEAD = 3  # cells between a tick and the last word on it
 _AROUND = 2  # cells on either side that a cell is smoothed over
@@ -567,30 +569,32 @@ class StateWatch:
         Raises:
             ValueError: The bytes are no such state, or one of another version.
         """
-        try:
+        with reading("no state of a job"):
             fields: dict[str, Any] = json.loads(data)
             if fields["version"] != _VERSION:
-                raise ValueError(f"state of a job of version {fields['version']}; this release reads {_VERSION}")
-            watch = cls(int(fields["gpus"]))
-            for name in _SCALARS:
-                setattr(watch, name, fields["scalars"].get(name, getattr(watch, name)))
-            watch._recent.extend((JobSecond(**second), load) for second, load in fields["recent"])
+                raise DamagedStateError(f"state of a job of version {fields['version']}; this release reads {_VERSION}")
+            watch = cls(read_as(int, fields["gpus"]))
+            check(1 <= watch.gpus <= _MOST_GPUS, "number of GPUs")
+            for name, kind in _SCALARS.items():
+                setattr(watch, name, read_as(kind, fields["scalars"].get(name, getattr(watch, name))))
+            check(not math.isinf(watch._last_s) and 0 < watch._cell_s < math.inf, "times of seconds")
+            watch._recent.extend(read_as(list[tuple[JobSecond, float]], fields["recent"]))
             watch._range = LoadRange.of_fields(fields["range"])
             watch._level = TrainingLevel.of_fields(fields["level"])
-            watch._work = Work(**fields["work"])
-            watch._pause = None if fields["pause"] is None else Pause(**fields["pause"])
+            watch._work = read_as(Work, fields["work"])
+            watch._pause = read_as(Pause | None, fields["pause"])
             watch._pauses = PauseMemory.of_fields(fields["pauses"])
-            watch._cycles, watch._processes = TrackedCycles(**fields["cycles"]), Processes(**fields["processes"])
+            watch._cycles = read_as(TrackedCycles, fields["cycles"])
+            watch._processes = read_as(Processes, fields["processes"])
             watch._spans = StateSpans.of_fields(fields["spans"])
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(f"no state of a job: {error}") from error
         return watch
 
 
-_SCALARS = (
-    "_idle_watts", "_first_s", "_last_s", "_cell_s", "_steps_s", "_ended", "_ended_s", "_begun_s", "_slower",
-    "_by_power", "_held_bytes", "_programs",
-)  # fmt: skip
+_SCALARS: dict[str, Any] = {
+    "_idle_watts": float, "_first_s": float, "_last_s": float, "_cell_s": float, "_steps_s": list[float],
+    "_ended": str, "_ended_s": float, "_begun_s": float, "_slower": str, "_by_power": bool | None,
+    "_held_bytes": float, "_programs": int,
+}  # fmt: skip
 
 
 def _median(values: Sequence[float]) -> float:

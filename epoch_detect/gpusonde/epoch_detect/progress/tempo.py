@@ -7,12 +7,13 @@ Whether ticks repeat after that time, and after the usual one no more, says thei
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.fft import next_fast_len
 from scipy.ndimage import uniform_filter1d
 
+from gpusonde.epoch_detect.stored import read_as
 from gpusonde.telemetry import FloatArray
 
 _PERIODS, _WINDOW_S = 16.0, 60.0  # that are looked at, the longer
@@ -129,7 +130,7 @@ class OtherTempo:
         known = (self.period_s, self.since_s, self._seen_s, self.longest_s)
         return [each if math.isfinite(each) else None for each in known]
 
-    def take_fields(self, fields: Sequence[float | None]) -> None:
+    def take_fields(self, fields: Any) -> None:
         """Inverse of :meth:`fields`."""
-        known = [math.nan if each is None else float(each) for each in fields]
+        known = [math.nan if each is None else each for each in read_as(list[float | None], fields)]
         self.period_s, self.since_s, self._seen_s, self.longest_s = known

@@ -69,7 +69,7 @@ class QueryKeys:
         providers: Clouds.
         regions: Regions of theirs.
         instance_types: Machines.
-        quota: Machines of each kind that can be had at most.
+        quota: Machines of each kind that can be had at most; 0 for none of them now.
         fabric: Name of the network between machines that measurements go by.
         machine_fabric: Likewise of the GPUs of one machine.
         smallest_batch: Smallest batch per GPU that is worth running.
@@ -80,11 +80,16 @@ class QueryKeys:
     providers: _Texts = ()
     regions: _Texts = ()
     instance_types: _Texts = ()
-    quota: Annotated[int, Whole(most=MOST_MACHINES)]
+    quota: Annotated[int, Whole(least=0, most=MOST_MACHINES)]
     fabric: str = ""
     machine_fabric: str = ""
     smallest_batch: BatchSize = 1
     largest_batch: LargestBatch | None = None
+
+    @property
+    def listed_quota(self) -> Quota:
+        """What offers are listed by: those of which none can be had now are offers, too, that are sold out."""
+        return Quota(machines=max(1, self.quota))
 
     def offer_filter(self, billing: Billing | None = None) -> OfferFilter:
         """Return what to choose by."""
@@ -549,7 +554,7 @@ def _list_offers(
                 raise DocumentError(f"{path}.{key}[{place}]", f"the catalogue has no offer of {name!r}{meant}")
     try:
         terms = Terms(
-            quotas=[Quota(machines=query.quota)],
+            quotas=[query.listed_quota],
             batches={
                 device: BatchLimits(query.smallest_batch, query.largest_batch or curve.largest_batch or LARGEST_BATCH)
                 for device, curve in curves.items()
@@ -583,6 +588,7 @@ def _list_offers(
     return [
         replace(
             offer,
+            quota=min(query.quota, offer.quota),
             fabric=query.fabric or offer.fabric,
             machine_fabric=query.machine_fabric,
             largest_batch=None if offer.largest_batch == LARGEST_BATCH else offer.largest_batch,

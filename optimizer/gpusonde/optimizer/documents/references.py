@@ -33,7 +33,7 @@ from gpusonde.errors import DocumentError, GraphError, ModelError, ProblemError,
 from gpusonde.formatting import count, percent
 from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
-from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
+from gpusonde.optimizer.offers import BatchLimits, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
 from gpusonde.optimizer.spot_offers import SpotRow, ask_spot_rows, read_spot_rows, spot_offers
 from gpusonde.predictor.workload.engine import Cluster, Optimizer, StepMemory, WorkloadPrediction, WorkloadRequest
@@ -67,6 +67,7 @@ _PREDICTED = tuple(
 
 _FileName = Annotated[str, Text(longest=4096)]
 ModelSource = Callable[[Path | None], WorkloadPredictor]
+SpotSource = Callable[[Sequence[str], Path], Iterable[SpotRow]]
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ def read_problem(
     path: Path,
     clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     workload_model: ModelSource = load_workload_model,
+    ask: SpotSource = ask_spot_rows,
 ) -> dict[str, Any]:
     """Read a problem file and put in what its ``job`` and ``spot`` refer to; names of files are relative to it.
 
@@ -194,6 +196,7 @@ def read_problem(
         path: The file.
         clock: Tells the moment of planning, by which spot prices are current or stale.
         workload_model: Returns the model that estimates steps of a network's graph.
+        ask: Runs the program that prints a table of prices, in a folder.
 
     Raises:
         DocumentError: It, or a file that it names, cannot be used.
@@ -214,7 +217,7 @@ def read_problem(
         document = {**document, "job": job}
     if document.get("spot") is None:
         return {key: value for key, value in document.items() if key != "spot"}
-    return _add_spot_offers(document, folder, clock)
+    return _add_spot_offers(document, folder, clock, ask)
 
 
 def _refuse_commands(document: Mapping[str, Any]) -> None:
@@ -500,7 +503,9 @@ def _listed_texts(values: Any) -> list[str | None]:
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) and values else [None]
 
 
-def _add_spot_offers(document: dict[str, Any], folder: Path, clock: Callable[[], datetime]) -> dict[str, Any]:
+def _add_spot_offers(
+    document: dict[str, Any], folder: Path, clock: Callable[[], datetime], ask: SpotSource
+) -> dict[str, Any]:
     """Return the document with ``spot`` turned into ``offers``.
 
     A machine whose GPU the job has no curve of is left out. What else is left out is logged, with the reason.
@@ -511,7 +516,7 @@ def _add_spot_offers(document: dict[str, Any], folder: Path, clock: Callable[[],
     devices = _curve_gpus(document, gpus)
     for place, element in enumerate(ListOf(_MOST_SPOT_FILES).read(document["spot"], "spot")):
         at = f"spot[{place}]"
-        offers += _spot_offers(parse(SpotKeys, element, at), at, folder, catalog, devices, clock())
+        offers += _spot_offers(parse(SpotKeys, element, at), at, folder, catalog, devices, clock(), ask)
     return {**{key: value for key, value in document.items() if key != "spot"}, "offers": offers}
 
 
@@ -531,18 +536,24 @@ def _note_places(rows: Iterable[SpotRow], places: set[str]) -> Iterator[SpotRow]
 
 
 def _spot_offers(
-    keys: SpotKeys, at: str, folder: Path, catalog: OfferCatalog, devices: set[str], now: datetime
+    keys: SpotKeys,
+    at: str,
+    folder: Path,
+    catalog: OfferCatalog,
+    devices: set[str],
+    now: datetime,
+    ask: SpotSource,
 ) -> list[dict[str, Any]]:
     path = f"what {keys.command[0]!r} prints" if keys.file is None else str(folder / Path(keys.file).expanduser())
     rate = keys.preemptions_per_hour
     try:
         terms = Terms(
-            quotas=[Quota(machines=keys.quota)],
+            quotas=[keys.listed_quota],
             batches=dict.fromkeys(devices, BatchLimits(keys.smallest_batch, keys.largest_batch)),
             preemptions_per_hour={} if rate is None else {"*": rate},
         )
         age = timedelta(seconds=_HOUR_S * keys.longest_age_hours)
-        rows = ask_spot_rows(keys.command, folder) if keys.file is None else read_spot_rows(path)
+        rows = ask(keys.command, folder) if keys.file is None else read_spot_rows(path)
         places: set[str] = set()
         selection = spot_offers(catalog, _note_places(rows, places), terms, now, keys.offer_filter(), longest_age=age)
     except (TableError, ProblemError, UnknownGpuError) as error:
@@ -561,4 +572,4 @@ def _spot_offers(
     said = (
         {key: value for key, value in to_plain(offer).items() if value not in (None, "")} for offer in selection.offers
     )
-    return [{**offer, **own} for offer in said]
+    return [{**offer, **own, "quota": min(keys.quota, offer["quota"])} for offer in said]

@@ -11,7 +11,8 @@ longer than a load allows (``LatencyLimit``) and no shorter than an iteration fo
 bounds, but the cheapest plan of a subproblem need not be its best one: its price is a bound of the others. Where that
 still promises something better, all plans of the subproblem below its ceiling are listed in rounds of growing price,
 each with the bound of its own latency, and estimated as long as that bound promises something better than the best one.
-A subproblem with very many plans waits until the others are done.
+A subproblem with very many plans waits until the others are done. Once more was searched than all plans are worth, the
+rest of them are looked at one by one.
 """
 
 from __future__ import annotations
@@ -28,235 +29,15 @@ import numpy.typing as npt
 from gpusonde.optimizer.problem import Group, Plan, Problem
 from gpusonde.optimizer.search.anchors import SURELY, Anchor, make_anchors
 from gpusonde.optimizer.search.objectives import SAME, SearchObjective
+from gpusonde.optimizer.search.plan_lists import count_plans, list_every_plan, list_plans
 from gpusonde.optimizer.search.price_bounds import LatencyLimit
 from gpusonde.optimizer.search.space import Options, Space
-from gpusonde.optimizer.search.subproblem import (
-    MOST_LOAD,
-    ROUNDS_BEFORE_DOUBT,
-    OfferOptions,
-    Subproblem,
-    TooManyPlansError,
-    split_halves,
-)
+from gpusonde.optimizer.search.subproblem import Subproblem, TooManyPlansError
 from gpusonde.optimizer.solution import PlanEstimate, estimate_plan, satisfies
 from gpusonde.optimizer.step_times import StepTimes, steps_in_mode
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-# Partial plans, or whole ones, that are made at a time.
-_MOST_PARTIAL = 400_000
-# Choices times samples with which the least that completes a partial plan takes less time than it saves.
-_MOST_LEAST = 1_000_000
-# Growth of the excess from one round to the next; finer than for single plans, because a round may be too large.
-_GROWTH = 2.0
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Plans of a subproblem.
-
-    Attributes:
-        places: Shape (m, k), the option taken of every offer, -1 for none.
-        latency_s: Shape (m,), of the slowest GPU.
-        network: Shape (m,), class of the slowest network.
-        usd_per_hour: Shape (m,), without tolls.
-        toll_usd: Shape (m,).
-        listed_to: USD per hour, with tolls; the rounds to come cost more.
-    """
-
-    places: IntArray
-    latency_s: FloatArray
-    network: FloatArray
-    usd_per_hour: FloatArray
-    toll_usd: FloatArray
-    listed_to: float
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Partial plans, each with its last choice and the partial plan before it; the first one has none."""
-
-    devices: IntArray
-    samples: IntArray
-    excess: FloatArray
-    load: FloatArray
-    choices: OfferOptions | None = None
-    chosen: IntArray | None = None
-    shorter: _Part | None = None
-    before: IntArray | None = None
-
-    def write_places(self, which: IntArray, places: IntArray) -> None:
-        """Write the options of some of them, one column per offer."""
-        part: _Part = self
-        while part.choices is not None and part.chosen is not None and part.before is not None and part.shorter:
-            places[:, part.choices.offer] = part.choices.place[part.chosen[which]]
-            which, part = part.before[which], part.shorter
-
-
-def list_plans(
-    subproblem: Subproblem, ceiling: float, may_exist: Callable[[], bool], check_time: Callable[[], None]
-) -> Iterator[Listed]:
-    """Yield the plans of a subproblem up to a price, in rounds: what a round yields costs more than all before it.
-
-    Args:
-        subproblem: The subproblem.
-        ceiling: USD per hour.
-        may_exist: Asked when no plan is anywhere near the bound; the list ends when it says no.
-        check_time: Called now and then.
-
-    Raises:
-        TimeoutError: From ``check_time``.
-    """
-    before, bound, found = -np.inf, subproblem.bound, False
-    for number, (limit, choices) in enumerate(subproblem.rounds(ceiling, _GROWTH)):
-        if number == ROUNDS_BEFORE_DOUBT and not found and not may_exist():
-            return
-        # Until the last of a round, those to come cost more than the rounds before.
-        listed_to = bound + max(before, 0.0)
-        for places in _pairs(subproblem, choices, before, limit, ceiling * (1 + SAME) - bound, check_time):
-            found = found or bool(places.size)
-            yield _listed(subproblem, places, listed_to)
-        before = limit
-        yield _listed(subproblem, np.empty((0, len(subproblem.options)), dtype=np.int64), bound + limit)
-
-
-def _pairs(
-    subproblem: Subproblem,
-    choices: Sequence[OfferOptions],
-    before: float,
-    limit: float,
-    most: float,
-    check_time: Callable[[], None],
-) -> Iterator[IntArray]:
-    """Yield the options taken by plans between two excesses, some plans at a time, if only none.
-
-    What is left of a plan's load adds to its price, which is at most so much above the bound: a second limit.
-    """
-    one, other = split_halves(choices)
-    per_load = subproblem.prices.per_load
-    limits = (limit, most - per_load)
-    nothing = np.zeros(1, dtype=np.int64)
-    nobody = _Part(nothing, nothing, np.zeros(1), np.zeros(1))
-    least = _least_after(subproblem, [*one, *other], nobody)
-    for first in _parts(subproblem, one, least, limits, check_time, nobody):
-        keys = subproblem.key(first.devices, first.samples)
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        least = _least_after(subproblem, other, first)
-        for second in _parts(subproblem, other, least, limits, check_time, nobody):
-            wanted = subproblem.key(subproblem.devices - second.devices, subproblem.samples - second.samples)
-            begin = np.searchsorted(keys, wanted)
-            counts = np.searchsorted(keys, wanted, side="right") - begin
-            for some in _slices(counts):
-                check_time()
-                matched = np.repeat(np.arange(some.start, some.stop), counts[some])
-                own = order[begin[matched] + _ramps(counts[some])]
-                total = first.excess[own] + second.excess[matched]
-                load = first.load[own] + second.load[matched]
-                kept = (total <= limit) & (total > before) & (load <= MOST_LOAD)
-                kept = np.flatnonzero(kept & (total - per_load * load <= limits[1]))
-                places = np.full((kept.size, len(subproblem.options)), -1, dtype=np.int64)
-                first.write_places(own[kept], places)
-                second.write_places(matched[kept], places)
-                yield places
-
-
-def _parts(
-    subproblem: Subproblem,
-    choices: Sequence[OfferOptions],
-    least: Sequence[FloatArray],
-    limits: tuple[float, float],
-    check_time: Callable[[], None],
-    part: _Part,
-) -> Iterator[_Part]:
-    """Yield all partial plans of some offers that may be completed within limits, as many at a time as memory bears."""
-    if not choices:
-        yield part
-        return
-    each, (least_excess, least_unloaded) = choices[0], least[0]
-    counts = np.searchsorted(each.excess, limits[0] - part.excess, side="right")
-    for some in _slices(counts):
-        check_time()
-        before, chosen = np.repeat(np.arange(some.start, some.stop), counts[some]), _ramps(counts[some])
-        left = subproblem.samples - part.samples[before] - each.samples[chosen]
-        excess = part.excess[before] + each.excess[chosen]
-        kept = np.flatnonzero((left >= 0) & (excess + least_excess[left] <= limits[0]))
-        before, chosen, left, excess = before[kept], chosen[kept], left[kept], excess[kept]
-        devices = part.devices[before] + each.devices[chosen]
-        load = part.load[before] + each.load[chosen]
-        kept = (devices <= subproblem.devices) & (load <= MOST_LOAD)
-        kept &= excess - subproblem.prices.per_load * load + least_unloaded[left] <= limits[1]
-        which = np.flatnonzero(kept)
-        extended = _Part(
-            devices[which],
-            subproblem.samples - left[which],
-            excess[which],
-            load[which],
-            each,
-            chosen[which],
-            part,
-            before[which],
-        )
-        yield from _parts(subproblem, choices[1:], least[1:], limits, check_time, extended)
-
-
-def _least_after(subproblem: Subproblem, choices: Sequence[OfferOptions], end: _Part) -> list[FloatArray]:
-    """Return what completes a partial plan at least, after each choice, by the samples that are left.
-
-    Args:
-        subproblem: The subproblem.
-        choices: Of the offers that are added one after the other.
-        end: Partial plans, with one of which all of them end.
-
-    Returns:
-        Excesses, and these without what loads are worth, shape (2, samples + 1); infinite where nothing does.
-    """
-    per_load, samples = subproblem.prices.per_load, subproblem.samples
-    least = np.full((2, samples + 1), math.inf)
-    np.minimum.at(least[0], end.samples, end.excess)
-    np.minimum.at(least[1], end.samples, end.excess - per_load * end.load)
-    found = [least]
-    for each in choices[:0:-1]:
-        if each.samples.size * samples > _MOST_LEAST:
-            least = np.full((2, samples + 1), -math.inf)
-        else:
-            costs = np.stack([each.excess, each.excess - per_load * each.load])
-            before = np.concatenate([np.full((2, samples), math.inf), least], axis=1)
-            moved = np.lib.stride_tricks.sliding_window_view(before, samples + 1, axis=1)[:, samples - each.samples]
-            least = np.asarray((moved + costs[:, :, None]).min(axis=1, initial=math.inf))
-        found.append(least)
-    return found[::-1]
-
-
-def _slices(counts: IntArray) -> Iterator[slice]:
-    """Cut rows into runs with no more than ``_MOST_PARTIAL`` entries in all, a row at least."""
-    ends = np.cumsum(counts)
-    begin = 0
-    while begin < counts.size:
-        done = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, done + _MOST_PARTIAL, side="right")))
-        yield slice(begin, end)
-        begin = end
-
-
-def _listed(subproblem: Subproblem, places: IntArray, listed_to: float) -> Listed:
-    latency, network = np.zeros(len(places)), np.full(len(places), np.inf)
-    price, toll = np.zeros(len(places)), np.zeros(len(places))
-    for offer, options in enumerate(subproblem.options):
-        taken = np.flatnonzero(places[:, offer] >= 0)
-        place = places[taken, offer]
-        latency[taken] = np.maximum(latency[taken], options.latency_s[place])
-        network[taken] = np.minimum(network[taken], options.network)
-        price[taken] += options.usd_per_hour[place]
-        toll[taken] += options.toll_usd[place]
-    return Listed(places, latency, network, price, toll, listed_to)
-
-
-def _ramps(counts: IntArray) -> IntArray:
-    """0, 1, 2 ... up to each count, one after the other."""
-    return np.asarray(np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
-
 
 # Plans of one subproblem before others have their turn.
 _MOST_AT_ONCE = 64
@@ -372,6 +153,8 @@ class ExactSearch:
         self._found = SearchResult()
         self._has_begun = False
         self._pushed = 0
+        self._searched = 0
+        self._plans = count_plans(space)
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
         # Subproblems with many plans, each with its bound. They are listed again when it is their turn: lists that are
@@ -415,6 +198,10 @@ class ExactSearch:
                 for anchor in anchors:
                     self._push(heap, anchor)
             while heap:
+                if self._searched * _PLANS_PER_LISTING > self._plans:
+                    self._take_every_plan()
+                    heap.clear()
+                    break
                 found.bound, _, anchor = heap[0]
                 aim = self._aim()
                 if aim is not None and found.bound > aim[0] * (1 + SAME):
@@ -489,7 +276,24 @@ class ExactSearch:
             self._pushed += 1
             heapq.heappush(heap, (bound, self._pushed, anchor))
 
+    def _take_every_plan(self) -> None:
+        """Take all plans there are, the most promising ones first: bounds are of no use where so few are looked for."""
+        listed = list_every_plan(self._space)
+        step_s = np.zeros(len(listed.places))
+        for network in np.unique(listed.network):
+            for latency_s in np.unique(listed.latency_s[listed.network == network]):
+                alike = np.flatnonzero((listed.network == network) & (listed.latency_s == latency_s))
+                step_s[alike] = self._steps.bound_s(float(latency_s), listed.devices[alike], float(network))
+        price = listed.usd_per_hour + self._space.hourly(step_s) * listed.toll_usd
+        for index in np.lexsort((price, self._objective.bound(step_s, price))).tolist():
+            if price[index] <= self._ceiling(float(step_s[index])):
+                self._check_time()
+                self._take(self._plan_of(self._space.options, listed.places[index]))
+        self._later.clear()
+        self._left_out = math.inf
+
     def _search_cell(self, anchor: Anchor) -> None:
+        self._searched += 1
         place = anchor.best_place(self._objective)
         if place not in anchor.tight:
             limit = self._limit(anchor, place)
@@ -623,6 +427,10 @@ class ExactSearch:
     def _plan(self, groups: Iterable[Group]) -> Plan:
         return Plan(tuple(groups), self._problem.mode)
 
+    def _plan_of(self, options: Sequence[Options], places: IntArray) -> Plan:
+        taken = zip(options, places.tolist(), strict=True)
+        return self._plan(each.group(place) for each, place in taken if place >= 0)
+
     def _every(self, anchor: Anchor, place: int) -> Iterator[Plan | None]:
         """All plans of a subproblem that may be better, the most promising ones first; None where some had to be made.
 
@@ -658,11 +466,7 @@ class ExactSearch:
                 for index in some[kept].tolist():
                     if price[index] <= self._ceiling(float(step_s[index])):
                         self._check_time()
-                        yield self._plan(
-                            options.group(option)
-                            for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
-                            if option >= 0
-                        )
+                        yield self._plan_of(anchor.options, listed.places[own[index]])
                 while dismissed >= _DISMISSED_PER_LISTING:
                     dismissed -= _DISMISSED_PER_LISTING
                     yield None

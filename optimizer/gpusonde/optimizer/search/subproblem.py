@@ -26,6 +26,7 @@ IntArray = npt.NDArray[np.int64]
 # First excess that is looked at, relative to the bound, and how it grows.
 _FIRST_EXCESS = 0.01
 _GROWTH = 4.0
+_FEW_WAYS = 10_000
 # So many empty rounds raise the doubt whether a subproblem holds any plan.
 ROUNDS_BEFORE_DOUBT = 2
 # Load of a plan, one up to rounding.
@@ -170,7 +171,9 @@ class Subproblem:
         if most < -1e-12 * scale:
             return
         complete = float(sum(max(float(excess.max(initial=0.0)), none) for _, excess, none in everything))
-        limit = _FIRST_EXCESS * scale
+        ways = math.prod(excess.size + 1 for _, excess, _ in everything)
+        # Of few ways to choose all are looked at at once: that costs no more than a round.
+        limit = complete if ways <= _FEW_WAYS else _FIRST_EXCESS * scale
         while True:
             limit = min(limit, most, complete) + 1e-12 * scale
             yield limit, [self._choices(offer, excess, none, limit) for offer, excess, none in everything]
