@@ -10,9 +10,12 @@ from typing import Any
 
 WORKS = 0.6  # of the range
 IDLES = 0.14
+MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
+SURE_RUN = 0.65  # confidence in what the run as a whole is, of a verdict that counts
 _WAITS = 0.12  # above what is known of an idle GPU: waiting in a collective takes 0.17, or 0.15 with one of 8 dead
 _LEAST_FLOOR = 0.35  # of the high level: what a job idles at, at most, where its start was not seen
-_RISE, _LEAST_RISE = 1.5, 1.1  # times the lowest power: work has begun; the same, where the job is known to train
+# Times the lowest power: work has begun; the same, where the job seems to train; where it most likely does.
+_RISE, _RISE_OF_TRAINING, _LEAST_RISE = 1.5, 1.25, 1.1
 _IN_USE, _MUCH_USED = 0.03, 0.3  # share of use: something runs; work has begun, however little the power tells
 _FORGETS_S = 900.0  # of work, in which a high level that is no more is forgotten
 
@@ -48,13 +51,14 @@ class LoadRange:
         self._high = 0.0
         self._has_risen = math.isfinite(idle_watts)  # then the low level is that of an idle GPU
         self.has_begun = False
+        self._before = 0.0  # the high level, before a lower one was taken for it
 
     @property
     def high(self) -> float:
         """The level of its work; 0 before that has begun."""
         return self._high
 
-    def add(self, load: float, middle: float, use: float, cell_s: float, *, cyclic: bool, trains: bool) -> None:
+    def add(self, load: float, middle: float, use: float, cell_s: float, *, cyclic: bool, trains: float) -> None:
         """Take a second.
 
         Args:
@@ -63,14 +67,14 @@ class LoadRange:
             use: Share of use, NaN where it is not given.
             cell_s: Seconds since the one before.
             cyclic: Whether cycles are known of the job: then it works.
-            trains: Whether it is known to train, though not in which cycles: then a smaller rise is work.
+            trains: How surely it is taken for a training, though not in which cycles: then a smaller rise is work.
         """
         self._low = min(self._low, load)
         if math.isnan(middle):
             return
         if not self.has_begun:
             in_use = math.isnan(use) or use > _IN_USE
-            rise = _LEAST_RISE if trains else _RISE
+            rise = _LEAST_RISE if trains >= SURE_RUN else _RISE_OF_TRAINING if trains else _RISE
             rises = in_use and middle > max(rise * min(self._low, self._idle), 1e-3)
             if rises or use > _MUCH_USED or cyclic:
                 self.has_begun, self._high = True, middle
@@ -79,6 +83,7 @@ class LoadRange:
             self._high = middle
         elif self.share(middle) > WORKS:
             self._high += (middle - self._high) * min(1.0, cell_s / _FORGETS_S)
+            self._before += (middle - self._before) * min(1.0, cell_s / _FORGETS_S)
 
     def share(self, load: float) -> float:
         """Where a load lies between the low (0) and the high (1) level."""
@@ -102,17 +107,26 @@ class LoadRange:
 
     def lower_to(self, load: float) -> None:
         """Take a level for that of its work."""
-        self._high = load
+        self._high, self._before = load, max(self._high, self._before)
+
+    def is_lowered(self, load: float) -> bool:
+        """Whether a load is one of work by :meth:`lower_to` alone."""
+        return load - self.floor < WORKS * (self._before - self.floor)
+
+    def raise_back(self) -> None:
+        """Take that back."""
+        self._high, self._before = self._before, 0.0
 
     def fields(self) -> list[Any]:
         """What :meth:`of_fields` makes the same of."""
-        return [self._idle, self._low, self._high, self._has_risen, self.has_begun]
+        return [self._idle, self._low, self._high, self._has_risen, self.has_begun, self._before]
 
     @classmethod
     def of_fields(cls, fields: Sequence[Any]) -> LoadRange:
         """Rebuild one from :meth:`fields`."""
         made = cls()
-        made._idle, made._low, made._high, made._has_risen, made.has_begun = fields
+        made._idle, made._low, made._high, made._has_risen, made.has_begun = fields[:5]
+        made._before = fields[5] if len(fields) > 5 else 0.0  # of a state from before it was kept
         return made
 
 
@@ -247,6 +261,7 @@ class Work:
         even_s: Of those in which it did the same all the time.
         computed_s: Of those in which tensor pipes or memory worked.
         of_some_s: Of those in which some GPUs did nothing.
+        still_s: Seconds for which a kernel has been on all GPUs and the load has not moved, up to now.
     """
 
     first_s: float = math.nan
@@ -258,6 +273,7 @@ class Work:
     computed_s: float = 0.0
     of_some_s: float = 0.0
     earlier_s: float = 0.0
+    still_s: float = 0.0
 
     @property
     def own_s(self) -> float:
@@ -267,19 +283,21 @@ class Work:
     def begin(self, time_s: float, load: float) -> None:
         """Work begins, or goes on behind a pause."""
         self.first_s = time_s if math.isnan(self.first_s) else self.first_s
-        self.since_s, self.last, self.change = time_s, load, 0.0
+        self.since_s, self.last, self.change, self.still_s = time_s, load, 0.0, 0.0
 
     def of_next(self) -> Work:
         """What is known of a job that goes on where this one ended."""
         return replace(self, first_s=math.nan, since_s=math.nan, earlier_s=self.seconds)
 
-    def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool) -> None:
+    def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool, spins: bool) -> None:
         """Take a second of it, at a load above the ``floor``, that of a GPU that idles."""
         self.seconds += cell_s
         self.computed_s += cell_s * computes
         self.of_some_s += cell_s * of_some
         change = abs(load - self.last) / max(load - floor, 1e-9)
         self.change += (change - self.change) * min(1.0, cell_s / _CHANGE_S)
+        stands = spins and abs(load - self.last) <= MOVES * self.last
+        self.still_s = self.still_s + cell_s if stands else 0.0
         self.last = load
         self.even_s += cell_s * (self.change < _EVEN)
 
