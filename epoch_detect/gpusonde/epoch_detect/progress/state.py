@@ -407,7 +407,7 @@ class StateWatch:
         as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not known.compute and not as_programs
         trains = self._cycles.surely_train(self._work.seconds) or self._only_waits()
-        # Nor does anybody think while GPUs of a training are in use, or draw more than idle ones where that is not known.
+        # Nor does anybody think while GPUs of a training are in use, or draw more than idle ones if that is not known.
         rests = 0 < second.gpus == second.unused or not self._range.is_above_idle(pause.latest_mean)
         trains |= pause.trained > 0 and not rests
         patience_s = functools.partial(self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=trains)
