@@ -11,11 +11,9 @@ from typing import Any
 WORKS = 0.6  # of the range
 IDLES = 0.14
 MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
-SURE_RUN = 0.65  # confidence in what the run as a whole is, of a verdict that counts
 _WAITS = 0.12  # above what is known of an idle GPU: waiting in a collective takes 0.17, or 0.15 with one of 8 dead
 _LEAST_FLOOR = 0.35  # of the high level: what a job idles at, at most, where its start was not seen
-# Times the lowest power: work has begun; the same, where the job seems to train; where it most likely does.
-_RISE, _RISE_OF_TRAINING, _LEAST_RISE = 1.5, 1.25, 1.1
+_RISE, _LEAST_RISE = 1.5, 1.1  # times the lowest power: work has begun; the same, where the job is known to train
 _IN_USE, _MUCH_USED = 0.03, 0.3  # share of use: something runs; work has begun, however little the power tells
 _FORGETS_S = 900.0  # of work, in which a high level that is no more is forgotten
 
@@ -58,7 +56,7 @@ class LoadRange:
         """The level of its work; 0 before that has begun."""
         return self._high
 
-    def add(self, load: float, middle: float, use: float, cell_s: float, *, cyclic: bool, trains: float) -> None:
+    def add(self, load: float, middle: float, use: float, cell_s: float, *, cyclic: bool, trains: bool) -> None:
         """Take a second.
 
         Args:
@@ -67,14 +65,14 @@ class LoadRange:
             use: Share of use, NaN where it is not given.
             cell_s: Seconds since the one before.
             cyclic: Whether cycles are known of the job: then it works.
-            trains: How surely it is taken for a training, though not in which cycles: then a smaller rise is work.
+            trains: Whether it is known to train, though not in which cycles: then a smaller rise is work.
         """
         self._low = min(self._low, load)
         if math.isnan(middle):
             return
         if not self.has_begun:
             in_use = math.isnan(use) or use > _IN_USE
-            rise = _LEAST_RISE if trains >= SURE_RUN else _RISE_OF_TRAINING if trains else _RISE
+            rise = _LEAST_RISE if trains else _RISE
             rises = in_use and middle > max(rise * min(self._low, self._idle), 1e-3)
             if rises or use > _MUCH_USED or cyclic:
                 self.has_begun, self._high = True, middle

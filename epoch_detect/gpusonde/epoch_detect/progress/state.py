@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect.progress.load import IDLES, MOVES, SURE_RUN, WORKS, LoadRange, TrainingLevel, Work
+from gpusonde.epoch_detect.progress.load import IDLES, MOVES, WORKS, LoadRange, TrainingLevel, Work
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
 from gpusonde.epoch_detect.progress.processes import Processes
 from gpusonde.epoch_detect.progress.seconds import STATE_METRICS, JobSecond, stops_of_seconds
 from gpusonde.epoch_detect.progress.spans import JobState, StateSpan, StateSpans, Word
-from gpusonde.epoch_detect.progress.tracked_cycles import TrackedCycles
+from gpusonde.epoch_detect.progress.tracked_cycles import SURE_RUN, TrackedCycles
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
 from gpusonde.formatting import percent
 from gpusonde.telemetry import FloatArray
@@ -257,7 +257,7 @@ class StateWatch:
         loads = [each for _, each in self._recent]
         middle = _median(loads[-2 * _AROUND - 1 :]) if len(loads) >= _BEGINS else math.nan
         cyclic = self._cycles.cyclic
-        self._range.add(load, middle, second.use, self._cell_s, cyclic=cyclic, trains=self._cycles.training_confidence)
+        self._range.add(load, middle, second.use, self._cell_s, cyclic=cyclic, trains=self._cycles.likely_train)
         if self._range.has_begun:
             self._follow_pause(second, load, _median(loads[-_BEGINS:]))
         if len(self._recent) > _LOOK_AHEAD:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusonde.epoch_detect.progress.load import SURE_RUN, Work
+from gpusonde.epoch_detect.progress.load import Work
 from gpusonde.epoch_detect.result import Cycle, CycleRole, EpochDetection, RunState
 
 _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
+SURE_RUN = 0.65  # confidence in what the run as a whole is, of a verdict that counts
 _SURE_LEVEL, _SURE_TRAINING = 0.8, 0.92
 _SAME_STEPS = 0.1  # by which the period of steps may change from look to look
 _LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
