@@ -941,6 +941,8 @@ def test_a_look_into_an_evaluation_tells_of_the_rest_behind_it_that_it_is_no_tho
     now_s = show(watch, now_s, 10, (250.0, 0.4))
     watch.note_detection(seems_to_train(0.9))
     now_s = show(watch, now_s, 10, (250.0, 0.4))
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.OTHER, run_state_confidence=0.6))
+    now_s = show(watch, now_s, 3, (250.0, 0.4))
     show(watch, now_s, 60, IDLE)
     assert watch.report.state == JobState.STALLED
 

@@ -69,8 +69,8 @@ class Pause:
         looks: At the processes of the job in it.
         rested: Those by which they rested, too.
         alarm: What it was called, once it lasted too long.
-        trained: How surely the run was taken for a training when something last said that it works on: a look that sees
-            a hang sees less of one.
+        trained: How surely the run was taken for a training, at most, from its begin to the last sign of work: a look
+            that sees a hang sees less of one.
     """
 
     begin_s: float

@@ -305,7 +305,7 @@ class StateWatch:
         works_on = rough or self._works_on(second, load, pause, known)
         if works_on:
             self._pauses.note_load(pause, time_s, self._range.width)
-            pause.trained = self._cycles.training_confidence
+            pause.trained = max(pause.trained, self._cycles.training_confidence)
         pause.add(time_s, load, middle, second.swing, works_on=works_on)
         pause.spinning = second.spinning
         pause.longest_s = self._pauses.longest_at(middle, self._range.width)
