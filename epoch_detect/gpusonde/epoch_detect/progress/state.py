@@ -402,7 +402,8 @@ class StateWatch:
         # program from a person.
         # What has not paused yet may be somebody's first try.
         has_trained = self._pauses.count > 0 and self._work.even_s > _TRAINED_S[min(self._pauses.count, 2) - 1]
-        has_trained &= pause.trained >= SURE_RUN and self._cycles.are_of_now(self._work.seconds)
+        has_trained &= max(pause.trained, self._cycles.training_confidence) >= SURE_RUN
+        has_trained &= self._cycles.are_of_now(self._work.seconds)
         as_programs = pause.trained > 0 and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
         as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not known.compute and not as_programs
