@@ -110,6 +110,8 @@ def of_generated(task: tuple[str, int, int]) -> list[Trial]:
     begins_s += [float(rng.choice(ends_s))] if ends_s else []
     found = []
     for way, at_s in zip(WAYS, begins_s, strict=False):
+        if at_s >= stop_s:
+            continue  # it has ended before
         hung = faults.hang(recording, at_s, float(rng.choice([0.0, 0.17, 0.40])), _LASTS_S, rng)
         named_s, state, pauses, cycle_s = np.inf, JobState.UNKNOWN, 0, np.inf
         for now_s, watch in play(hung, follow_cycles(hung)):

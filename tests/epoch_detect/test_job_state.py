@@ -379,6 +379,10 @@ def test_cycles_that_are_found_in_the_noise_of_a_hang_do_not_end_it(level: tuple
     assert watch.report.start_s == pytest.approx(begin_s, abs=2)
 
 
+def seems_to_train(confidence: float) -> EpochDetection:
+    return EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=confidence)
+
+
 def cycles_of(period_s: float, now_s: float) -> EpochDetection:
     cycle = Cycle(
         period_s, period_s, period_s, 30, np.arange(0.0, now_s, period_s), 0.95, CycleRole.STEP, 0.9, confirmed=True
@@ -427,6 +431,23 @@ def test_steps_shorter_than_a_second_that_go_on_at_a_lower_load_are_no_hang() ->
             watch.note_detection(cycles_of(0.5, now_s))
     assert {span.state for span in watch.spans}.isdisjoint({JobState.STALLED, JobState.HUNG})
     assert watch.report.state == JobState.TRAINING
+
+
+@pytest.mark.parametrize(("computing", "is_named"), [(0.0, True), (0.3, False)])
+def test_gpus_that_wait_at_the_level_of_an_evaluation_that_was_taken_for_a_training_hang(
+    computing: float, is_named: bool
+) -> None:
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE, tensor_active=0.0)
+    now_s = show(watch, now_s, 200, WORKS, tensor_active=0.3)
+    for _ in range(20):
+        now_s = show(watch, now_s, 1, (260.0, 0.3), tensor_active=0.3)
+        now_s = show(watch, now_s, 1, (210.0, 0.2), tensor_active=0.3)
+    assert watch.report.state == JobState.TRAINING
+    now_s = show(watch, now_s, 40, (230.0, 1.0), tensor_active=computing)
+    watch = StateWatch.from_state(watch.state())
+    show(watch, now_s, 22, (230.0, 1.0), tensor_active=computing)
+    assert (watch.report.state == JobState.HUNG) == is_named
 
 
 def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
@@ -887,22 +908,67 @@ def test_one_gpu_that_seems_to_train_and_has_paused_as_a_program_does_is_not_giv
 @pytest.mark.parametrize(
     ("paused_s", "work_s", "confidence", "pause_s", "state"),
     [
-        (6, 90, 0.7, 0, JobState.STALLED), (6, 40, 0.7, 0, JobState.IDLE), (6, 90, 0.6, 0, JobState.IDLE),
-        (6, 90, 0.7, 20, JobState.IDLE),  # so it seems of the pause alone
-        (0, 90, 0.7, 0, JobState.IDLE),  # somebody's first try may last as long
+        ([6], 90, 0.7, 0, JobState.STALLED), ([6], 40, 0.7, 0, JobState.IDLE), ([6], 90, 0.6, 0, JobState.IDLE),
+        ([6, 6], 30, 0.7, 0, JobState.STALLED),
+        ([6], 90, 0.7, 20, JobState.IDLE),  # so it seems of the pause alone
+        ([0], 90, 0.7, 0, JobState.IDLE),  # somebody's first try may last as long
     ],
 )  # fmt: skip
 def test_one_gpu_that_has_paused_and_trained_for_more_than_a_minute_is_not_given_ten(
-    paused_s: int, work_s: int, confidence: float, pause_s: int, state: JobState
+    paused_s: list[int], work_s: int, confidence: float, pause_s: int, state: JobState
 ) -> None:
     watch = StateWatch(1)
     now_s = show(watch, 0.0, 30, IDLE)
-    now_s = show(watch, now_s, 10, WORKS)
-    now_s = show(watch, now_s, paused_s, IDLE)
+    for each_s in paused_s:
+        now_s = show(watch, now_s, 10, WORKS)
+        now_s = show(watch, now_s, each_s, IDLE)
     now_s = show(watch, now_s, work_s, WORKS)
     now_s = show(watch, now_s, pause_s, IDLE)
-    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.TRAINING, run_state_confidence=confidence))
+    watch.note_detection(seems_to_train(confidence))
+    now_s = show(watch, now_s, 20, IDLE)
+    watch.note_detection(seems_to_train(0.5))  # a look that sees the hang, too
+    show(watch, now_s, 40, IDLE)
+    assert watch.report.state == state
+
+
+def test_a_look_into_an_evaluation_tells_of_the_rest_behind_it_that_it_is_no_thought() -> None:
+    watch = StateWatch(1)
+    now_s = show(watch, 0.0, 30, IDLE)
+    for _ in range(4):
+        now_s = show(watch, now_s, 10, WORKS)
+        now_s = show(watch, now_s, 3, IDLE)
+    now_s = show(watch, now_s, 10, WORKS)
+    now_s = show(watch, now_s, 10, (250.0, 0.4))
+    watch.note_detection(seems_to_train(0.9))
+    now_s = show(watch, now_s, 10, (250.0, 0.4))
+    watch.note_detection(EpochDetection(Verdict.NONE, "", run_state=RunState.OTHER, run_state_confidence=0.6))
+    now_s = show(watch, now_s, 3, (250.0, 0.4))
     show(watch, now_s, 60, IDLE)
+    assert watch.report.state == JobState.STALLED
+
+
+@pytest.mark.parametrize(("confidence", "state"), [(0.7, JobState.HUNG), (0.5, JobState.EVALUATING)])
+def test_a_run_that_most_likely_trains_need_not_do_so_evenly_to_be_asked(confidence: float, state: JobState) -> None:
+    watch = StateWatch(GPUS)
+    now_s = show(watch, 0.0, 30, IDLE)
+    for _ in range(15):
+        now_s = show(watch, show(watch, now_s, 1, WORKS), 1, (400.0, 0.9))
+    watch.note_detection(seems_to_train(confidence))
+    show(watch, now_s, 60, WAITS)
+    assert watch.report.state == state
+
+
+@pytest.mark.parametrize(
+    ("load", "state"), [(WAITS, JobState.HUNG), (IDLE, JobState.IDLE), ((150.0, 0.0), JobState.IDLE)]
+)
+def test_nobody_thinks_while_the_gpus_of_a_training_draw_more_than_idle_ones(
+    load: tuple[float, float], state: JobState
+) -> None:
+    watch, now_s = working()
+    for pause_s in (4, 4, 4, 40, 40):
+        now_s = show(watch, show(watch, now_s, pause_s, IDLE), 40, WORKS)
+    watch.note_detection(seems_to_train(0.6))
+    show(watch, now_s, 75, load)
     assert watch.report.state == state
 
 
@@ -986,6 +1052,18 @@ def test_kernels_that_compute_nothing_are_no_work_whatever_they_draw_in_a_job_th
     show(watch, now_s, 40, (545.0, 1.0), **after)
     assert (watch.report.state == JobState.HUNG) is hangs
     assert evaluated(watch, 0.0) == 0
+
+
+def test_a_trial_that_has_hardly_worked_does_not_load_its_data_in_kernels_that_compute_nothing() -> None:
+    watch = StateWatch(2)
+    metrics = {"sm_active": 0.9, "tensor_active": 0.4, "dram_active": 0.5}
+    now_s = show(watch, 0.0, 30, IDLE, framebuffer_used_bytes=1e9, **dict.fromkeys(metrics, 0.0))
+    now_s = show(watch, now_s, 100, WORKS, framebuffer_used_bytes=40e9, **metrics)
+    watch.note_detection(seems_to_train(0.8))
+    now_s = show(watch, now_s, 10, IDLE, framebuffer_used_bytes=1e9, **dict.fromkeys(metrics, 0.0))
+    now_s = show(watch, now_s, 4, WORKS, framebuffer_used_bytes=40e9, **metrics)
+    show(watch, now_s, 60, (300.0, 1.0), framebuffer_used_bytes=40e9, **SPINS)
+    assert watch.report.state == JobState.HUNG
 
 
 def test_one_gpu_that_computes_is_work_however_many_wait_for_it() -> None:

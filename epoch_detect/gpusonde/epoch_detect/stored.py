@@ -113,7 +113,8 @@ def check(holds: bool, what: str) -> None:
 
 def _read_plain(kind: Any, value: Any) -> Any:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is float and is_number and (abs(value) <= _MOST or not math.isfinite(value)):
+    # What former releases knew by yes or no is known by its likelihood now.
+    if kind is float and isinstance(value, (int, float)) and (abs(value) <= _MOST or not math.isfinite(value)):
         return float(value)
     if kind is int and is_number and value == value // 1 and abs(value) <= _MOST_WHOLE:
         return int(value)

@@ -70,7 +70,8 @@ class Pause:
         looks: At the processes of the job in it.
         rested: Those by which they rested, too.
         alarm: What it was called, once it lasted too long.
-        trained: Whether the run was taken for a training when it began: a look that sees a hang sees less of one.
+        trained: How surely the run was taken for a training, at most, from its begin to the last sign of work: a look
+            that sees a hang sees less of one.
     """
 
     begin_s: float
@@ -92,7 +93,7 @@ class Pause:
     looks: int = 0
     rested: int = 0
     alarm: str = ""
-    trained: bool = False
+    trained: float = 0.0
 
     def add(self, time_s: float, load: float, middle: float, within: float, *, works_on: bool) -> None:
         """Take a second of it, with the median of three and how far its load goes up and down in it."""

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel, Work
+from gpusonde.epoch_detect.progress.load import IDLES, MOVES, WORKS, LoadRange, TrainingLevel, Work
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
 from gpusonde.epoch_detect.progress.processes import Processes
 from gpusonde.epoch_detect.progress.seconds import STATE_METRICS, JobSecond, stops_of_seconds
 from gpusonde.epoch_detect.progress.spans import JobState, StateSpan, StateSpans, Word
-from gpusonde.epoch_detect.progress.tracked_cycles import TrackedCycles
+from gpusonde.epoch_detect.progress.tracked_cycles import SURE_RUN, TrackedCycles
 from gpusonde.epoch_detect.result import CycleRole, EpochDetection, RunState
 from gpusonde.epoch_detect.stored import DamagedStateError, check, read_as, reading
 from gpusonde.formatting import percent
@@ -40,9 +40,10 @@ _FEW_STEPS = 5  # from cell to cell, whose median is the usual one
 _SHORT_WORK_S = 8.0  # of which nothing is known yet
 _LONGER_THAN_STEPS_S, _PERIODS_OF_DIP = 20.0, 1.5  # of cycles that hold their evaluations: those last no longer
 _LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
-_TRAINED_S = 60.0  # of even work, of a run that seems to train: most commands of a person take less
+# Of even work, of a run that seems to train, with one pause and with two: most commands of a person take less.
+_TRAINED_S = (60.0, 40.0)
 _WORK_SHARE = 0.35  # of the time since the job began, likewise
-_MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
+_STILL_S = 24.0  # of a load that does not move, at a level that was taken for work since it moved
 
 _COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwise
 _MOST_OF_IT = 0.8  # of the looks into a pause, by which processes rest, too
@@ -282,6 +283,10 @@ class StateWatch:
 
     def _follow_pause(self, second: JobSecond, load: float, middle: float) -> None:
         time_s, work, pause = second.time_s, self._work, self._pause
+        if pause is None and work.still_s > _STILL_S and self._range.is_lowered(middle):
+            # The level of an evaluation was taken for one of another training, and all GPUs wait in a kernel there.
+            self._range.raise_back()
+            pause = self._begin_pause(time_s - work.still_s)
         if self._range.share(middle) > WORKS and not self._only_waits():
             if pause is not None:
                 quiet_s = max(pause.longest_quiet_s, time_s - pause.sign_s)
@@ -290,17 +295,19 @@ class StateWatch:
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
-            work.add(load, self._range.floor, self._cell_s, computes=second.computes, of_some=second.of_some)
+            spins = 0 < second.gpus == second.spinning and not second.computes and second.crest < 1 + MOVES
+            floor, computes, of_some = self._range.floor, second.computes, second.of_some
+            work.add(load, floor, self._cell_s, computes=computes, of_some=of_some, spins=spins)
             return
         if pause is None:
-            begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
-            pause = self._pause = Pause(begin_s, begin_s, trained=self._cycles.run_state == RunState.TRAINING)
+            pause = self._begin_pause(time_s - min(1, len(self._recent) - 1) * self._cell_s)
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
         rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough and not second.waits
         works_on = rough or self._works_on(second, load, pause, known)
         if works_on:
             self._pauses.note_load(pause, time_s, self._range.width)
+            pause.trained = max(pause.trained, self._cycles.training_confidence)
         pause.add(time_s, load, middle, second.swing, works_on=works_on)
         pause.spinning = second.spinning
         pause.longest_s = self._pauses.longest_at(middle, self._range.width)
@@ -319,6 +326,10 @@ class StateWatch:
             self._level.forget()
             self._forget_pause(time_s)
             work.since_s = math.nan
+
+    def _begin_pause(self, begin_s: float) -> Pause:
+        self._pause = Pause(begin_s, begin_s, trained=self._cycles.training_confidence)
+        return self._pause
 
     def _only_waits(self, behind: int = 0) -> bool:
         """Whether all GPUs have been in kernels that compute nothing for two seconds, in a job that computes.
@@ -345,7 +356,7 @@ class StateWatch:
         if known.write or second.bus > _COPIES or second.computes or second.is_partly_used:
             return True
         # A load above that of an idle GPU that changes as that of one who waits does not.
-        moves = abs(load - pause.last) > _MOVES * pause.last and self._range.share(max(load, pause.last)) > 2 * IDLES
+        moves = abs(load - pause.last) > MOVES * pause.last and self._range.share(max(load, pause.last)) > 2 * IDLES
         if pause.cells and (second.spinning != pause.spinning or moves):
             return True
         return known.compute_as_usual and not self._waits(second, pause)
@@ -362,7 +373,7 @@ class StateWatch:
         """Whether it is a job that makes progress in cycles, or looks like one while they are not known."""
         pause, work = self._pause, self._work
         # A trial that has hardly begun loads its data, whatever those before it did.
-        if pause is None or (work.earlier_s and work.own_s < _SHORT_WORK_S):
+        if pause is None or (work.earlier_s and work.own_s < _SHORT_WORK_S and not self._only_waits()):
             return False
         if self._cycles.cyclic or self._cycles.surely_train(work.seconds):
             return True
@@ -377,7 +388,7 @@ class StateWatch:
             return True
         if kind == RunState.OTHER and not self._pauses.are_alike:
             return False
-        if work.even_s < _LEAST_WORK_S:
+        if (work.seconds if pause.trained >= SURE_RUN else work.even_s) < _LEAST_WORK_S:
             return False
         return work.seconds > _WORK_SHARE * (pause.begin_s - work.first_s)
 
@@ -392,15 +403,19 @@ class StateWatch:
         # One GPU, at rest, whose processes rest as far as they are known: only its pauses and its work before tell a
         # program from a person.
         # What has not paused yet may be somebody's first try.
-        has_trained = self._pauses.count > 0 and self._work.even_s > _TRAINED_S
-        has_trained &= self._kind_of_run == RunState.TRAINING
-        as_programs = pause.trained and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
+        has_trained = self._pauses.count > 0 and self._work.even_s > _TRAINED_S[min(self._pauses.count, 2) - 1]
+        has_trained &= max(pause.trained, self._cycles.training_confidence) >= SURE_RUN
+        has_trained &= self._cycles.are_of_now(self._work.seconds)
+        as_programs = pause.trained > 0 and (self._pauses.are_even or (has_trained and not self._pauses.is_uneven))
         as_programs |= self._pauses.are_alike
         may_think = second.gpus == second.unused == self.gpus == 1 and not known.compute and not as_programs
         trains = self._cycles.surely_train(self._work.seconds) or self._only_waits()
+        # Nor does anybody think while GPUs of a training are in use, or draw more than idle ones if that is not known.
+        rests = 0 < second.gpus == second.unused or not self._range.is_above_idle(pause.latest_mean)
+        trains |= pause.trained > 0 and not rests
         patience_s = functools.partial(self._pauses.patience_s, period_s=period_s, may_think=may_think, trains=trains)
         lasts = now_s - pause.sign_s > patience_s() or (known.lost > 0 and now_s - pause.begin_s > _LOST_S)
-        if pause.usual_s < now_s and (self._cycles.cyclic or pause.trained):
+        if pause.usual_s < now_s and (self._cycles.cyclic or pause.trained > 0):
             # Checkpoints of a training rest at their load, evaluations at theirs: what rests at another is neither.
             lasts |= now_s - max(pause.sign_s, pause.usual_s) > patience_s(longest_s=pause.longest_s)
         if not lasts or not self._trains:

@@ -10,7 +10,8 @@ from gpusonde.epoch_detect.progress.load import Work
 from gpusonde.epoch_detect.result import Cycle, CycleRole, EpochDetection, RunState
 
 _STILL_SO = 0.4  # share of the work so far that a verdict on the whole run has seen, or it is none any more
-_SURE_LEVEL, _SURE_RUN, _SURE_TRAINING = 0.8, 0.65, 0.92
+SURE_RUN = 0.65  # confidence in what the run as a whole is, of a verdict that counts
+_SURE_LEVEL, _SURE_TRAINING = 0.8, 0.92
 _SAME_STEPS = 0.1  # by which the period of steps may change from look to look
 _LIKELY_SERVING = 0.5  # where no cycle is known: trainings are hardly ever taken for a serving, however unsurely
 
@@ -85,16 +86,25 @@ class TrackedCycles:
         Args:
             work_s: Seconds of work that the job has done by now.
         """
-        least = _LIKELY_SERVING if self.run_state == RunState.SERVING else _SURE_RUN
-        sure = self.run_confidence >= least and self.work_s >= max(_STILL_SO * work_s, 1.0)
+        least = _LIKELY_SERVING if self.run_state == RunState.SERVING else SURE_RUN
+        sure = self.run_confidence >= least and self.are_of_now(work_s)
         if self.run_state == RunState.OTHER:
             sure &= math.isnan(self.steps_s)  # it does what it did when it was taken for a training
         return self.run_state if sure and not self.cyclic else ""
 
+    def are_of_now(self, work_s: float) -> bool:
+        """Whether what was said is of a good part of the ``work_s`` seconds of work that the job has done by now."""
+        return self.work_s >= max(_STILL_SO * work_s, 1.0)
+
+    @property
+    def training_confidence(self) -> float:
+        """How surely the run is a training; 0 where it is taken for something else."""
+        return self.run_confidence if self.run_state == RunState.TRAINING else 0.0
+
     @property
     def likely_train(self) -> bool:
         """Whether the run was most likely a training."""
-        return self.run_state == RunState.TRAINING and self.run_confidence >= _SURE_RUN
+        return self.training_confidence >= SURE_RUN
 
     def surely_train(self, work_s: float) -> bool:
         """Whether the run as a whole is surely a training: somebody at a notebook works in bursts that may look so.
