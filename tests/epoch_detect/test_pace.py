@@ -343,6 +343,41 @@ def test_a_level_that_is_unlikely_later_on_is_sure_no_more(confidence, is_sure):
     assert [pace.is_sure for pace in watch.paces] == [is_sure]
 
 
+@pytest.mark.parametrize("cycle_s", [0.7, 0.8])
+def test_cycles_of_few_ticks_are_followed_and_judged_however_unlikely_their_level_is(cycle_s):
+    time_s, power = ticks(durations(cycle_s, 200, 0.1, scatter=0.004, from_cycle=160), noise=0.02)
+    unlikely = replace(cycle_of(cycle_s), confidence=0.3)
+    watch, told = PaceWatch(["power_watts"]), []
+    for at in range(0, time_s.size, 10):
+        watch.update(time_s[at : at + 10], power[None, at : at + 10])
+        if at == 400:
+            watch.note_detection(EpochDetection(Verdict.NONE, "", cycles=(unlikely, cycle_of(30.0))))
+        told.append(watch.change is not None)
+    first = 10 * told.index(True)
+    assert 0 < time_s[first] - durations(cycle_s, 160, scatter=0.004).sum() < 8 * cycle_s
+
+
+def test_of_levels_of_few_ticks_that_are_not_sure_the_likeliest_is_followed():
+    time_s, power = ticks(durations(0.7, 100))
+    watch = PaceWatch(["power_watts"])
+    watch.update(time_s, power[None])
+    levels = [replace(cycle_of(each_s), confidence=c) for each_s, c in ((0.55, 0.2), (0.7, 0.4), (0.9, 0.3))]
+    watch.note_detection(EpochDetection(Verdict.NONE, "", cycles=tuple(levels)))
+    assert [(pace.period_s, pace.is_sure) for pace in watch.paces] == [(0.7, False)]
+
+
+@pytest.mark.parametrize(("cycle_s", "begins_anew"), [(0.8, True), (2.0, False)])
+def test_a_level_of_few_ticks_that_is_likely_later_on_is_followed_anew_as_it_is_then(cycle_s, begins_anew):
+    time_s, power = ticks(durations(cycle_s, 60, scatter=0.004))
+    watch, vague_s = PaceWatch(["power_watts"]), 0.95 * cycle_s
+    watch.update(time_s, power[None])
+    for each_s, confidence in ((vague_s, 0.3), (cycle_s, 0.9)):
+        level = replace(cycle_of(each_s), confidence=confidence)
+        watch.note_detection(EpochDetection(Verdict.NONE, "", cycles=(level,)))
+    followed = [(pace.period_s, pace.is_sure) for pace in watch.paces]
+    assert followed == [(cycle_s, True) if begins_anew else (vague_s, False)]
+
+
 @pytest.mark.parametrize("slower", [0.65, 0.9, 1.0, 1.4, 2.0])
 def test_cycles_that_take_far_longer_than_a_search_reaches_are_told_within_six_minutes(slower):
     each = durations(1.0, 800, slower, scatter=0.01, from_cycle=200)

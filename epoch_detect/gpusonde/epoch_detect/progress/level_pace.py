@@ -35,6 +35,7 @@ _HIGHEST = 1.25  # times the highest mean of as many cycles before
 _LEAST_SCATTER = 0.0015  # of a cycle
 _NEWEST, _PAUSE = 3, 2.0  # cycles whose median may be a change; times that change that one with a pause in it differs
 _CLEAR = 0.016  # between the quartiles of cycles that scatter by little more than 1 %
+_CLEAR_OF_SHORT = 0.03  # the same of cycles of fewer ticks, of which the least change is larger as well
 _UNCLEAR = 0.04  # the same, of which no drift is told
 _OUTLIER, _LONG = 2.5, 1.5  # standard deviations, or times the least change, that a single cycle counts
 _UNLIKE, _LEAST_UNLIKE = 2.5, 0.5  # standard deviations, and shares of the change, that most of the latest may differ
@@ -96,7 +97,9 @@ class LevelPace:
         self._block: list[float] = []
         self._block_size = _BLOCK
         self._back_s = -math.inf  # when cycles that took longer were last found to be back
-        self._least = math.log1p(_LEAST_SLOWER if clock.period_s >= _CLEAR_TICKS * clock.tick_s else _LEAST_OF_SHORT)
+        is_short = clock.period_s < _CLEAR_TICKS * clock.tick_s
+        self._least = math.log1p(_LEAST_OF_SHORT if is_short else _LEAST_SLOWER)
+        self._even = _CLEAR_OF_SHORT if is_short else _CLEAR
 
     @property
     def period_s(self) -> float:
@@ -195,7 +198,7 @@ class LevelPace:
         # Most cycles are as long as ever; the rest is for those that are not.
         middle, half = _most_alike(usual)
         clear = half <= _CLEAR
-        if not (clear or self.is_sure):
+        if not (half <= self._even or self.is_sure):
             return
         newest = logs[-_NEWEST:]
         rise = (sorted(newest)[_NEWEST // 2] if clear else sum(newest) / _NEWEST) - middle

@@ -79,7 +79,7 @@ class PaceWatch:
             return
         self._noted = detection
         chosen = self._choose(detection)
-        kept = [pace for pace in self._paces if pace.change or any(pace.is_of(cycle) for cycle in chosen)]
+        kept = [pace for pace in self._paces if pace.change or self._goes_on(pace, chosen)]
         for cycle in chosen:
             if not any(pace.is_of(cycle) for pace in kept):
                 kept.append(self._begin(cycle))
@@ -101,17 +101,24 @@ class PaceWatch:
         return tuple(self._paces)
 
     def _choose(self, detection: EpochDetection) -> list[Cycle]:
-        """The level that measures progress, the shortest that can be followed well, and the shortest."""
-        told = [
-            cycle
-            for cycle in detection.cycles
-            if cycle.confirmed and cycle.confidence >= _LIKELY_LEVEL and cycle.period_s >= _SHORTEST * self._tick_s
-        ]
-        maybe = [c for c in detection.cycles if c.confirmed and c.period_s >= _CLEAR * self._tick_s]
+        """The level that measures progress, the shortest that can be followed well, the shortest, and what may be one.
+
+        Of cycles of few ticks, which cost most, that is the likeliest alone, however unlikely it is.
+        """
+        maybe = [c for c in detection.cycles if c.confirmed and c.period_s >= _SHORTEST * self._tick_s]
+        told = [cycle for cycle in maybe if cycle.confidence >= _LIKELY_LEVEL]
         level = told if detection.level is None else [detection.cycles[detection.level]]
         clear = [cycle for cycle in told if cycle.period_s >= _CLEAR * self._tick_s]
-        chosen = [*level[-1:], *clear[:1], *told[:1], *clear[1:], *maybe][:_MOST_LEVELS]
+        short = [cycle for cycle in maybe if cycle.period_s < _CLEAR * self._tick_s]
+        likeliest = sorted(short, key=lambda cycle: -cycle.confidence)[:1]
+        chosen = [*level[-1:], *clear[:1], *told[:1], *clear[1:], *likeliest, *maybe[len(short) :]][:_MOST_LEVELS]
         return [c for i, c in enumerate(chosen) if c.period_s >= _SHORTEST * self._tick_s and c not in chosen[:i]]
+
+    def _goes_on(self, pace: LevelPace, chosen: Sequence[Cycle]) -> bool:
+        """Whether a level is followed as it was; one of few ticks that has become likely begins anew, as it is now."""
+        told = [cycle.confidence for cycle in chosen if pace.is_of(cycle)]
+        is_vague = not pace.is_sure and pace.period_s < _CLEAR * self._tick_s
+        return bool(told) and not (is_vague and max(told) >= _LIKELY_LEVEL)
 
     def _begin(self, cycle: Cycle) -> LevelPace:
         ticks = self._recent.ticks()
