@@ -587,6 +587,7 @@ class _Replay:
         )
         facts = SimpleNamespace(
             open_bindings=self.open_bindings,
+            job_bindings=lambda *_: [],  # none has ended
             gpus=self.gpus_of,
             recent_activity=self.recent_activity,
             metrics=lambda _: ["gpu_utilization"],

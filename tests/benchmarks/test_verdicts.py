@@ -19,6 +19,16 @@ def test_a_day_of_the_reaper_is_filled_with_generated_jobs(module: Callable[[str
     assert day.is_full
 
 
+def test_days_are_replayed_before_the_reaper(module: Callable[[str], ModuleType]) -> None:
+    reaper = module("reaper")
+    # One that trained and is held, by runs one after the other, and one that is started again by the clock.
+    held, by_the_clock = map(reaper.replay, (7, 12))
+    assert held.idle_from_s < held.reaped_s < reaper.DAY_S
+    assert (by_the_clock.kind, by_the_clock.reaped_s) == ("by_the_clock", np.inf)
+    lines = reaper.table([held, by_the_clock])
+    assert "| **all idle ones** | 1 | 0 | 0 | 0 | 100.0% | 100.0% |" in lines
+
+
 def test_the_nodes_of_a_submission_are_laid_on_the_clock_of_the_first(
     module: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
