@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 
 BENCHMARKS = ("epochs", "cycles", "verdicts")
 
@@ -27,6 +28,28 @@ def test_days_are_replayed_before_the_reaper(module: Callable[[str], ModuleType]
     assert (by_the_clock.kind, by_the_clock.reaped_s) == ("by_the_clock", np.inf)
     lines = reaper.table([held, by_the_clock])
     assert "| **all idle ones** | 1 | 0 | 0 | 0 | 100.0% | 100.0% |" in lines
+
+
+def test_every_table_of_generated_jobs_is_made_of_a_few(
+    module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eta, hangs, slower, weeks, cost = map(module, ("eta", "hangs", "slower", "weeks", "watch_cost"))
+    monkeypatch.setattr(cost, "_SECONDS", 12)
+    monkeypatch.setattr(cost, "_REPEATS", 1)
+    week = ("cnn_validation", 1, 0)
+    assert week in weeks.every_job(0.02 * hangs.WEEK_H, 1)
+    trials = slower.of_generated(("cnn_validation", 306, 9))
+    tables = {
+        "hangs": (hangs.generated_table(hangs.of_generated(("k_fold", 1, 0))), "| 1, at any time | 1 |"),
+        "slower": (slower.table(trials), "| all | 1 |"),
+        "causes": (slower.causes_table(trials), "| throttled 10 % | "),
+        "eta": (eta.table(eta.of_job("k_fold", 41021, 1)), "| **generated, seed 41021** | 1 | 3 of 3 |"),
+        "weeks": (weeks.table([weeks.watched(*week, looks=True)], kinds=True), "| all of these (1) |"),
+        "paces": (slower.weeks_table([slower.of_weeks(week)]), "| 1 | 1 | 0.1 |"),
+        "cost": (cost.table(), "| 64 |"),
+    }
+    for name, (lines, begins) in tables.items():
+        assert any(line.startswith(begins) for line in lines), (name, lines)
 
 
 def test_the_nodes_of_a_submission_are_laid_on_the_clock_of_the_first(
