@@ -17,13 +17,14 @@ GPUS = tuple(f"GPU-{i}" for i in range(4))
 STEP_S, SLOWER, SLOW_FROM_S, END_S = 6.0, 0.1, 360.0, 480.0
 
 
-def traces(slow, without_power=()):
-    """Steps that end in a pause of a tenth; from 360 s on all wait for one GPU, or all alike for a link."""
+def traces(slow, without_power=(), ahead_s=0.0):
+    """Steps that end in a pause of a tenth; from 360 s on all wait for one GPU, whose clock may be ahead, or a link."""
     time_s = np.arange(0.0, END_S, 0.1)
-    late = time_s >= SLOW_FROM_S
-    place = np.where(late, (time_s - SLOW_FROM_S) % (STEP_S * (1 + SLOWER)), time_s % STEP_S)
     found = {}
     for i, gpu in enumerate(GPUS):
+        true_s = time_s - ahead_s * (i == slow)
+        late = true_s >= SLOW_FROM_S
+        place = np.where(late, (true_s - SLOW_FROM_S) % (STEP_S * (1 + SLOWER)), true_s % STEP_S)
         waits = (place > 0.9 * STEP_S) & ~(late & (i == slow) & (place < STEP_S * (0.9 + SLOWER)))
         noise = np.random.default_rng(i).normal(0, 0.01, time_s.size)
         power, dram = np.where(waits, 150.0, 500.0 + 5 * i) * (1 + noise), np.where(waits, 0.02, 0.7) * (1 + noise)
@@ -37,9 +38,9 @@ def traces(slow, without_power=()):
 def store_of(tmp_path):
     subjects = []
 
-    def make(slow, without_power=()):
+    def make(slow, without_power=(), ahead_s=0.0):
         subjects.append(TrackedStore(tmp_path / "data"))
-        subjects[-1].feed(records_of(traces(slow, without_power))[:-1], 10)
+        subjects[-1].feed(records_of(traces(slow, without_power, ahead_s))[:-1], 10)
         return subjects[-1].store
 
     yield make
@@ -90,6 +91,15 @@ def test_a_host_that_gives_no_power_is_left_as_it_is_and_the_others_are_compared
     assert len(runs) == len(GPUS)
     found = SlowJobs(store).explain("job-1", runs, {}, START + round(SLOW_FROM_S * 1e9))
     assert (found.devices[0].gpu_uuid, found.devices[0].agent_id) == ("GPU-2", "host of GPU-2")
+
+
+def test_a_host_whose_clock_is_ahead_is_compared_over_the_newest_seconds_as_well(store_of):
+    store, since = store_of(slow=2, ahead_s=14.0), START + round(SLOW_FROM_S * 1e9)
+    runs = [
+        replace(run, agent_id=f"host of {run.gpu_uuid}", end_unix_nano=since + round(45e9))
+        for run in store.results.runs(limit=9) if not run.ended
+    ]  # fmt: skip
+    assert SlowJobs(store).explain("job-1", runs, {}, since).devices[0].gpu_uuid == "GPU-2"
 
 
 def test_a_host_that_has_fallen_silent_delays_the_answer_for_nobody(store_of):

@@ -112,11 +112,15 @@ class SlowJobs:
         chosen = sorted({(run.agent_id, run.gpu_uuid) for run in runs})[:_MOST_GPUS]
         names = [_name(gpus.get((gpu, agent)), agent, gpu) for agent, gpu in chosen]
         origin = since - round(_BEFORE_S * 1e9)
-        time_s, values = self._read([gpu for _, gpu in chosen], origin, _BEFORE_S + reached_s)
+        until_s = _BEFORE_S + reached_s
+        # Where a clock is ahead, what belongs to the newest seconds stands behind them.
+        time_s, values = self._read([gpu for _, gpu in chosen], origin, until_s + _MOST_LAG_S)
         if not time_s.size:
             return Slowdown()
         agents = np.array([agent for agent, _ in chosen])
         _align(values, agents, time_s)
+        seen = time_s < until_s
+        time_s, values = time_s[seen], {name: rows[:, seen] for name, rows in values.items()}
         causes = slowdown_causes(names, time_s, values, _BEFORE_S)
         lead = min(runs, key=lambda run: (run.agent_id, run.start_unix_nano, run.run_id))
         cycles = [cycle for cycle in self._store.results.tree(lead.run_id).cycles if cycle.confirmed]
