@@ -384,7 +384,8 @@ def test_reports_go_on_while_prices_are_awaited(
         while time.monotonic() < began + 1.0:  # of reread_s
             time.sleep(0.01)
         yield json.dumps({"elapsed_s": 20, "completed_iterations": 0}) + "\n"
-        assert asked.read_text() == "asked" * 2
+        while asked.read_text() != "asked" * 2:
+            time.sleep(0.01)
         yield json.dumps({"elapsed_s": 40, "machines": [], "refused": [{"offer": ZONE.format("a"), "machines": 1}]})
         assert ZONE.format("b") in told.read_text()
         if ends:
@@ -426,8 +427,12 @@ def test_how_old_prices_are_is_said_where_they_can_no_longer_be_read(
         yield json.dumps({"elapsed_s": 60, "machines": [], "refused": [{"offer": ZONE.format("a"), "machines": 1}]})
 
     monkeypatch.setattr(sys, "stdin", lines())
+    # However long a program takes to fail.
+    monkeypatch.setattr("gpusonde.cli.commands.monitor._PRICES_WAIT_S", 60.0)
     out, err = said(capsys, "monitor", str(path), "--progress", "-", "--out", str(told), "--json")
     last = json.loads(out)["recommendations"][-1]
     assert last["launch"][0]["offer"] == ZONE.format("b")
-    assert re.search(r"; prices are \d\.\d+ s old: 2 readings since have failed$", last["why"])
-    assert err.count("the last prices stay") == 2
+    # The last report is one more where a program takes a second.
+    failed = err.count("the last prices stay")
+    assert failed >= 2
+    assert re.search(rf"; prices are [\d.]+ s old: {failed} readings since have failed$", last["why"])
