@@ -668,9 +668,33 @@ def test_hosts_whose_newest_ticks_are_seconds_apart_are_named_with_how_far(subje
     job = list_jobs(subject.store, query_pb2.ListJobsRequest(), START + 605 * SECOND).jobs[0]
     assert job.reason == (
         "it is training; "
-        "the newest ticks of host-c are 16 s ahead of the others' (clock or backlog); "
-        "the newest ticks of host-d are 15 s behind the others' (clock or backlog)"
+        "the newest ticks of host-c are 12 s ahead of the others' (clock or backlog); "
+        "the newest ticks of host-d are 19 s behind the others' (clock or backlog)"
     )
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ({"a": 604, "b": 574}, "host-b are 30 s behind the others' (clock or backlog)"),
+        ({"a": 604, "b": 634}, "host-b are 30 s ahead of the others' (clock or backlog)"),
+        (
+            {name: 574 if name < "h" else 604 for name in "abcdefghijklmnop"},
+            "host-d are 30 s behind the others' (clock or backlog); those of 3 more hosts likewise",
+        ),
+    ],
+)
+def test_of_two_hosts_the_one_that_is_not_on_the_collector_s_clock_is_named_and_of_many_a_few(subject, ends, told):
+    save(
+        subject,
+        *(
+            RunUpdate(run_of(name, 0, end_s, agent=f"host-{name}"), None, states=[state(0, "training")])
+            for name, end_s in ends.items()
+        ),
+    )
+    job = list_jobs(subject.store, query_pb2.ListJobsRequest(), START + 605 * SECOND).jobs[0]
+    assert job.reason.endswith(told)
+    assert job.reason.count("the newest ticks of") == min(sum(abs(end - 604) > 8 for end in ends.values()), 4)
 
 
 def test_earlier_runs_that_are_too_unlike_or_just_as_long_tell_no_end_and_cost_no_answer(subject):

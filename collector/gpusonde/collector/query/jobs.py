@@ -35,6 +35,7 @@ from gpusonde.collector.tracking.runs import has_activity, measure_activity
 from gpusonde.common.v1 import job_pb2
 from gpusonde.epoch_detect import told_role
 from gpusonde.errors import RequestError
+from gpusonde.formatting import count
 from gpusonde.query.v1 import query_pb2
 
 _DAY_NS = 86_400_000_000_000
@@ -362,11 +363,15 @@ def _apart(open_runs: Sequence[RunRow], now: int) -> Iterator[str]:
     """Say whose ticks end seconds before or after those of the other hosts, which shifts their states."""
     latest = {run.agent_id: run.end_unix_nano for run in sorted(open_runs, key=lambda run: run.end_unix_nano)}
     live = {agent_id: at for agent_id, at in latest.items() if abs(now - at) <= SILENT_NS}
-    middle = sorted(live.values())[(len(live) - 1) // 2] if live else 0
-    for agent_id, at in sorted(live.items()):
-        if abs(at - middle) > _TOGETHER_NS:
-            seconds, way = round(abs(at - middle) / 1e9), "ahead of" if at > middle else "behind"
-            yield f"the newest ticks of {agent_id} are {seconds} s {way} the others' (clock or backlog)"
+    in_order = sorted(live.values())
+    # Of the two in the middle, the one that is nearer to the collector's clock: of two hosts one may be late.
+    middle = min(in_order[(len(live) - 1) // 2 : len(live) // 2 + 1], key=lambda at: abs(now - at), default=0)
+    apart = [(agent_id, at) for agent_id, at in sorted(live.items()) if abs(at - middle) > _TOGETHER_NS]
+    for agent_id, at in apart[:_MOST_NAMED]:
+        seconds, way = round(abs(at - middle) / 1e9), "ahead of" if at > middle else "behind"
+        yield f"the newest ticks of {agent_id} are {seconds} s {way} the others' (clock or backlog)"
+    if len(apart) > _MOST_NAMED:
+        yield f"those of {count(len(apart) - _MOST_NAMED, 'more host')} likewise"
 
 
 def _add_goodput(job: query_pb2.Job, parts: Mapping[str, JobPart], of: JobRuns, *, rests: bool) -> None:
