@@ -113,12 +113,14 @@ def mlperf(shared: Path) -> Iterator[JobRecording]:
 
 
 def mlperf_results(folder: Path) -> Iterator[JobRecording]:
-    """Read the runs of a results repository of MLPerf Training, on the same grid, by the clock of the first node.
+    """Read the whole runs of a results repository of MLPerf Training, on the same grid, by the clock of the first node.
 
     Args:
         folder: A checkout, or any part of it.
     """
     for run in submitted_runs(folder):
+        if not run.events.get("run_start") or not run.events.get("run_stop"):
+            continue  # it broke off
         nodes = []
         for time_s, watts in run.nodes:
             order = np.argsort(time_s, kind="stable")

@@ -71,6 +71,9 @@ def test_the_nodes_of_a_submission_are_laid_on_the_clock_of_the_first(
         (at, f"eval_{edge}", None) for start in (100, 200, 310) for at, edge in ((start, "start"), (start + 9, "stop"))
     ]
     (network / "result_0.txt").write_text(lines((16, "run_start", None), *spans, (290, "run_stop", None)))
+    (network / "power" / "result_1").mkdir()
+    (network / "power" / "result_1" / "node_0.txt").write_text(lines(*readings))
+    (network / "result_1.txt").write_text(lines((16, "run_start", None)))  # it broke off
     (run,) = module("recordings").mlperf_results(tmp_path)
     assert (run.name, run.kind, run.devices) == ("2xBOX/llama/result_0", "llama/2", ("node-0", "node-1"))
     assert run.time_s[0] == 0.0
