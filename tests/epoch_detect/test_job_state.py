@@ -433,23 +433,6 @@ def test_steps_shorter_than_a_second_that_go_on_at_a_lower_load_are_no_hang() ->
     assert watch.report.state == JobState.TRAINING
 
 
-@pytest.mark.parametrize(("computing", "is_named"), [(0.0, True), (0.3, False)])
-def test_gpus_that_wait_at_the_level_of_an_evaluation_that_was_taken_for_a_training_hang(
-    computing: float, is_named: bool
-) -> None:
-    watch = StateWatch(GPUS)
-    now_s = show(watch, 0.0, 30, IDLE, tensor_active=0.0)
-    now_s = show(watch, now_s, 200, WORKS, tensor_active=0.3)
-    for _ in range(20):
-        now_s = show(watch, now_s, 1, (260.0, 0.3), tensor_active=0.3)
-        now_s = show(watch, now_s, 1, (210.0, 0.2), tensor_active=0.3)
-    assert watch.report.state == JobState.TRAINING
-    now_s = show(watch, now_s, 40, (230.0, 1.0), tensor_active=computing)
-    watch = StateWatch.from_state(watch.state())
-    show(watch, now_s, 22, (230.0, 1.0), tensor_active=computing)
-    assert (watch.report.state == JobState.HUNG) == is_named
-
-
 def test_gpus_in_a_kernel_all_the_time_are_not_said_to_do_nothing() -> None:
     watch, now_s = working(20)
     show(watch, now_s, 200, (75.0, 1.0))

@@ -12,7 +12,6 @@ from gpusonde.epoch_detect.stored import check, read_as
 
 WORKS = 0.6  # of the range
 IDLES = 0.14
-MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
 _WAITS = 0.12  # above what is known of an idle GPU: waiting in a collective takes 0.17, or 0.15 with one of 8 dead
 _LEAST_FLOOR = 0.35  # of the high level: what a job idles at, at most, where its start was not seen
 _RISE, _LEAST_RISE = 1.5, 1.1  # times the lowest power: work has begun; the same, where the job is known to train
@@ -51,7 +50,6 @@ class LoadRange:
         self._high = 0.0
         self._has_risen = math.isfinite(idle_watts)  # then the low level is that of an idle GPU
         self.has_begun = False
-        self._before = 0.0  # the high level, before a lower one was taken for it
 
     @property
     def high(self) -> float:
@@ -83,7 +81,6 @@ class LoadRange:
             self._high = middle
         elif self.share(middle) > WORKS:
             self._high += (middle - self._high) * min(1.0, cell_s / _FORGETS_S)
-            self._before += (middle - self._before) * min(1.0, cell_s / _FORGETS_S)
 
     def share(self, load: float) -> float:
         """Where a load lies between the low (0) and the high (1) level."""
@@ -107,27 +104,18 @@ class LoadRange:
 
     def lower_to(self, load: float) -> None:
         """Take a level for that of its work."""
-        self._high, self._before = load, max(self._high, self._before)
-
-    def is_lowered(self, load: float) -> bool:
-        """Whether a load is one of work by :meth:`lower_to` alone."""
-        return load - self.floor < WORKS * (self._before - self.floor)
-
-    def raise_back(self) -> None:
-        """Take that back."""
-        self._high, self._before = self._before, 0.0
+        self._high = load
 
     def fields(self) -> list[Any]:
         """What :meth:`of_fields` makes the same of."""
-        return [self._idle, self._low, self._high, self._has_risen, self.has_begun, self._before]
+        return [self._idle, self._low, self._high, self._has_risen, self.has_begun]
 
     @classmethod
     def of_fields(cls, fields: list[Any]) -> LoadRange:
         """Rebuild one from :meth:`fields`."""
         made = cls()
-        # Former releases kept no level from before.
-        read = read_as(tuple[float, float, float, bool, bool, float], [*fields, 0.0][:6])
-        made._idle, made._low, made._high, made._has_risen, made.has_begun, made._before = read
+        read = read_as(tuple[float, float, float, bool, bool], fields)
+        made._idle, made._low, made._high, made._has_risen, made.has_begun = read
         return made
 
 
@@ -263,7 +251,6 @@ class Work:
         even_s: Of those in which it did the same all the time.
         computed_s: Of those in which tensor pipes or memory worked.
         of_some_s: Of those in which some GPUs did nothing.
-        still_s: Seconds for which a kernel has been on all GPUs and the load has not moved, up to now.
     """
 
     first_s: float = math.nan
@@ -275,7 +262,6 @@ class Work:
     computed_s: float = 0.0
     of_some_s: float = 0.0
     earlier_s: float = 0.0
-    still_s: float = 0.0
 
     @property
     def own_s(self) -> float:
@@ -285,21 +271,19 @@ class Work:
     def begin(self, time_s: float, load: float) -> None:
         """Work begins, or goes on behind a pause."""
         self.first_s = time_s if math.isnan(self.first_s) else self.first_s
-        self.since_s, self.last, self.change, self.still_s = time_s, load, 0.0, 0.0
+        self.since_s, self.last, self.change = time_s, load, 0.0
 
     def of_next(self) -> Work:
         """What is known of a job that goes on where this one ended."""
         return replace(self, first_s=math.nan, since_s=math.nan, earlier_s=self.seconds)
 
-    def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool, spins: bool) -> None:
+    def add(self, load: float, floor: float, cell_s: float, *, computes: bool, of_some: bool) -> None:
         """Take a second of it, at a load above the ``floor``, that of a GPU that idles."""
         self.seconds += cell_s
         self.computed_s += cell_s * computes
         self.of_some_s += cell_s * of_some
         change = abs(load - self.last) / max(load - floor, 1e-9)
         self.change += (change - self.change) * min(1.0, cell_s / _CHANGE_S)
-        stands = spins and abs(load - self.last) <= MOVES * self.last
-        self.still_s = self.still_s + cell_s if stands else 0.0
         self.last = load
         self.even_s += cell_s * (self.change < _EVEN)
 

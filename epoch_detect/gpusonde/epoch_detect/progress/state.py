@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.epoch_detect.progress.load import IDLES, MOVES, WORKS, LoadRange, TrainingLevel, Work
+from gpusonde.epoch_detect.progress.load import IDLES, WORKS, LoadRange, TrainingLevel, Work
 from gpusonde.epoch_detect.progress.pauses import Pause, PauseMemory
 from gpusonde.epoch_detect.progress.processes import Processes
 from gpusonde.epoch_detect.progress.seconds import STATE_METRICS, JobSecond, stops_of_seconds
@@ -43,7 +43,7 @@ _LEAST_WORK_S = 24.0  # of even work, for a pause to be one of a job that trains
 # Of even work, of a run that seems to train, with one pause and with two: most commands of a person take less.
 _TRAINED_S = (60.0, 40.0)
 _WORK_SHARE = 0.35  # of the time since the job began, likewise
-_STILL_S = 24.0  # of a load that does not move, at a level that was taken for work since it moved
+_MOVES = 0.08  # change from cell to cell, relative, that is more than noise of a GPU that waits
 
 _COPIES = 5e7  # bytes per second over PCIe, of a GPU that is not in use otherwise
 _MOST_OF_IT = 0.8  # of the looks into a pause, by which processes rest, too
@@ -283,10 +283,6 @@ class StateWatch:
 
     def _follow_pause(self, second: JobSecond, load: float, middle: float) -> None:
         time_s, work, pause = second.time_s, self._work, self._pause
-        if pause is None and work.still_s > _STILL_S and self._range.is_lowered(middle):
-            # The level of an evaluation was taken for one of another training, and all GPUs wait in a kernel there.
-            self._range.raise_back()
-            pause = self._begin_pause(time_s - work.still_s)
         if self._range.share(middle) > WORKS and not self._only_waits():
             if pause is not None:
                 quiet_s = max(pause.longest_quiet_s, time_s - pause.sign_s)
@@ -295,12 +291,11 @@ class StateWatch:
                 self._pause = None
             if pause is not None or math.isnan(work.since_s):
                 work.begin(time_s, load)
-            spins = 0 < second.gpus == second.spinning and not second.computes and second.crest < 1 + MOVES
-            floor, computes, of_some = self._range.floor, second.computes, second.of_some
-            work.add(load, floor, self._cell_s, computes=computes, of_some=of_some, spins=spins)
+            work.add(load, self._range.floor, self._cell_s, computes=second.computes, of_some=second.of_some)
             return
         if pause is None:
-            pause = self._begin_pause(time_s - min(1, len(self._recent) - 1) * self._cell_s)
+            begin_s = time_s - min(1, len(self._recent) - 1) * self._cell_s
+            pause = self._pause = Pause(begin_s, begin_s, trained=self._cycles.training_confidence)
         known = self._processes.at(time_s, pause.begin_s + _SETTLED_S)
         pause.copied |= second.bus > _COPIES
         rough = self._range.share(pause.mean) > 2 * IDLES and pause.is_rough and not second.waits
@@ -327,10 +322,6 @@ class StateWatch:
             self._forget_pause(time_s)
             work.since_s = math.nan
 
-    def _begin_pause(self, begin_s: float) -> Pause:
-        self._pause = Pause(begin_s, begin_s, trained=self._cycles.training_confidence)
-        return self._pause
-
     def _only_waits(self, behind: int = 0) -> bool:
         """Whether all GPUs have been in kernels that compute nothing for two seconds, in a job that computes.
 
@@ -356,7 +347,7 @@ class StateWatch:
         if known.write or second.bus > _COPIES or second.computes or second.is_partly_used:
             return True
         # A load above that of an idle GPU that changes as that of one who waits does not.
-        moves = abs(load - pause.last) > MOVES * pause.last and self._range.share(max(load, pause.last)) > 2 * IDLES
+        moves = abs(load - pause.last) > _MOVES * pause.last and self._range.share(max(load, pause.last)) > 2 * IDLES
         if pause.cells and (second.spinning != pause.spinning or moves):
             return True
         return known.compute_as_usual and not self._waits(second, pause)
