@@ -7,6 +7,7 @@ There, ``<system>/<network>/power/<run>/node_N.txt`` holds readings of a node's 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -68,7 +69,7 @@ def _mllog(path: Path) -> Iterator[dict[str, Any]]:
 
 def _power(path: Path) -> tuple[np.ndarray, np.ndarray]:
     rows = [(e["time_ms"] / 1000, e["value"]) for e in _mllog(path) if e.get("key") == "power_reading"]
-    rows = [(at, float(watts)) for at, watts in rows if isinstance(watts, (int, float))]
+    rows = [(at, float(watts)) for at, watts in rows if isinstance(watts, (int, float)) and math.isfinite(watts)]
     table = np.array(rows, dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 

@@ -128,6 +128,8 @@ def mlperf_results(folder: Path) -> Iterator[JobRecording]:
         nodes = [(time_s + _clock_s(nodes[0], (time_s, watts)), watts) for time_s, watts in nodes]
         # Where all are metered.
         begin_s = float(np.ceil(max(time_s[0] for time_s, _ in nodes)))
+        if begin_s + _LONGEST_GAP_S > min(time_s[-1] for time_s, _ in nodes):
+            continue  # meters of another day
         keys = [f"{what}_{edge}" for what in ("run", "epoch", "eval") for edge in ("start", "stop")]
         events: dict[str, Any] = {f"{key}_s": run.events.get(key, []) for key in keys}
         stop_s = events["run_stop_s"][0]

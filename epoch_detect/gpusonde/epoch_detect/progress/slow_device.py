@@ -132,7 +132,7 @@ def find_slow_device(
             usual = float(np.median([each.common for each in healthy]))
             if verdict.device is None or latest.common < (1 - _LEAST_WAITING) * usual:
                 return verdict
-            reason = f"nobody waits: all draw what they drew before, {latest.common:.0f} W for {usual:.0f} W"
+            reason = f"nobody waits: they draw no less than before, {latest.common:.0f} W for {usual:.0f} W"
             return replace(verdict, device=None, probability=0.5, reason=reason)
     least_s = _WINDOWS_S[0]
     return SlowDeviceVerdict(None, 0.5, f"fewer than {least_s:.0f} s of training since it slowed, or too few before")

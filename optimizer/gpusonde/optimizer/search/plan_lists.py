@@ -247,7 +247,8 @@ def count_plans(space: Space) -> float:
     if sum(options) * space.samples > _MOST_CHOICES:
         return math.inf
     found = float(_ways(space)[0][space.samples])
-    return found if found * max(options) <= _MOST_CHOICES else math.inf
+    # A row of a plan has a place for each offer.
+    return found if found * max(*options, len(options)) <= _MOST_CHOICES else math.inf
 
 
 def _ways(space: Space) -> list[FloatArray]:
